@@ -1,0 +1,71 @@
+// Activations as data: a name, inputs, parameters and a formula. One registry serves everyone.
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tenon/expr.h"
+
+#pragma GCC visibility push(default)
+
+namespace tenon {
+
+// A kernel argument with a name; any value in [least, most] is accepted, never NaN.
+struct Parameter {
+  std::string name;
+  float value = 0;
+  float least = -std::numeric_limits<float>::infinity();
+  float most = std::numeric_limits<float>::infinity();
+};
+
+// What a body is called with: x for one input, a (activated half) and b (linear half) for two.
+struct Args {
+  Expr x, a, b;
+  std::span<const Parameter> parameters;
+  std::span<const Expr> values;
+
+  Expr operator[](std::string_view parameter) const;
+};
+
+struct Activation {
+  std::string name;
+  int inputs = 1;
+  std::vector<Parameter> parameters;
+  std::function<Expr(const Args&)> body;
+  std::vector<std::string> aliases;
+  bool scaled = false;  // the result is multiplied by a column vector s, one number a row
+};
+
+// `text` is a registered name or alias, with parameters as in `elu(alpha=0.5)`, or `gated(…)`,
+// `scaled(…)`, or a formula. Parameters keep their defaults unless given.
+Activation activation(std::string_view text,
+                      std::span<const std::pair<std::string, float>> parameters = {});
+inline Activation activation(std::string_view text,
+                             std::initializer_list<std::pair<std::string, float>> parameters) {
+  return activation(text, std::span(parameters.begin(), parameters.size()));
+}
+
+// f(a)·b for a unary f.
+Activation gated(const Activation& f);
+// f(…)·s[row].
+Activation scaled(const Activation& f);
+
+// A new name, from a formula text or a function of expressions. A name of one's own may be defined
+// again; built-in names and words may not.
+void define(const std::string& name, std::string_view formula);
+void define(Activation activation);
+
+// All registered activations, built-in ones first.
+std::vector<std::string> activation_names();
+
+// The formula applied to expressions of one graph: the inputs, then the parameters' values.
+Expr call(const Activation& f, std::span<const Expr> inputs, std::span<const Expr> parameters);
+
+}  // namespace tenon
+
+#pragma GCC visibility pop

@@ -1,0 +1,181 @@
+// Scalar formulas: a hash-consed graph of words, built by ordinary C++ expressions.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "tenon/dtype.h"
+
+#pragma GCC visibility push(default)
+
+namespace tenon {
+
+// Everything a formula is made of. The words after `round` appear only in lowered graphs, where
+// the transcendental words have become polynomials.
+enum class Word : uint8_t {
+  constant, load,
+  add, sub, mul, div, min, max,
+  neg, abs, sqrt, rsqrt,
+  exp, expm1, log, log1p, sigmoid, tanh, erf, erfc,
+  select, round,
+  fma, pow2, exponent, mantissa,
+};
+
+enum class Kind : uint8_t { leaf, basic, transcendental, lowered };
+
+struct WordInfo {
+  std::string_view name;
+  int arity;
+  Kind kind;
+  double beta;  // error bound in ulp of the fp32 result
+};
+
+inline constexpr std::array<WordInfo, 26> kWords{{
+    {"constant", 0, Kind::leaf, 0},        {"load", 0, Kind::leaf, 0},
+    {"add", 2, Kind::basic, 0.5},          {"sub", 2, Kind::basic, 0.5},
+    {"mul", 2, Kind::basic, 0.5},          {"div", 2, Kind::basic, 0.5},
+    {"min", 2, Kind::basic, 0.5},          {"max", 2, Kind::basic, 0.5},
+    {"neg", 1, Kind::basic, 0.5},          {"abs", 1, Kind::basic, 0.5},
+    {"sqrt", 1, Kind::basic, 0.5},         {"rsqrt", 1, Kind::basic, 1.5},
+    {"exp", 1, Kind::transcendental, 1},   {"expm1", 1, Kind::transcendental, 2.5},
+    {"log", 1, Kind::transcendental, 2.5}, {"log1p", 1, Kind::transcendental, 2.5},
+    {"sigmoid", 1, Kind::transcendental, 2.5}, {"tanh", 1, Kind::transcendental, 2.5},
+    {"erf", 1, Kind::transcendental, 2.5}, {"erfc", 1, Kind::transcendental, 2.5},
+    {"select", 4, Kind::basic, 0.5},       {"round", 1, Kind::basic, 0.5},
+    {"fma", 3, Kind::lowered, 0.5},        {"pow2", 1, Kind::lowered, 0},
+    {"exponent", 1, Kind::lowered, 0},     {"mantissa", 1, Kind::lowered, 0},
+}};
+
+constexpr size_t index(Word w) { return static_cast<size_t>(w); }
+constexpr const WordInfo& info(Word w) { return kWords[index(w)]; }
+
+// Comparisons exist only as the condition of a select.
+enum class Rel : uint8_t { lt, le, gt, ge, eq, ne };
+inline constexpr std::array<std::string_view, 6> kRels{"<", "<=", ">", ">=", "==", "!="};
+
+struct Node {
+  Word word = Word::constant;
+  uint8_t detail = 0;             // the Rel of a select, the DType of a round
+  float value = 0;                // of a constant
+  uint32_t slot = 0;              // which load
+  std::array<uint32_t, 4> in{};   // children; a select has left, right, then, else
+
+  [[nodiscard]] int arity() const { return info(word).arity; }
+  [[nodiscard]] Rel rel() const { return static_cast<Rel>(detail); }
+  [[nodiscard]] DType dtype() const { return static_cast<DType>(detail); }
+};
+
+class Graph;
+
+// A value in a graph. A constant belongs to no graph until it meets a value that does.
+class Expr {
+ public:
+  Expr(float constant = 0) : constant_(constant) {}  // NOLINT: a number is an expression
+  Expr(Graph* graph, uint32_t id) : graph_(graph), id_(id) {}
+
+  [[nodiscard]] Graph* graph() const { return graph_; }
+  [[nodiscard]] uint32_t id() const { return id_; }
+  [[nodiscard]] bool is_constant() const;
+  [[nodiscard]] float constant() const;  // only for constants
+
+ private:
+  Graph* graph_ = nullptr;
+  uint32_t id_ = 0;
+  float constant_ = 0;
+};
+
+// Owns the nodes. Equal nodes are one node, children come before their parents.
+class Graph {
+ public:
+  static constexpr uint32_t kMaxNodes = 1U << 16;
+
+  Graph() = default;
+  Graph(const Graph&) = default;  // Exprs keep pointing to the graph they were made in
+  Graph& operator=(const Graph&) = delete;
+  ~Graph() = default;
+
+  Expr load(uint32_t slot);
+  Expr constant(float value);
+  uint32_t id(Expr e);  // puts a free constant into this graph
+
+  [[nodiscard]] uint32_t size() const { return static_cast<uint32_t>(nodes_.size()); }
+  [[nodiscard]] const Node& operator[](uint32_t id) const { return nodes_[id]; }
+
+  Expr intern(const Node& node);
+
+ private:
+  struct Hash {
+    size_t operator()(const Node& n) const;
+  };
+  struct Equal {
+    bool operator()(const Node& a, const Node& b) const;
+  };
+  std::vector<Node> nodes_;
+  std::unordered_map<Node, uint32_t, Hash, Equal> ids_;
+};
+
+// Applies a word, simplifying only where no bit can change.
+Expr apply_word(Word word, std::span<const Expr> in, uint8_t detail = 0);
+
+inline Expr apply_word(Word word, Expr a) { return apply_word(word, std::span(&a, 1)); }
+inline Expr apply_word(Word word, Expr a, Expr b) {
+  const std::array in{a, b};
+  return apply_word(word, in);
+}
+
+inline Expr operator+(Expr a, Expr b) { return apply_word(Word::add, a, b); }
+inline Expr operator-(Expr a, Expr b) { return apply_word(Word::sub, a, b); }
+inline Expr operator*(Expr a, Expr b) { return apply_word(Word::mul, a, b); }
+inline Expr operator/(Expr a, Expr b) { return apply_word(Word::div, a, b); }
+inline Expr operator-(Expr a) { return apply_word(Word::neg, a); }
+inline Expr min(Expr a, Expr b) { return apply_word(Word::min, a, b); }
+inline Expr max(Expr a, Expr b) { return apply_word(Word::max, a, b); }
+inline Expr clamp(Expr x, Expr low, Expr high) { return max(min(x, high), low); }
+inline Expr abs(Expr a) { return apply_word(Word::abs, a); }
+inline Expr sqrt(Expr a) { return apply_word(Word::sqrt, a); }
+inline Expr rsqrt(Expr a) { return apply_word(Word::rsqrt, a); }
+inline Expr exp(Expr a) { return apply_word(Word::exp, a); }
+inline Expr expm1(Expr a) { return apply_word(Word::expm1, a); }
+inline Expr log(Expr a) { return apply_word(Word::log, a); }
+inline Expr log1p(Expr a) { return apply_word(Word::log1p, a); }
+inline Expr sigmoid(Expr a) { return apply_word(Word::sigmoid, a); }
+inline Expr tanh(Expr a) { return apply_word(Word::tanh, a); }
+inline Expr erf(Expr a) { return apply_word(Word::erf, a); }
+inline Expr erfc(Expr a) { return apply_word(Word::erfc, a); }
+
+struct Condition {
+  Rel rel;
+  Expr left, right;
+};
+inline Condition operator<(Expr a, Expr b) { return {Rel::lt, a, b}; }
+inline Condition operator<=(Expr a, Expr b) { return {Rel::le, a, b}; }
+inline Condition operator>(Expr a, Expr b) { return {Rel::gt, a, b}; }
+inline Condition operator>=(Expr a, Expr b) { return {Rel::ge, a, b}; }
+inline Condition operator==(Expr a, Expr b) { return {Rel::eq, a, b}; }
+inline Condition operator!=(Expr a, Expr b) { return {Rel::ne, a, b}; }
+inline Expr select(const Condition& c, Expr then, Expr otherwise) {
+  const std::array in{c.left, c.right, then, otherwise};
+  return apply_word(Word::select, in, static_cast<uint8_t>(c.rel));
+}
+
+// To the nearest number of a format, kept in fp32. Its derivative is 1.
+inline Expr round(Expr a, DType dtype) {
+  if (dtype == DType::f32) return a;
+  return apply_word(Word::round, std::span(&a, 1), static_cast<uint8_t>(dtype));
+}
+
+// d(out)/d(wrt)·seed for each wrt, by reverse mode. All belong to one graph.
+std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt);
+
+// The formula as text, shared parts named t1, t2, …; `loads` names the loads by slot.
+std::string formula_text(const Graph& graph, std::span<const uint32_t> roots,
+                         std::span<const std::string> loads);
+
+}  // namespace tenon
+
+#pragma GCC visibility pop

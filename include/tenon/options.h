@@ -1,0 +1,37 @@
+// How precisely and where a call runs, and how gated tensors are laid out.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace tenon {
+
+enum class Precision : uint8_t { native, strict };
+enum class Rounding : uint8_t { once, eager };
+enum class Device : uint8_t { cpu, cuda, null };
+
+inline constexpr std::array<std::string_view, 2> kPrecisions{"native", "strict"};
+inline constexpr std::array<std::string_view, 2> kRoundings{"once", "eager"};
+inline constexpr std::array<std::string_view, 3> kDevices{"cpu", "cuda", "null"};
+
+struct Options {
+  Precision precision = Precision::native;
+  Rounding rounding = Rounding::once;
+  Device device = Device::cpu;
+  void* stream = nullptr;  // a CUstream on cuda, where views hold device pointers
+};
+
+// Where the activated half a and the linear half b lie in the 2H columns of a gated tensor.
+struct Layout {
+  enum class Kind : uint8_t { stacked, swapped, interleaved };
+  Kind kind = Kind::stacked;
+  int64_t k = 1;  // interleaved: k columns of a, then k of b, …
+
+  static constexpr Layout stacked() { return {}; }
+  static constexpr Layout swapped() { return {Kind::swapped, 1}; }
+  static constexpr Layout interleaved(int64_t k) { return {Kind::interleaved, k}; }
+  friend bool operator==(const Layout&, const Layout&) = default;
+};
+
+}  // namespace tenon

@@ -1,0 +1,141 @@
+// The C++ API: activations, fused functions and their gradients on matrices in memory.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tenon/activation.h"
+#include "tenon/dtype.h"
+#include "tenon/error.h"
+#include "tenon/expr.h"
+#include "tenon/format.h"
+#include "tenon/options.h"
+#include "tenon/view.h"
+
+#pragma GCC visibility push(default)
+
+namespace tenon {
+
+const char* version();
+
+// y = f(x + bias)·scale. Views that are left out do not take part; any plain dtypes mix.
+struct Forward {
+  View x;          // [M, K]; for a gated f [M, 2H] in `layout`, or a alone, [M, H], with b
+  View b = {};     // the linear half, where it is a tensor of its own
+  View bias = {};  // [1, K] or [1, 2H] in the layout of x; a's H first where b is given
+  View scale = {}; // [M, 1], for scaled(f)
+  View y;          // [M, K] or [M, H]; may be exactly x (or a, or b)
+  View amax = {};  // [1, 1] f32: the largest |y| before rounding
+  Layout layout = {};
+};
+void forward(const Activation& f, const Forward& call, const Options& options = {});
+
+// dx = grad·f'(x + bias)·scale in the layout of x; at least one output is given.
+struct Backward {
+  View grad;         // [M, K] or [M, H]
+  View x;            // as in the forward call
+  View b = {}, bias = {}, scale = {};
+  View dx = {};      // like x; may be exactly x, or grad where their shapes are equal
+  View db = {};      // like b
+  View dbias = {};   // like bias: column sums of dx
+  View dscale = {};  // like scale: row sums of grad·f(x + bias)
+  View amax = {};    // [1, 1] f32: the largest |dx|, db included
+  Layout layout = {};
+};
+void backward(const Activation& f, const Backward& call, const Options& options = {});
+
+// A function of expressions, compiled at the first call for its dtypes, with a derived backward.
+// An argument is a matrix [M, K], a row [1, K], a column [M, 1] or a number [1, 1]; the gradient of
+// one that is broadcast is the sum over what it was broadcast to.
+class Fused {
+ public:
+  using Body = std::function<Expr(std::span<const Expr>)>;
+
+  Fused(std::string name, size_t arguments, Body body);
+
+  void forward(std::span<const View> arguments, const View& y, const Options& options = {}) const;
+  void forward(std::initializer_list<View> arguments, const View& y,
+               const Options& options = {}) const {
+    forward(std::span(arguments.begin(), arguments.size()), y, options);
+  }
+
+  // gradients[i] is like arguments[i]; an empty View is not computed.
+  void backward(std::span<const View> arguments, const View& grad, std::span<const View> gradients,
+                const Options& options = {}) const;
+  void backward(std::initializer_list<View> arguments, const View& grad,
+                std::initializer_list<View> gradients, const Options& options = {}) const {
+    backward(std::span(arguments.begin(), arguments.size()), grad,
+             std::span(gradients.begin(), gradients.size()), options);
+  }
+
+  // Makes the kernels of these dtypes and shapes ahead of the first call; data may be null.
+  void warmup(std::span<const View> arguments, const View& y, const Options& options = {}) const;
+
+  [[nodiscard]] size_t arguments() const { return arguments_; }
+  [[nodiscard]] const std::string& name() const { return name_; }
+
+ private:
+  std::string name_;
+  size_t arguments_;
+  Body body_;
+};
+
+namespace detail {
+template <class F, size_t... i>
+Fused fuse_n(std::string name, F f, std::index_sequence<i...>) {
+  return {std::move(name), sizeof...(i), [f](std::span<const Expr> in) { return f(in[i]...); }};
+}
+template <class>
+struct ArityOf;
+template <class C, class... A>
+struct ArityOf<Expr (C::*)(A...) const> {
+  static constexpr size_t value = sizeof...(A);
+};
+template <class... A>
+struct ArityOf<Expr (*)(A...)> {
+  static constexpr size_t value = sizeof...(A);
+};
+}  // namespace detail
+
+// fuse([](Expr x, Expr bias) { return … ; })
+template <class F>
+Fused fuse(F f, std::string name = "fused") {
+  if constexpr (requires { &F::operator(); })
+    return detail::fuse_n(std::move(name), f,
+                          std::make_index_sequence<detail::ArityOf<decltype(&F::operator())>::value>{});
+  else
+    return detail::fuse_n(std::move(name), f,
+                          std::make_index_sequence<detail::ArityOf<F>::value>{});
+}
+
+// From formula text; `arguments` names the inputs in the order in which they will be given.
+Fused fuse_text(std::string_view formula, std::span<const std::string> arguments);
+
+// The named functions, for every unary activation `act`:
+//   act(x → y)   bias_act(x, bias → y)   dact(grad, x → dx)   bgrad_dact(grad, x, bias → dbias, dx)
+// and l2normalization(x → y), l2normalization_fwd(x → y, r), l2normalization_bwd(grad, x, r → dx).
+void run(std::string_view name, std::span<const View> in, std::span<const View> out,
+         const Options& options = {});
+inline void run(std::string_view name, std::initializer_list<View> in,
+                std::initializer_list<View> out, const Options& options = {}) {
+  run(name, std::span(in.begin(), in.size()), std::span(out.begin(), out.size()), options);
+}
+
+// y = x·r with r = rsqrt(Σ x² + eps) a row; r, if given, is [M, 1] f32.
+void l2_normalization(const View& x, const View& y, const View& r = {}, float eps = 1e-6F,
+                      const Options& options = {});
+// dx = r·(grad − x·r²·Σ x·grad).
+void l2_normalization_backward(const View& grad, const View& x, const View& r, const View& dx,
+                               const Options& options = {});
+
+// Threads of the CPU backend: TENON_THREADS, else OMP_NUM_THREADS, else the cores; 0 restores that.
+void set_threads(int count);
+int threads();
+
+}  // namespace tenon
+
+#pragma GCC visibility pop

@@ -1,0 +1,135 @@
+// Fused functions: what each argument's shape says about its broadcast.
+#include "api/validate.h"
+#include "core/fp_mode.h"
+#include "expr/parse.h"
+#include "ops/fuse.h"
+#include "plan/execute.h"
+#include "tenon/error.h"
+#include "tenon/tenon.hpp"
+
+namespace tenon {
+
+namespace {
+
+Load::From broadcast(const std::string& op, const Named& v, int64_t rows, int64_t cols) {
+  if (v.view.rows == rows && v.view.cols == cols) return Load::From::tile;
+  if (v.view.rows == 1 && v.view.cols == cols) return Load::From::row;
+  if (v.view.rows == rows && v.view.cols == 1) return Load::From::column;
+  if (v.view.rows == 1 && v.view.cols == 1) return Load::From::scalar;
+  fail(Code::invalid_argument, op, ": ", v.name, " is ", v.view.rows, "x", v.view.cols,
+       " and does not broadcast to ", rows, "x", cols, "; give ", rows, "x", cols, ", 1x", cols,
+       ", ", rows, "x1 or 1x1");
+}
+
+std::vector<Named> named(std::span<const View> views, const std::vector<std::string>& names) {
+  std::vector<Named> list;
+  for (size_t i = 0; i < views.size(); ++i) list.push_back({names[i], views[i]});
+  return list;
+}
+
+std::vector<std::string> numbered(std::string_view what, size_t count) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < count; ++i) names.push_back(str(what, " ", i));
+  return names;
+}
+
+// `data`: whether pointers are looked at; a warm-up has none.
+FuseForm form_of(const std::string& op, const Fused& fused, const Fused::Body& body,
+                 std::span<const View> arguments, const Named& result, const Options& options) {
+  require(arguments.size() == fused.arguments(), op, ": ", arguments.size(),
+          " arguments given, the function takes ", fused.arguments());
+  FuseForm form{.name = fused.name(), .f = body, .arguments = {}, .grad = {},
+                .cols = result.view.cols, .precision = options.precision,
+                .rounding = options.rounding};
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string name = str("argument ", i);
+    form.arguments.push_back(
+        {broadcast(op, {name, arguments[i]}, result.view.rows, result.view.cols),
+         arguments[i].dtype, std::nullopt});
+  }
+  return form;
+}
+
+}  // namespace
+
+Fused::Fused(std::string name, size_t arguments, Body body)
+    : name_(std::move(name)), arguments_(arguments), body_(std::move(body)) {
+  require(static_cast<bool>(body_), "fuse '", name_, "': no function given");
+  require(arguments_ >= 1 && arguments_ <= 64, "fuse '", name_, "': ", arguments_,
+          " arguments; a fused function takes 1 to 64");
+}
+
+void Fused::forward(std::span<const View> arguments, const View& y, const Options& options) const {
+  const FpMode ieee;
+  const std::string op = name_ + " forward";
+  const std::vector<std::string> names = numbered("argument", arguments.size());
+  const std::vector<Named> in = named(arguments, names);
+  for (const Named& v : in) check_view(op, v);
+  check_view(op, {"y", y});
+  FuseForm form = form_of(op, *this, body_, arguments, {"y", y}, options);
+  form.y = y.dtype;
+  std::vector<Named> tiles;
+  for (size_t i = 0; i < in.size(); ++i)
+    if (form.arguments[i].from == Load::From::tile) tiles.push_back(in[i]);
+  check_overlap(op, in, {{"y", y}}, tiles);
+  execute(fuse_step(form),
+          {.rows = y.rows, .in = arguments, .out = std::span(&y, 1), .parameters = {}}, options);
+}
+
+void Fused::backward(std::span<const View> arguments, const View& grad,
+                     std::span<const View> gradients, const Options& options) const {
+  const FpMode ieee;
+  const std::string op = name_ + " backward";
+  const std::vector<std::string> names = numbered("argument", arguments.size());
+  const std::vector<std::string> gradient_names = numbered("gradient", gradients.size());
+  std::vector<Named> in = named(arguments, names);
+  for (const Named& v : in) check_view(op, v);
+  check_view(op, {"grad", grad});
+  require(gradients.size() == arguments_, op, ": ", gradients.size(), " gradients given for ",
+          arguments_, " arguments; pass one a piece, an empty view where none is wanted");
+  FuseForm form = form_of(op, *this, body_, arguments, {"grad", grad}, options);
+  form.grad = grad.dtype;
+  const std::vector<Named> out = named(gradients, gradient_names);
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (!gradients[i].given()) continue;
+    check_view(op, out[i]);
+    check_shape(op, out[i], arguments[i].rows, arguments[i].cols, "the shape of its argument");
+    form.arguments[i].gradient = gradients[i].dtype;
+  }
+  in.push_back({"grad", grad});
+  std::vector<Named> tiles{{"grad", grad}};
+  for (size_t i = 0; i < arguments.size(); ++i)
+    if (form.arguments[i].from == Load::From::tile) tiles.push_back(in[i]);
+  check_overlap(op, in, out, tiles);
+  std::vector<View> inputs(arguments.begin(), arguments.end());
+  inputs.push_back(grad);
+  execute(fuse_step(form), {.rows = grad.rows, .in = inputs, .out = gradients, .parameters = {}},
+          options);
+}
+
+void Fused::warmup(std::span<const View> arguments, const View& y, const Options& options) const {
+  const FpMode ieee;
+  FuseForm form = form_of(name_ + " warmup", *this, body_, arguments, {"y", y}, options);
+  form.y = y.dtype;
+  kernel_for(fuse_step(form), options.device);
+  form.grad = y.dtype;
+  for (auto& a : form.arguments) a.gradient = a.dtype;
+  kernel_for(fuse_step(form), options.device);
+}
+
+Fused fuse_text(std::string_view formula, std::span<const std::string> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    require(is_identifier(arguments[i]) && !is_reserved(arguments[i]), "fuse: '", arguments[i],
+            "' cannot name an argument; use letters, digits and _, and no word's name");
+    for (size_t j = 0; j < i; ++j)
+      require(arguments[i] != arguments[j], "fuse: two arguments are named '", arguments[i], "'");
+  }
+  const Formula parsed = parse(formula, arguments);
+  return {std::string(formula), arguments.size(), [parsed](std::span<const Expr> in) {
+            std::vector<Expr> loads(in.begin(), in.end());
+            for (const Parameter& p : parsed.parameters) loads.emplace_back(p.value);
+            return substitute(parsed, loads);
+          }};
+}
+
+}  // namespace tenon

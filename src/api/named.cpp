@@ -1,0 +1,141 @@
+// The named functions: prefixes of an activation's name, and the L2 normalisation.
+#include <vector>
+
+#include "api/validate.h"
+#include "backend/cpu/pool.h"
+#include "core/fp_mode.h"
+#include "expr/registry.h"
+#include "ops/l2norm.h"
+#include "plan/execute.h"
+#include "tenon/error.h"
+#include "tenon/tenon.hpp"
+
+namespace tenon {
+
+namespace {
+
+struct Call {
+  std::string_view name;
+  std::span<const View> in, out;
+  const Options& options;
+
+  void expect(size_t inputs, size_t outputs, std::string_view signature) const {
+    require(in.size() == inputs && out.size() == outputs, name, ": ", in.size(), " inputs and ",
+            out.size(), " outputs given; call it as ", signature);
+  }
+};
+
+std::optional<Activation> unary_after(std::string_view name, std::string_view prefix) {
+  if (!name.starts_with(prefix)) return std::nullopt;
+  auto f = registered(name.substr(prefix.size()));
+  return f && f->inputs == 1 ? f : std::nullopt;
+}
+
+bool run_l2(const Call& c) {
+  constexpr float kEps = 1e-6F;
+  if (c.name == "l2normalization") {
+    c.expect(1, 1, "(x -> y)");
+    l2_normalization(c.in[0], c.out[0], {}, kEps, c.options);
+  } else if (c.name == "l2normalization_fwd") {
+    c.expect(1, 2, "(x -> y, r)");
+    l2_normalization(c.in[0], c.out[0], c.out[1], kEps, c.options);
+  } else if (c.name == "l2normalization_bwd") {
+    c.expect(3, 1, "(grad, x, r -> dx)");
+    l2_normalization_backward(c.in[0], c.in[1], c.in[2], c.out[0], c.options);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// Row statistics are kept in memory of the host between the steps.
+void check_l2(std::string_view op, const View& r, int64_t rows, const Options& options) {
+  if (options.device == Device::cuda)
+    fail(Code::unsupported, op, " on cuda: row sums are not made there; run it on the cpu device");
+  check_view(op, {"r", r});
+  check_shape(op, {"r", r}, rows, 1, "one number for each row of x");
+  require(r.dtype == DType::f32, op, ": r is ", info(r.dtype).name, "; it must be f32");
+}
+
+}  // namespace
+
+void run(std::string_view name, std::span<const View> in, std::span<const View> out,
+         const Options& options) {
+  const Call c{name, in, out, options};
+  if (run_l2(c)) return;
+  if (const auto f = unary_after(name, "")) {
+    c.expect(1, 1, "(x -> y)");
+    return forward(*f, {.x = in[0], .y = out[0]}, options);
+  }
+  if (const auto f = unary_after(name, "bias_")) {
+    c.expect(2, 1, "(x, bias -> y)");
+    return forward(*f, {.x = in[0], .bias = in[1], .y = out[0]}, options);
+  }
+  if (const auto f = unary_after(name, "bgrad_d")) {
+    c.expect(3, 2, "(grad, x, bias -> dbias, dx)");
+    return backward(*f, {.grad = in[0], .x = in[1], .bias = in[2], .dx = out[1], .dbias = out[0]},
+                    options);
+  }
+  if (const auto f = unary_after(name, "d")) {
+    c.expect(2, 1, "(grad, x -> dx)");
+    return backward(*f, {.grad = in[0], .x = in[1], .dx = out[0]}, options);
+  }
+  fail(Code::invalid_argument, "function '", name, "' is not known", suggestion(name),
+       "; named functions are act, bias_act, dact and bgrad_dact for a unary activation act, and ",
+       "l2normalization, l2normalization_fwd, l2normalization_bwd");
+}
+
+void l2_normalization(const View& x, const View& y, const View& r, float eps,
+                      const Options& options) {
+  constexpr std::string_view kOp = "l2_normalization";
+  const FpMode ieee;
+  check_view(kOp, {"x", x});
+  check_view(kOp, {"y", y});
+  check_shape(kOp, {"y", y}, x.rows, x.cols, "the shape of x");
+  require(eps >= 0, kOp, ": eps = ", eps, "; it must not be negative");
+  std::vector<float> own(r.given() || x.rows == 0 ? 0 : static_cast<size_t>(x.rows));
+  const View root = r.given() ? r : matrix(own.data(), DType::f32, x.rows, 1);
+  check_l2(kOp, root, x.rows, options);
+  check_overlap(kOp, {{"x", x}}, {{"y", y}, {"r", r}}, {{"x", x}});
+
+  const L2Form form{.cols = x.cols, .x = x.dtype, .y = y.dtype, .options = options};
+  const std::array in{x, root};
+  execute(l2_square_sum(form),
+          {.rows = x.rows, .in = std::span(&x, 1), .out = std::span(&root, 1), .parameters = {}},
+          options);
+  execute(l2_rsqrt(form),
+          {.rows = x.rows, .in = std::span(&root, 1), .out = std::span(&root, 1),
+           .parameters = std::span(&eps, 1)},
+          options);
+  execute(l2_scale(form),
+          {.rows = x.rows, .in = in, .out = std::span(&y, 1), .parameters = {}}, options);
+}
+
+void l2_normalization_backward(const View& grad, const View& x, const View& r, const View& dx,
+                               const Options& options) {
+  constexpr std::string_view kOp = "l2_normalization_backward";
+  const FpMode ieee;
+  for (const Named& v : {Named{"grad", grad}, Named{"x", x}, Named{"dx", dx}}) {
+    check_view(kOp, v);
+    check_shape(kOp, v, x.rows, x.cols, "the shape of x");
+  }
+  check_l2(kOp, r, x.rows, options);
+  check_overlap(kOp, {{"grad", grad}, {"x", x}, {"r", r}}, {{"dx", dx}},
+                {{"grad", grad}, {"x", x}});
+
+  const L2Form form{.cols = x.cols, .x = x.dtype, .y = dx.dtype, .grad = grad.dtype,
+                    .options = options};
+  std::vector<float> memory(static_cast<size_t>(x.rows));
+  const View t = matrix(memory.data(), DType::f32, x.rows, 1);
+  const std::array products{x, grad};
+  execute(l2_product_sum(form),
+          {.rows = x.rows, .in = products, .out = std::span(&t, 1), .parameters = {}}, options);
+  const std::array in{grad, x, r, t};
+  execute(l2_backward(form),
+          {.rows = x.rows, .in = in, .out = std::span(&dx, 1), .parameters = {}}, options);
+}
+
+void set_threads(int count) { cpu::set_threads(count); }
+int threads() { return cpu::threads(); }
+
+}  // namespace tenon

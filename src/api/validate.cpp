@@ -1,0 +1,91 @@
+// Messages name the op, the argument, its value, the rule and the remedy.
+#include "api/validate.h"
+
+#include <algorithm>
+
+#include "tenon/error.h"
+
+namespace tenon {
+
+namespace {
+
+struct Bytes {
+  uintptr_t begin = 0, end = 0;
+  int64_t stride = 0, width = 0;
+};
+
+Bytes bytes(const View& v) {
+  const int64_t size = info(v.dtype).bytes;
+  const auto begin = reinterpret_cast<uintptr_t>(v.data);
+  const int64_t span = (v.rows - 1) * v.stride + v.cols;
+  return {begin, begin + static_cast<uintptr_t>(span * size), v.stride * size, v.cols * size};
+}
+
+bool empty(const View& v) { return v.rows == 0 || v.cols == 0; }
+
+}  // namespace
+
+void check_view(std::string_view op, const Named& v) {
+  const View& x = v.view;
+  require(static_cast<size_t>(x.dtype) < kDTypes.size(), op, ": ", v.name, " has the dtype number ",
+          static_cast<int>(x.dtype), "; it must be one of f32, f16, bf16");
+  require(x.rows >= 0 && x.cols >= 0, op, ": ", v.name, " is ", x.rows, "x", x.cols,
+          "; sizes must not be negative");
+  if (!info(x.dtype).plain)
+    fail(Code::unsupported, op, ": ", v.name, " is ", info(x.dtype).name,
+         "; inputs and outputs here are f32, f16 or bf16");
+  require(x.rows <= 1 || x.stride >= x.cols, op, ": ", v.name, " has row stride ", x.stride,
+          " but ", x.cols, " columns; rows must not overlap, give a stride of at least ", x.cols);
+  constexpr int64_t kMost = int64_t{1} << 60;
+  const bool fits = x.cols <= kMost / 4 && (x.rows <= 1 || x.stride <= kMost / x.rows / 4);
+  require(fits, op, ": ", v.name, " of ", x.rows, " rows with stride ", x.stride,
+          " does not fit into memory addresses");
+  require(x.data != nullptr || empty(x), op, ": ", v.name, " is ", x.rows, "x", x.cols,
+          " but its data pointer is null; pass the address of its first element");
+}
+
+void check_shape(std::string_view op, const Named& v, int64_t rows, int64_t cols,
+                 std::string_view rule) {
+  require(v.view.rows == rows && v.view.cols == cols, op, ": ", v.name, " is ", v.view.rows, "x",
+          v.view.cols, " but must be ", rows, "x", cols, ": ", rule);
+}
+
+bool same(const View& a, const View& b) {
+  return a.data == b.data && a.dtype == b.dtype && a.rows == b.rows && a.cols == b.cols &&
+         (a.stride == b.stride || a.rows <= 1);
+}
+
+bool overlap(const View& a, const View& b) {
+  if (empty(a) || empty(b)) return false;
+  const Bytes p = bytes(a);
+  const Bytes q = bytes(b);
+  if (p.end <= q.begin || q.end <= p.begin) return false;
+  if (p.stride != q.stride || a.rows <= 1 || b.rows <= 1) return true;
+  // Equal strides: column ranges of one matrix may lie side by side.
+  const auto distance = static_cast<int64_t>(q.begin - p.begin);
+  const int64_t offset = ((distance % p.stride) + p.stride) % p.stride;
+  return offset < p.width || offset + q.width > p.stride;
+}
+
+void check_overlap(std::string_view op, const std::vector<Named>& inputs,
+                   const std::vector<Named>& outputs, const std::vector<Named>& in_place) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Named& out = outputs[i];
+    if (!out.view.given()) continue;
+    for (size_t j = 0; j < i; ++j)
+      require(!overlap(out.view, outputs[j].view), op, ": the outputs ", outputs[j].name, " and ",
+              out.name, " overlap; give each its own memory");
+    for (const Named& in : inputs) {
+      if (!in.view.given() || !overlap(out.view, in.view)) continue;
+      const bool allowed = same(out.view, in.view) &&
+                           std::ranges::any_of(in_place, [&](const Named& ok) {
+                             return ok.name == in.name && out.name != "amax";
+                           });
+      require(allowed, op, ": the output ", out.name, " overlaps the input ", in.name,
+              "; give it its own memory (only an output that is exactly an input, same pointer, ",
+              "stride and dtype, read element by element, may share it)");
+    }
+  }
+}
+
+}  // namespace tenon

@@ -1,0 +1,40 @@
+// The executor's inner loops as a table of functions, one table an instruction set.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "tenon/dtype.h"
+#include "tenon/expr.h"
+
+namespace tenon::cpu {
+
+// `out` never overlaps the inputs. Words read as many inputs as they have.
+using WordLoop = void (*)(float* out, const float* const* in, size_t n);
+// Elements lie `stride` elements apart, at any alignment.
+using LoadLoop = void (*)(float* out, const void* from, int64_t stride, size_t n);
+using StoreLoop = void (*)(void* to, int64_t stride, const float* from, size_t n);
+
+struct Loops {
+  std::string_view isa;
+  std::array<WordLoop, kWords.size()> strict, native;
+  std::array<WordLoop, kRels.size()> select;
+  std::array<WordLoop, kDTypes.size()> round;
+  std::array<LoadLoop, kDTypes.size()> load;
+  std::array<StoreLoop, kDTypes.size()> store;
+  void (*add_pairs)(float* out, const float* in, size_t pairs);  // out[i] = in[2i] + in[2i+1]
+  uint32_t (*max_bits)(const float* in, size_t n);               // integer maximum of bits of |v|
+};
+
+// The best table that this processor runs. TENON_ISA=baseline|avx2|avx512 asks for a lesser one.
+const Loops& loops();
+
+const Loops& loops_baseline();
+#if defined(__x86_64__)
+const Loops& loops_avx2();
+const Loops& loops_avx512();
+#endif
+
+}  // namespace tenon::cpu

@@ -1,0 +1,118 @@
+// The loops, written once; each instruction set compiles them with its own tag and flags.
+#pragma once
+
+#include <cstring>
+#include <utility>
+
+#include "backend/cpu/loops.h"
+#include "expr/lane.h"
+#include "expr/word.h"
+
+namespace tenon::cpu {
+
+template <int tag>
+struct LoopMaker {
+  using V = Lane<tag>;
+
+  // One word, one loop: the compiler vectorises it, and a reluctant word costs only itself.
+  template <Word w, class Sequences>
+  [[gnu::noinline]] static void word_loop(float* __restrict out, const float* const* in, size_t n) {
+    constexpr int arity = info(w).arity;
+    const float* __restrict a = in[0];
+    if constexpr (arity == 1) {
+      for (size_t i = 0; i < n; ++i) out[i] = word<w, Sequences>(V(a[i]), V(), V()).v;
+    } else if constexpr (arity == 2) {
+      const float* __restrict b = in[1];
+      for (size_t i = 0; i < n; ++i) out[i] = word<w, Sequences>(V(a[i]), V(b[i]), V()).v;
+    } else if constexpr (w == Word::fma) {
+      const float* __restrict b = in[1];
+      const float* __restrict c = in[2];
+      for (size_t i = 0; i < n; ++i) out[i] = fma(V(a[i]), V(b[i]), V(c[i])).v;
+    }
+  }
+
+  template <Rel rel>
+  [[gnu::noinline]] static void select_loop(float* __restrict out, const float* const* in,
+                                            size_t n) {
+    const float* __restrict a = in[0];
+    const float* __restrict b = in[1];
+    const float* __restrict c = in[2];
+    const float* __restrict d = in[3];
+    for (size_t i = 0; i < n; ++i) {
+      const float then = c[i];
+      const float otherwise = d[i];
+      out[i] = compare<rel>(V(a[i]), V(b[i])) ? then : otherwise;
+    }
+  }
+
+  template <DType d>
+  [[gnu::noinline]] static void round_loop(float* __restrict out, const float* const* in,
+                                           size_t n) {
+    const float* __restrict a = in[0];
+    for (size_t i = 0; i < n; ++i) out[i] = rounded_to<d>(a[i]);
+  }
+
+  // Elements at any address: the alias type promises no alignment.
+  template <DType d>
+  struct [[gnu::packed]] Element {
+    Storage<d> code;
+  };
+
+  template <DType d>
+  [[gnu::noinline]] static void load_loop(float* __restrict out, const void* from, int64_t stride,
+                                          size_t n) {
+    const auto* __restrict p = static_cast<const Element<d>*>(from);
+    if (stride == 1)
+      for (size_t i = 0; i < n; ++i) out[i] = decode<d>(p[i].code);
+    else
+      for (size_t i = 0; i < n; ++i) out[i] = decode<d>(p[static_cast<int64_t>(i) * stride].code);
+  }
+
+  template <DType d>
+  [[gnu::noinline]] static void store_loop(void* to, int64_t stride, const float* __restrict from,
+                                           size_t n) {
+    auto* __restrict p = static_cast<Element<d>*>(to);
+    if (stride == 1)
+      for (size_t i = 0; i < n; ++i) p[i].code = static_cast<Storage<d>>(encode<d>(from[i]));
+    else
+      for (size_t i = 0; i < n; ++i)
+        p[static_cast<int64_t>(i) * stride].code = static_cast<Storage<d>>(encode<d>(from[i]));
+  }
+
+  [[gnu::noinline]] static void add_pairs(float* __restrict out, const float* __restrict in,
+                                          size_t pairs) {
+    for (size_t i = 0; i < pairs; ++i) out[i] = in[2 * i] + in[2 * i + 1];
+  }
+
+  [[gnu::noinline]] static uint32_t max_bits(const float* __restrict in, size_t n) {
+    uint32_t most = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t b = __builtin_bit_cast(uint32_t, in[i]) & 0x7fffffffU;
+      most = b > most ? b : most;
+    }
+    return most;
+  }
+
+  template <size_t... w, size_t... r, size_t... d>
+  static constexpr Loops make(std::string_view isa, std::index_sequence<w...>,
+                              std::index_sequence<r...>, std::index_sequence<d...>) {
+    return {.isa = isa,
+            .strict = {word_loop<static_cast<Word>(w), words::Strict>...},
+            .native = {word_loop<static_cast<Word>(w), words::Native>...},
+            .select = {select_loop<static_cast<Rel>(r)>...},
+            .round = {round_loop<static_cast<DType>(d)>...},
+            .load = {load_loop<static_cast<DType>(d)>...},
+            .store = {store_loop<static_cast<DType>(d)>...},
+            .add_pairs = add_pairs,
+            .max_bits = max_bits};
+  }
+};
+
+template <int tag>
+constexpr Loops make_loops(std::string_view isa) {
+  return LoopMaker<tag>::make(isa, std::make_index_sequence<kWords.size()>{},
+                              std::make_index_sequence<kRels.size()>{},
+                              std::make_index_sequence<kDTypes.size()>{});
+}
+
+}  // namespace tenon::cpu

@@ -1,0 +1,110 @@
+// The trees, built bottom up.
+#include "backend/cpu/sums.h"
+
+#include <bit>
+#include <cstring>
+
+namespace tenon::cpu {
+
+namespace {
+
+// out = left + right, where out may be right.
+void add(const Loops& loops, const float* left, float* right, size_t n, float* scratch) {
+  const float* const in[2] = {left, right};
+  loops.strict[index(Word::add)](scratch, in, n);
+  std::memcpy(right, scratch, n * sizeof(float));
+}
+
+constexpr size_t kScratch = 512;  // floats; additions go through it, as loops never overlap
+
+void add_to_right(const Loops& loops, const float* left, float* right, size_t n) {
+  float scratch[kScratch];
+  for (size_t i = 0; i < n; i += kScratch)
+    add(loops, left + i, right + i, std::min(kScratch, n - i), scratch);
+}
+
+}  // namespace
+
+float tree_sum(const Loops& loops, const float* values, float* scratch, size_t n) {
+  // Two regions of scratch take turns, because the loop's input and output must not overlap.
+  const float* from = values;
+  float* to = scratch;
+  while (n > 1) {
+    const size_t pairs = n / 2;
+    loops.add_pairs(to, from, pairs);
+    if (n % 2) to[pairs] = from[n - 1];
+    n = pairs + n % 2;
+    from = to;
+    to += n;
+  }
+  return from[0];
+}
+
+void tree_sum_rows(const Loops& loops, float* matrix, size_t rows, size_t cols) {
+  while (rows > 1) {
+    for (size_t i = 0; i < rows / 2; ++i) {
+      float* right = matrix + (2 * i + 1) * cols;
+      add_to_right(loops, matrix + 2 * i * cols, right, cols);
+      std::memcpy(matrix + i * cols, right, cols * sizeof(float));
+    }
+    if (rows % 2 && rows > 1)
+      std::memmove(matrix + rows / 2 * cols, matrix + (rows - 1) * cols, cols * sizeof(float));
+    rows = rows / 2 + rows % 2;
+  }
+}
+
+size_t TreeStack::levels(uint64_t pieces) { return std::bit_width(pieces); }
+
+void TreeStack::push(const Loops& loops, uint64_t count, size_t begin, float* piece, size_t n) {
+  size_t level = 0;
+  for (; (count >> level) & 1; ++level)
+    add_to_right(loops, storage_ + level * width_ + begin, piece, n);
+  std::memcpy(storage_ + level * width_ + begin, piece, n * sizeof(float));
+}
+
+void TreeStack::collapse(const Loops& loops, uint64_t count, float* out) const {
+  bool first = true;
+  for (size_t level = 0; count >> level; ++level) {
+    if (!((count >> level) & 1)) continue;
+    const float* part = storage_ + level * width_;
+    if (first)
+      std::memcpy(out, part, width_ * sizeof(float));
+    else
+      add_to_right(loops, part, out, width_);
+    first = false;
+  }
+}
+
+void Forest::push(int level, float value) {
+  uint64_t at = next_ >> level;
+  next_ += uint64_t{1} << level;
+  // An odd subtree joins its left sibling, if that one is finished here too.
+  while (at % 2 == 1 && !trees_.empty() && trees_.back().level == level &&
+         trees_.back().index == at - 1) {
+    value = trees_.back().sum + value;
+    trees_.pop_back();
+    ++level;
+    at /= 2;
+  }
+  trees_.push_back({level, at, value});
+}
+
+void Forest::append(const Forest& later) {
+  for (const Tree& t : later.trees_) push(t.level, t.sum);
+}
+
+float Forest::total() const {
+  if (trees_.empty()) return 0;
+  // From the right end: a tree without a right sibling moves up unchanged until it meets one.
+  std::vector<Tree> rest = trees_;
+  while (rest.size() > 1) {
+    Tree right = rest.back();
+    rest.pop_back();
+    const Tree& left = rest.back();
+    while (right.level < left.level) right.level += 1, right.index /= 2;
+    rest.back() = {left.level + 1, left.index / 2, left.sum + right.sum};
+  }
+  return rest.back().sum;
+}
+
+}  // namespace tenon::cpu

@@ -1,0 +1,59 @@
+// Adjacent-pair tree sums: the one order in which Tenon adds, whatever the split of the work.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/cpu/loops.h"
+
+namespace tenon::cpu {
+
+// Tree sum of n ≥ 1 numbers in place of scratch; both hold at least n floats.
+float tree_sum(const Loops& loops, const float* values, float* scratch, size_t n);
+
+// Tree sum over the rows of a matrix of `rows` ≥ 1 contiguous rows, leaving the result in row 0.
+void tree_sum_rows(const Loops& loops, float* matrix, size_t rows, size_t cols);
+
+// A stack of finished subtrees of one size, each `width` numbers wide: pushing the pieces of an
+// aligned range in order and collapsing gives the tree sum of the range. Level k holds 2^k pieces.
+class TreeStack {
+ public:
+  // Storage for pushing up to `pieces` pieces: levels(pieces)·width floats.
+  static size_t levels(uint64_t pieces);
+
+  TreeStack(float* storage, size_t width) : storage_(storage), width_(width) {}
+  // Piece number `count` (0 first), columns [begin, begin + n). `piece` is overwritten.
+  void push(const Loops& loops, uint64_t count, size_t begin, float* piece, size_t n);
+  // Sum of all `count` ≥ 1 pieces, left in `out`.
+  void collapse(const Loops& loops, uint64_t count, float* out) const;
+
+ private:
+  float* storage_;
+  size_t width_;
+};
+
+// The tree over a range of a longer sequence that need not start at a multiple of 2^k: finished
+// subtrees in order. Ranges are joined by appending the later one.
+class Forest {
+ public:
+  explicit Forest(uint64_t begin = 0) : next_(begin) {}
+  void push(float value) { push(0, value); }
+  void append(const Forest& later);
+  // The tree sum, padded with −0; +0 if nothing was pushed.
+  [[nodiscard]] float total() const;
+
+ private:
+  struct Tree {
+    int level;
+    uint64_t index;  // in units of 2^level
+    float sum;
+  };
+  void push(int level, float value);
+
+  uint64_t next_;
+  std::vector<Tree> trees_;
+};
+
+}  // namespace tenon::cpu

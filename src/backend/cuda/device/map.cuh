@@ -1,0 +1,68 @@
+// The flat map: one thread an element, adjacent threads on adjacent elements; comes after words.cuh.
+
+// Where a load or store lies. Column c is at (c / block)*block_stride + c % block + offset of a row.
+struct TenonAccess {
+  TenonU8* data;
+  TenonI64 stride;  // elements from row to row
+  TenonI64 block, block_stride, offset;
+  float value;  // of a parameter, which has no memory
+};
+
+// Laid out as the host's MapArguments: the loads, then the stores.
+template <int accesses>
+struct TenonMapArguments {
+  TenonI64 rows, cols;
+  TenonAccess at[accesses];
+};
+
+// Of numbers that are not negative; 64-bit division is a long sequence, most indices need 32 bits.
+__device__ inline TenonI64 tenon_divide(TenonI64 a, TenonI64 b) {
+  if ((a | b) >> 32 == 0) return static_cast<TenonU32>(a) / static_cast<TenonU32>(b);
+  return a / b;
+}
+
+__device__ inline TenonI64 tenon_mapped(const TenonAccess& a, TenonI64 column) {
+  if (a.block == a.block_stride) return column + a.offset;
+  const TenonI64 block = tenon_divide(column, a.block);
+  return block * a.block_stride + (column - block * a.block) + a.offset;
+}
+
+// The element that each kind of access touches, counted from its data.
+__device__ inline TenonI64 tenon_tile(const TenonAccess& a, TenonI64 row, TenonI64 column) {
+  return row * a.stride + tenon_mapped(a, column);
+}
+__device__ inline TenonI64 tenon_row(const TenonAccess& a, TenonI64, TenonI64 column) {
+  return tenon_mapped(a, column);
+}
+__device__ inline TenonI64 tenon_column(const TenonAccess& a, TenonI64 row, TenonI64) {
+  return row * a.stride;
+}
+__device__ inline TenonI64 tenon_scalar(const TenonAccess&, TenonI64, TenonI64) { return 0; }
+
+template <class Format>
+__device__ inline float tenon_load(const TenonAccess& a, TenonI64 element) {
+  return tenon_read<Format>(a.data + element * Format::bytes);
+}
+template <class Format>
+__device__ inline void tenon_store(const TenonAccess& a, TenonI64 element, float v) {
+  tenon_write<Format>(a.data + element * Format::bytes, v);
+}
+
+// Body is printed for each step: kLoads, kStores, load, compute, store. All loads of an element come
+// before its stores, and no other thread touches it, so calls in place are right.
+template <class Body>
+__device__ inline void tenon_map(
+    const TenonMapArguments<Body::kLoads + Body::kStores>& arguments) {
+  const TenonI64 count = arguments.rows * arguments.cols;
+  const TenonI64 threads = static_cast<TenonI64>(gridDim.x) * blockDim.x;
+  for (TenonI64 i = static_cast<TenonI64>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += threads) {
+    const TenonI64 row = tenon_divide(i, arguments.cols);
+    const TenonI64 column = i - row * arguments.cols;
+    float in[Body::kLoads + 1];  // a formula may load nothing
+    float out[Body::kStores];
+    Body::load(arguments.at, row, column, in);
+    Body::compute(in, out);
+    Body::store(arguments.at + Body::kLoads, row, column, out);
+  }
+}

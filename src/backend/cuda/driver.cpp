@@ -1,0 +1,224 @@
+// Opens libcuda once; a driver does not survive fork(), so a child is told to start anew.
+#include "backend/cuda/driver.h"
+
+#include <pthread.h>
+
+#include <array>
+#include <atomic>
+
+#include "backend/cuda/library.h"
+#include "tenon/error.h"
+
+namespace tenon::cuda {
+
+namespace {
+
+constexpr int kNotInitialized = 3;  // what the driver answers in a child of a process that used it
+
+std::atomic<bool> started{false};  // this process, or the one it was forked from, called cuInit
+std::atomic<bool> forked{false};   // and this is the child
+
+struct Loaded {
+  Driver driver{};
+  std::string why;  // empty if the driver works and there is a device
+};
+
+std::string text_of(const Driver& d, int result) {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (d.get_error_name(result, &name) != 0 || name == nullptr) return str("error ", result);
+  if (d.get_error_string(result, &text) != 0 || text == nullptr) return name;
+  return str(name, " (", text, ")");
+}
+
+// The name of the first function that the library lacks, or nothing.
+std::string resolve(const Library& library, Driver& d) {
+  std::string missing;
+  const auto get = [&](auto*& function, const char* name) {
+    if (!library.find(function, name) && missing.empty()) missing = name;
+  };
+  get(d.init, "cuInit");
+  get(d.driver_get_version, "cuDriverGetVersion");
+  get(d.get_error_name, "cuGetErrorName");
+  get(d.get_error_string, "cuGetErrorString");
+  get(d.device_get_count, "cuDeviceGetCount");
+  get(d.device_get, "cuDeviceGet");
+  get(d.device_get_name, "cuDeviceGetName");
+  get(d.device_get_attribute, "cuDeviceGetAttribute");
+  get(d.primary_context_retain, "cuDevicePrimaryCtxRetain");
+  get(d.context_get_current, "cuCtxGetCurrent");
+  get(d.context_push_current, "cuCtxPushCurrent_v2");
+  get(d.context_pop_current, "cuCtxPopCurrent_v2");
+  get(d.context_get_device, "cuCtxGetDevice");
+  get(d.context_synchronize, "cuCtxSynchronize");
+  get(d.module_load_data, "cuModuleLoadData");
+  get(d.module_unload, "cuModuleUnload");
+  get(d.module_get_function, "cuModuleGetFunction");
+  get(d.launch_kernel, "cuLaunchKernel");
+  get(d.mem_alloc, "cuMemAlloc_v2");
+  get(d.mem_free, "cuMemFree_v2");
+  get(d.memcpy_to_device, "cuMemcpyHtoD_v2");
+  get(d.memcpy_to_host, "cuMemcpyDtoH_v2");
+  get(d.stream_synchronize, "cuStreamSynchronize");
+  library.find(d.context_get_id, "cuCtxGetId");  // newer drivers only
+  return missing;
+}
+
+Loaded load() {
+  Loaded l;
+  const Library library = Library::open("libcuda.so.1");
+  if (!library) {
+    l.why = str("no NVIDIA driver: ", library.why(), "; install one, or use device cpu");
+    return l;
+  }
+  if (const std::string missing = resolve(library, l.driver); !missing.empty()) {
+    l.why = str("the NVIDIA driver has no ", missing, "; install a newer one, or use device cpu");
+    return l;
+  }
+  started = true;
+  pthread_atfork(nullptr, nullptr, [] { forked = started.load(); });
+  if (const int result = l.driver.init(0); result != 0) {
+    started = false;
+    l.why = str("cuInit: ", text_of(l.driver, result));
+    if (result == kNotInitialized)
+      l.why += "; if this process was forked from one that used CUDA, start it by spawn instead";
+    return l;
+  }
+  int count = 0;
+  if (const int result = l.driver.device_get_count(&count); result != 0)
+    l.why = str("cuDeviceGetCount: ", text_of(l.driver, result));
+  else if (count == 0)
+    l.why = "the NVIDIA driver sees no device; see CUDA_VISIBLE_DEVICES, or use device cpu";
+  return l;
+}
+
+constexpr std::string_view kForked =
+    "this process was forked from one that had used CUDA, which a driver does not survive; start "
+    "it by spawn or exec, or use CUDA only after the fork";
+
+const Loaded& loaded() {
+  static const Loaded kLoaded = load();
+  return kLoaded;
+}
+
+Context primary_context() {
+  static const Context kContext = [] {
+    const Driver& d = driver();
+    int device = 0;
+    Context context = nullptr;
+    check(d.device_get(&device, 0), "finding CUDA device 0");
+    check(d.primary_context_retain(&context, device), "opening CUDA device 0");
+    return context;
+  }();
+  return kContext;
+}
+
+}  // namespace
+
+std::optional<std::string> why_no_gpu() {
+  if (forked) return std::string(kForked);
+  const std::string& why = loaded().why;
+  return why.empty() ? std::nullopt : std::optional(why);
+}
+
+const Driver& driver() {
+  // Before loaded(): in a child its lock may be held by a thread that does not exist.
+  if (forked) fail(Code::runtime, "cuda: ", kForked);
+  const Loaded& l = loaded();
+  if (!l.why.empty()) fail(Code::runtime, "cuda: ", l.why);
+  return l.driver;
+}
+
+void check(int result, std::string_view what) {
+  if (result != 0) fail(Code::runtime, "cuda: ", what, ": ", text_of(driver(), result));
+}
+
+int attribute(Attribute which, int ordinal) {
+  const Driver& d = driver();
+  int device = 0;
+  int value = 0;
+  check(d.device_get(&device, ordinal), str("finding CUDA device ", ordinal));
+  check(d.device_get_attribute(&value, static_cast<int>(which), device),
+        str("asking CUDA device ", ordinal, " for attribute ", static_cast<int>(which)));
+  return value;
+}
+
+std::string DeviceInfo::arch() const {
+  // From Hopper on, the instructions that skeletons want are in the architecture-specific sets.
+  return str("sm_", major, minor, major >= 9 ? "a" : "");
+}
+
+DeviceInfo device_info(int ordinal) {
+  const Driver& d = driver();
+  DeviceInfo info;
+  int device = 0;
+  std::array<char, 256> name{};
+  check(d.device_get(&device, ordinal), str("finding CUDA device ", ordinal));
+  check(d.device_get_name(name.data(), static_cast<int>(name.size()) - 1, device),
+        str("naming CUDA device ", ordinal));
+  check(d.driver_get_version(&info.driver_version), "asking for the driver's version");
+  info.name = name.data();
+  info.major = attribute(Attribute::major, ordinal);
+  info.minor = attribute(Attribute::minor, ordinal);
+  return info;
+}
+
+CurrentContext::CurrentContext() {
+  const Driver& d = driver();
+  check(d.context_get_current(&context_), "asking for the current context");
+  if (context_ != nullptr) return;
+  context_ = primary_context();
+  check(d.context_push_current(context_), "making device 0's context current");
+  pushed_ = true;
+}
+
+CurrentContext::~CurrentContext() {
+  Context popped = nullptr;
+  if (pushed_) loaded().driver.context_pop_current(&popped);
+}
+
+uint64_t CurrentContext::id() const {
+  uint64_t id = reinterpret_cast<uintptr_t>(context_);
+  const Driver& d = driver();
+  if (d.context_get_id != nullptr)
+    check(d.context_get_id(context_, &id), "asking for the context's id");
+  return id;
+}
+
+int CurrentContext::device() const {
+  int device = 0;  // the driver numbers its devices by their ordinals
+  check(driver().context_get_device(&device), "asking for the context's device");
+  return device;
+}
+
+DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
+  const CurrentContext context;
+  if (bytes_ > 0)
+    check(driver().mem_alloc(&pointer_, bytes_), str("allocating ", bytes_, " bytes"));
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (pointer_ == 0 || forked) return;
+  try {
+    const CurrentContext context;
+    driver().mem_free(pointer_);
+  } catch (const Error&) {  // a broken context has lost the memory already
+  }
+}
+
+void* DeviceBuffer::data() const { return reinterpret_cast<void*>(pointer_); }
+
+void DeviceBuffer::from_host(const void* from) {
+  const CurrentContext context;
+  if (bytes_ > 0)
+    check(driver().memcpy_to_device(pointer_, from, bytes_), str("copying ", bytes_, " bytes in"));
+}
+
+void DeviceBuffer::to_host(void* to) const {
+  const CurrentContext context;
+  check(driver().context_synchronize(), "waiting for the device");
+  if (bytes_ > 0)
+    check(driver().memcpy_to_host(to, pointer_, bytes_), str("copying ", bytes_, " bytes out"));
+}
+
+}  // namespace tenon::cuda

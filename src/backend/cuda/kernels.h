@@ -1,0 +1,38 @@
+// Compiled kernels by their text, kept in memory for the life of the process.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/driver.h"
+
+namespace tenon::cuda {
+
+struct LoadedKernel {
+  Function function = nullptr;
+  unsigned multiprocessors = 1;  // of the device it was loaded for
+};
+
+// One kernel's text and what it became in each context that has run it.
+class Source {
+ public:
+  // `name` says in messages what is compiled; `entry` is the kernel's name in the text.
+  Source(std::string name, std::string text, std::string entry)
+      : name_(std::move(name)), text_(std::move(text)), entry_(std::move(entry)) {}
+
+  // Compiles on first use in a context; equal texts are compiled once.
+  [[nodiscard]] LoadedKernel load(const CurrentContext& context) const;
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+
+ private:
+  [[nodiscard]] LoadedKernel compiled(const CurrentContext& context, uint64_t id) const;
+
+  std::string name_, text_, entry_;
+  // Spares the look-up by text; under library_lock().
+  mutable std::vector<std::pair<uint64_t, LoadedKernel>> seen_;
+};
+
+}  // namespace tenon::cuda

@@ -1,0 +1,26 @@
+// The CUDA backend, and what it found on this machine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "step/backend.h"
+
+namespace tenon::cuda {
+
+const Backend& backend();
+
+// For `tenon doctor`; empty texts for what is not there.
+struct Status {
+  bool gpu = false;    // kernels can be compiled and run
+  std::string device;  // "NVIDIA H200, sm_90a"
+  std::string driver;  // the newest CUDA the driver knows: "13.0"
+  std::string nvrtc;   // "13.0, /path/of/libnvrtc.so.13"
+  std::string why;     // what is missing
+};
+Status status();
+
+// The same as lines of text.
+std::vector<std::string> doctor_lines();
+
+}  // namespace tenon::cuda

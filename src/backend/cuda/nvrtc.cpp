@@ -1,0 +1,228 @@
+// Finds libnvrtc and compiles with the options that make strict mean the same bits.
+#include "backend/cuda/nvrtc.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <vector>
+
+#include "backend/cuda/library.h"
+#include "tenon/error.h"
+
+namespace tenon::cuda {
+
+namespace {
+
+constexpr int kInvalidOption = 5;
+
+using Program = struct ProgramHandle*;
+
+// The functions in use. A result of 0 is success.
+struct Nvrtc {
+  const char* (*get_error_string)(int result);
+  int (*version)(int* major, int* minor);
+  int (*get_num_supported_archs)(int* count);
+  int (*get_supported_archs)(int* archs);
+  int (*create_program)(Program* program, const char* source, const char* name, int headers,
+                        const char* const* texts, const char* const* names);
+  int (*destroy_program)(Program* program);
+  int (*compile_program)(Program program, int count, const char* const* options);
+  int (*get_program_log_size)(Program program, size_t* size);
+  int (*get_program_log)(Program program, char* log);
+  int (*get_cubin_size)(Program program, size_t* size);
+  int (*get_cubin)(Program program, char* image);
+  int (*get_ptx_size)(Program program, size_t* size);
+  int (*get_ptx)(Program program, char* image);
+};
+
+struct Loaded {
+  Nvrtc nvrtc{};
+  std::string path, version;
+  std::vector<int> archs;  // ascending: 75, 80, …
+  std::string why;         // empty if it works
+};
+
+std::string resolve(const Library& library, Nvrtc& n) {
+  std::string missing;
+  const auto get = [&](auto*& function, const char* name) {
+    if (!library.find(function, name) && missing.empty()) missing = name;
+  };
+  get(n.get_error_string, "nvrtcGetErrorString");
+  get(n.version, "nvrtcVersion");
+  get(n.get_num_supported_archs, "nvrtcGetNumSupportedArchs");
+  get(n.get_supported_archs, "nvrtcGetSupportedArchs");
+  get(n.create_program, "nvrtcCreateProgram");
+  get(n.destroy_program, "nvrtcDestroyProgram");
+  get(n.compile_program, "nvrtcCompileProgram");
+  get(n.get_program_log_size, "nvrtcGetProgramLogSize");
+  get(n.get_program_log, "nvrtcGetProgramLog");
+  get(n.get_cubin_size, "nvrtcGetCUBINSize");
+  get(n.get_cubin, "nvrtcGetCUBIN");
+  get(n.get_ptx_size, "nvrtcGetPTXSize");
+  get(n.get_ptx, "nvrtcGetPTX");
+  return missing;
+}
+
+// Best first. A file that the user names is the only one.
+std::vector<std::string> candidates() {
+  if (const char* file = std::getenv("TENON_NVRTC"); file != nullptr && *file != '\0')
+    return {file};
+  std::vector<std::string> files{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
+  glob_t found{};
+  if (glob("/usr/local/cuda*/lib64/libnvrtc.so*", 0, nullptr, &found) == 0)
+    files.insert(files.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  globfree(&found);
+  return files;
+}
+
+// NVRTC opens its builtins by bare name at the first compile, which fails outside the loader's
+// path; opened from its own folder beforehand, they are found.
+void open_builtins(const std::string& path, const std::string& version) {
+  const size_t slash = path.rfind('/');
+  if (slash != std::string::npos)
+    (void)Library::open(str(path.substr(0, slash + 1), "libnvrtc-builtins.so.", version), true);
+}
+
+Loaded load() {
+  Loaded l;
+  Library library;
+  std::string tried;
+  for (const std::string& file : candidates()) {
+    library = Library::open(file);
+    if (library) break;
+    tried += str(tried.empty() ? "" : "; ", library.why());
+  }
+  if (!library) {
+    l.why = str("no NVRTC (", tried,
+                "); install nvidia-cuda-nvrtc or set TENON_NVRTC to the file libnvrtc.so.*");
+    return l;
+  }
+  l.path = library.path_of("nvrtcVersion");
+  if (const std::string missing = resolve(library, l.nvrtc); !missing.empty()) {
+    l.why = str("NVRTC ", l.path, " has no ", missing, "; install NVRTC 12 or newer");
+    return l;
+  }
+  int major = 0;
+  int minor = 0;
+  int count = 0;
+  l.nvrtc.version(&major, &minor);
+  l.version = str(major, ".", minor);
+  open_builtins(l.path, l.version);
+  if (l.nvrtc.get_num_supported_archs(&count) == 0 && count > 0) {
+    l.archs.resize(static_cast<size_t>(count));
+    l.nvrtc.get_supported_archs(l.archs.data());
+    std::ranges::sort(l.archs);
+  }
+  if (l.archs.empty()) l.why = str("NVRTC ", l.path, " names no architecture it compiles for");
+  return l;
+}
+
+const Loaded& loaded() {
+  static const Loaded kLoaded = load();
+  return kLoaded;
+}
+
+// The option for an architecture, and whether its result is PTX.
+struct Target {
+  std::string option;
+  bool is_ptx = false;
+};
+
+Target target(const Loaded& l, const std::string& arch) {
+  int number = 0;
+  const char* const digits = arch.data() + std::min<size_t>(3, arch.size());
+  std::from_chars(digits, arch.data() + arch.size(), number);
+  if (!arch.starts_with("sm_") || number == 0)
+    fail(Code::invalid_argument, "nvrtc: '", arch, "' is no architecture; give one like sm_90a");
+  if (std::ranges::binary_search(l.archs, number)) return {str("--gpu-architecture=", arch), false};
+  // PTX runs on its own architecture and on newer ones.
+  const auto above = std::ranges::upper_bound(l.archs, number);
+  if (above == l.archs.begin())
+    fail(Code::unsupported, "nvrtc: NVRTC ", l.version, " compiles for sm_", l.archs.front(),
+         " and newer, the device is ", arch, "; use an older NVRTC by TENON_NVRTC");
+  return {str("--gpu-architecture=compute_", *(above - 1)), true};
+}
+
+// One compilation; the program is destroyed with it.
+class Compilation {
+ public:
+  Compilation(const Nvrtc& n, const std::string& source) : n_(n) {
+    check(n.create_program(&program_, source.c_str(), "tenon.cu", 0, nullptr, nullptr), "");
+  }
+  ~Compilation() { n_.destroy_program(&program_); }
+  Compilation(const Compilation&) = delete;
+  Compilation& operator=(const Compilation&) = delete;
+
+  int run(const std::vector<std::string>& options) {
+    std::vector<const char*> texts;
+    for (const std::string& option : options) texts.push_back(option.c_str());
+    return n_.compile_program(program_, static_cast<int>(texts.size()), texts.data());
+  }
+
+  [[nodiscard]] std::string log() const {
+    std::string text = read(n_.get_program_log_size, n_.get_program_log);
+    if (!text.empty()) text.pop_back();  // the final 0
+    return text;
+  }
+  [[nodiscard]] std::string image(bool is_ptx) const {
+    return is_ptx ? read(n_.get_ptx_size, n_.get_ptx) : read(n_.get_cubin_size, n_.get_cubin);
+  }
+
+  void check(int result, const std::string& text) const {
+    if (result != 0)
+      fail(Code::runtime, "nvrtc: ", n_.get_error_string(result), text.empty() ? "" : "\n", text);
+  }
+
+ private:
+  [[nodiscard]] std::string read(int (*size_of)(Program, size_t*),
+                                 int (*get)(Program, char*)) const {
+    size_t size = 0;
+    check(size_of(program_, &size), "");
+    std::string text(size, '\0');
+    if (size > 0) check(get(program_, text.data()), "");
+    return text;
+  }
+
+  const Nvrtc& n_;
+  Program program_ = nullptr;
+};
+
+const Loaded& working() {
+  const Loaded& l = loaded();
+  if (!l.why.empty()) fail(Code::runtime, "nvrtc: ", l.why);
+  return l;
+}
+
+}  // namespace
+
+std::optional<std::string> why_no_nvrtc() {
+  const std::string& why = loaded().why;
+  return why.empty() ? std::nullopt : std::optional(why);
+}
+
+std::string nvrtc_path() { return working().path; }
+std::string nvrtc_version() { return working().version; }
+
+Compiled compile(const std::string& source, const std::string& arch) {
+  const Loaded& l = working();
+  const Target to = target(l, arch);
+  std::vector<std::string> options{to.option,     "--fmad=false",    "--ftz=false",
+                                   "--std=c++17", "--prec-div=true", "--prec-sqrt=true",
+                                   "--minimal"};
+  for (;;) {
+    Compilation compilation(l.nvrtc, source);
+    const int result = compilation.run(options);
+    // Only a matter of compile time, and older versions do not know it.
+    if (result == kInvalidOption && options.back() == "--minimal") {
+      options.pop_back();
+      continue;
+    }
+    std::string log = compilation.log();
+    compilation.check(result, str("compiling for ", arch, " by ", l.path, ":\n", log));
+    return {compilation.image(to.is_ptx), to.is_ptx, std::move(log)};
+  }
+}
+
+}  // namespace tenon::cuda

@@ -1,0 +1,25 @@
+// NVRTC: CUDA text to machine code in the process, the compiler opened on first use.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace tenon::cuda {
+
+// Why nothing can be compiled here, or nothing if it can.
+std::optional<std::string> why_no_nvrtc();
+
+std::string nvrtc_path();     // the file in use
+std::string nvrtc_version();  // "13.0"
+
+struct Compiled {
+  std::string image;
+  bool is_ptx = false;  // text that the driver still compiles, else machine code
+  std::string log;      // warnings
+};
+
+// For an architecture by name: "sm_80", "sm_90a". One that this NVRTC does not know yet gets the
+// newest PTX that runs on it.
+Compiled compile(const std::string& source, const std::string& arch);
+
+}  // namespace tenon::cuda

@@ -1,0 +1,227 @@
+// The C ABI over the C++ API: text to ops, exceptions to codes.
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "tenon/tenon.h"
+#include "tenon/tenon.hpp"
+
+namespace {
+
+using tenon::require;
+
+thread_local std::string last_error;
+
+// No exception leaves the library.
+template <class F>
+int guarded(F f) noexcept {
+  try {
+    last_error.clear();
+    f();
+    return TENON_OK;
+  } catch (const tenon::Error& e) {
+    last_error = e.what();
+    return static_cast<int>(e.code());
+  } catch (const std::bad_alloc&) {
+    last_error = "tenon: out of memory";
+  } catch (const std::exception& e) {
+    last_error = e.what();
+  } catch (...) {
+    last_error = "tenon: an exception of an unknown type";
+  }
+  return TENON_RUNTIME;
+}
+
+std::string_view text(const char* value, const char* function, const char* name) {
+  require(value != nullptr, function, ": ", name, " is NULL; pass a zero-terminated text");
+  return value;
+}
+
+tenon::View view(const tenon_view& v) {
+  require(v.dtype >= 0 && v.dtype < static_cast<int32_t>(tenon::kDTypes.size()),
+          "view: the dtype number ", v.dtype, " does not exist; use TENON_F32, TENON_F16 or ",
+          "TENON_BF16");
+  return {v.data, static_cast<tenon::DType>(v.dtype), v.rows, v.cols, v.stride};
+}
+
+tenon::View view(const tenon_view* v) { return v ? view(*v) : tenon::View{}; }
+
+tenon::View needed(const tenon_view* v, const char* function, const char* name) {
+  require(v != nullptr, function, ": ", name, " is NULL; it must be given");
+  return view(*v);
+}
+
+std::vector<tenon::View> views(const tenon_view* v, size_t count, const char* function,
+                               const char* name) {
+  require(count <= 64, function, ": ", count, " ", name, "; at most 64 are taken");
+  require(v != nullptr || count == 0, function, ": ", name, " is NULL but ", count,
+          " views are announced");
+  std::vector<tenon::View> result;
+  for (size_t i = 0; i < count; ++i) result.push_back(view(v[i]));
+  return result;
+}
+
+// Callers built against an older header pass a smaller struct; the rest is default.
+template <class T>
+T sized(const T* given, const char* function, const char* name) {
+  T result{};
+  if (!given) return result;
+  require(given->size >= sizeof(size_t) && given->size <= 4096, function, ": ", name, "->size is ",
+          given->size, "; set it to sizeof(", name, ")");
+  std::memcpy(&result, given, std::min(given->size, sizeof(T)));
+  return result;
+}
+
+template <class E>
+E chosen(int32_t value, size_t count, const char* function, const char* name) {
+  require(value >= 0 && static_cast<size_t>(value) < count, function, ": ", name, " = ", value,
+          "; it must be 0 to ", count - 1);
+  return static_cast<E>(value);
+}
+
+tenon::Options options(const tenon_options* given, const char* function) {
+  const tenon_options o = sized(given, function, "options");
+  return {.precision = chosen<tenon::Precision>(o.precision, 2, function, "precision"),
+          .rounding = chosen<tenon::Rounding>(o.rounding, 2, function, "rounding"),
+          .device = chosen<tenon::Device>(o.device, 2, function, "device"),
+          .stream = o.stream};
+}
+
+tenon::Layout layout(const char* given, const char* function) {
+  const std::string_view name = given ? given : "stacked";
+  if (name == "stacked") return tenon::Layout::stacked();
+  if (name == "swapped") return tenon::Layout::swapped();
+  constexpr std::string_view kInterleaved = "interleaved(";
+  int64_t k = 0;
+  if (name.starts_with(kInterleaved) && name.ends_with(")")) {
+    const char* last = name.data() + name.size() - 1;
+    const auto read = std::from_chars(name.data() + kInterleaved.size(), last, k);
+    if (read.ec == std::errc() && read.ptr == last && k >= 1) return tenon::Layout::interleaved(k);
+  }
+  tenon::fail(tenon::Code::invalid_argument, function, ": the layout '", name,
+              "' is not known; use stacked, swapped or interleaved(k) with k ≥ 1");
+}
+
+std::vector<std::string> names(std::string_view list) {
+  std::vector<std::string> result(1);
+  for (const char c : list) {
+    if (c == ',')
+      result.emplace_back();
+    else if (c != ' ')
+      result.back() += c;
+  }
+  return result;
+}
+
+tenon::Fused fused(const char* formula, const char* arguments, size_t count, const char* function) {
+  const std::vector<std::string> list = names(text(arguments, function, "arguments"));
+  require(list.size() == count, function, ": ", list.size(), " argument names but ", count,
+          " views given");
+  return tenon::fuse_text(text(formula, function, "formula"), list);
+}
+
+}  // namespace
+
+const char* tenon_version(void) { return tenon::version(); }
+
+const char* tenon_last_error(void) { return last_error.c_str(); }
+
+int tenon_forward(const char* act, const tenon_forward_args* args, const tenon_options* given) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_forward";
+    require(args != nullptr, kName, ": args is NULL; pass the views of the call");
+    const tenon_forward_args a = sized(args, kName, "args");
+    const tenon::Activation f = tenon::activation(text(act, kName, "act"));
+    tenon::forward(f,
+                   {.x = needed(a.x, kName, "x"),
+                    .b = view(a.b),
+                    .bias = view(a.bias),
+                    .scale = view(a.scale),
+                    .y = needed(a.y, kName, "y"),
+                    .amax = view(a.amax),
+                    .layout = layout(a.layout, kName)},
+                   options(given, kName));
+  });
+}
+
+int tenon_backward(const char* act, const tenon_backward_args* args, const tenon_options* given) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_backward";
+    require(args != nullptr, kName, ": args is NULL; pass the views of the call");
+    const tenon_backward_args a = sized(args, kName, "args");
+    const tenon::Activation f = tenon::activation(text(act, kName, "act"));
+    tenon::backward(f,
+                    {.grad = needed(a.grad, kName, "grad"),
+                     .x = needed(a.x, kName, "x"),
+                     .b = view(a.b),
+                     .bias = view(a.bias),
+                     .scale = view(a.scale),
+                     .dx = view(a.dx),
+                     .db = view(a.db),
+                     .dbias = view(a.dbias),
+                     .dscale = view(a.dscale),
+                     .amax = view(a.amax),
+                     .layout = layout(a.layout, kName)},
+                    options(given, kName));
+  });
+}
+
+int tenon_fused_forward(const char* formula, const char* arguments, const tenon_view* in,
+                        size_t in_count, const tenon_view* y, const tenon_options* given) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_fused_forward";
+    const std::vector<tenon::View> list = views(in, in_count, kName, "in");
+    fused(formula, arguments, in_count, kName)
+        .forward(list, needed(y, kName, "y"), options(given, kName));
+  });
+}
+
+int tenon_fused_backward(const char* formula, const char* arguments, const tenon_view* in,
+                         size_t in_count, const tenon_view* grad, const tenon_view* gradients,
+                         const tenon_options* given) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_fused_backward";
+    const std::vector<tenon::View> list = views(in, in_count, kName, "in");
+    const std::vector<tenon::View> out = views(gradients, in_count, kName, "gradients");
+    fused(formula, arguments, in_count, kName)
+        .backward(list, needed(grad, kName, "grad"), out, options(given, kName));
+  });
+}
+
+int tenon_run(const char* name, const tenon_view* in, size_t in_count, const tenon_view* out,
+              size_t out_count, const tenon_options* given) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_run";
+    tenon::run(text(name, kName, "name"), views(in, in_count, kName, "in"),
+               views(out, out_count, kName, "out"), options(given, kName));
+  });
+}
+
+int tenon_define(const char* name, const char* formula) {
+  return guarded([&] {
+    tenon::define(std::string(text(name, "tenon_define", "name")),
+                  text(formula, "tenon_define", "formula"));
+  });
+}
+
+int tenon_names(char* buffer, size_t capacity, size_t* size) {
+  return guarded([&] {
+    std::string all;
+    for (const std::string& name : tenon::activation_names()) all += name + "\n";
+    if (size) *size = all.size() + 1;
+    if (!buffer || capacity == 0) return;
+    const size_t n = std::min(all.size(), capacity - 1);
+    std::memcpy(buffer, all.data(), n);
+    buffer[n] = '\0';
+  });
+}
+
+int tenon_set_threads(int32_t count) {
+  return guarded([&] {
+    require(count >= 0 && count <= 1024, "tenon_set_threads: ", count,
+            " threads; give 1 to 1024, or 0 for the default");
+    tenon::set_threads(count);
+  });
+}

@@ -1,0 +1,57 @@
+// `tenon doctor` and `tenon list`: what is here.
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "backend/cpu/loops.h"
+#include "backend/cuda/makers.h"
+#include "backend/list.h"
+#include "cli/commands.h"
+#include "tenon/tenon.hpp"
+
+namespace tenon::cli {
+
+int doctor(bool json) {
+  const cuda::Status cuda = cuda::status();
+  if (json) {
+    nlohmann::json out;
+    out["tenon"] = version();
+    out["cpu"] = {{"isa", std::string(cpu::loops().isa)},
+                  {"threads", threads()},
+                  {"cores", std::thread::hardware_concurrency()}};
+    out["cuda"] = {{"usable", cuda.gpu},
+                   {"device", cuda.device},
+                   {"driver", cuda.driver},
+                   {"nvrtc", cuda.nvrtc},
+                   {"why", cuda.why}};
+    for (const Backend* b : backends()) {
+      nlohmann::json makers = nlohmann::json::array();
+      for (const Maker& m : b->makers) makers.push_back(std::string(m.name));
+      out["backends"][std::string(b->name)] = makers;
+    }
+    fmt::print("{}\n", out.dump());
+    return ok;
+  }
+  fmt::print("tenon   {}\n", version());
+  fmt::print("cpu     {} loops, {} threads of {} cores (TENON_THREADS, TENON_ISA change them)\n",
+             cpu::loops().isa, threads(), std::thread::hardware_concurrency());
+  for (const std::string& line : cuda::doctor_lines()) fmt::print("{}\n", line);
+  return ok;
+}
+
+int list() {
+  for (const std::string& name : activation_names()) {
+    const Activation f = activation(name);
+    std::string parameters;
+    for (const Parameter& p : f.parameters)
+      parameters += fmt::format("{}{}={}", parameters.empty() ? "" : ", ", p.name, p.value);
+    std::string aliases;
+    for (const std::string& a : f.aliases) aliases += " " + a;
+    fmt::print("{:<16} {:<6} {}{}\n", name, f.inputs == 2 ? "a, b" : "x", parameters,
+               aliases.empty() ? "" : "also" + aliases);
+  }
+  return ok;
+}
+
+}  // namespace tenon::cli

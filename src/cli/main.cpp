@@ -1,0 +1,63 @@
+// The `tenon` command.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "tenon/error.h"
+#include "tenon/tenon.hpp"
+
+namespace {
+
+int run(int argc, char** argv) {
+  using namespace tenon;  // NOLINT: the command is the library's
+  CLI::App app{"Tenon: fused transformer operations on CPU and CUDA", "tenon"};
+  app.require_subcommand(1);
+  app.set_version_flag("--version", version());
+
+  bool json = false;
+  auto* doctor = app.add_subcommand("doctor", "what this machine offers: CPU, threads, CUDA");
+  doctor->add_flag("--json", json, "one JSON object");
+
+  auto* list = app.add_subcommand("list", "every registered activation");
+
+  std::string text;
+  bool backward = false;
+  auto* show = app.add_subcommand("show", "formula, derivative, error bound and printed code");
+  show->add_option("ACTIVATION", text, "a name, gated(…), or a formula")->required();
+  show->add_flag("--backward", backward, "print the code of the derivative");
+
+  cli::CheckArgs args;
+  auto* check = app.add_subcommand("check", "run the conformance cases against float64");
+  check->add_option("SUBSTRING", args.substrings, "only cases that contain all of these");
+  check->add_flag("--list", args.list, "print the cases, run nothing");
+  check->add_option("--device", args.device)->check(CLI::IsMember({"cpu", "cuda"}));
+  check->add_option("--precision", args.precision)->check(CLI::IsMember({"strict", "native"}));
+
+  auto* demo = app.add_subcommand("demo", "define an activation, derive, run, check and time it");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? cli::ok : cli::usage;
+  }
+  if (*doctor) return cli::doctor(json);
+  if (*list) return cli::list();
+  if (*show) return cli::show(text, backward);
+  if (*check) return cli::check(args);
+  if (*demo) return cli::demo();
+  return cli::usage;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const tenon::Error& e) {
+    std::fprintf(stderr, "tenon: %s\n", e.what());
+    return e.code() == tenon::Code::invalid_argument ? tenon::cli::usage : tenon::cli::failed;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "tenon: %s\n", e.what());
+    return tenon::cli::failed;
+  }
+}

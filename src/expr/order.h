@@ -1,0 +1,14 @@
+// The nodes that some roots need, children first; the same order however the graph was built.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tenon/expr.h"
+
+namespace tenon {
+
+std::vector<uint32_t> order(const Graph& graph, std::span<const uint32_t> roots);
+
+}  // namespace tenon

@@ -1,0 +1,126 @@
+// Formulas as text: C++ statements for compilers, infix lines for people.
+#include "expr/print.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+
+#include "expr/order.h"
+#include "tenon/error.h"
+
+namespace tenon {
+
+namespace {
+
+std::string name(uint32_t id) { return str("t", id); }
+
+std::string call(std::string_view function, const Node& n, int from, int to, const auto& in) {
+  std::string text = str("tenon_", function, "(");
+  for (int i = from; i < to; ++i) text += str(i > from ? ", " : "", in(n.in[i]));
+  return text + ")";
+}
+
+std::string_view infix(Word w) {
+  switch (w) {
+    case Word::add: return " + ";
+    case Word::sub: return " - ";
+    case Word::mul: return " * ";
+    case Word::div: return " / ";
+    default: return {};
+  }
+}
+
+std::string statement(const Node& n, const auto& in) {
+  switch (n.word) {
+    case Word::load: return str("in[", n.slot, "]");
+    case Word::neg: return str("-", in(n.in[0]));
+    case Word::select:
+      return str(in(n.in[0]), " ", kRels[n.detail], " ", in(n.in[1]), " ? ", in(n.in[2]), " : ",
+                 in(n.in[3]));
+    case Word::round: return call(str("round_", info(n.dtype()).name), n, 0, 1, in);
+    default:
+      if (!infix(n.word).empty()) return str(in(n.in[0]), infix(n.word), in(n.in[1]));
+      return call(info(n.word).name, n, 0, n.arity(), in);
+  }
+}
+
+// The shortest decimal that reads back as the same fp32 number.
+std::string decimal(float value) {
+  std::array<char, 32> buffer{};
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
+  return {buffer.data(), end};
+}
+
+}  // namespace
+
+std::string literal(float value) {
+  if (!std::isfinite(value))
+    return str("tenon_bits(", __builtin_bit_cast(uint32_t, value), "u)");
+  std::array<char, 40> buffer{};
+  std::snprintf(buffer.data(), buffer.size(), "%af", static_cast<double>(value));
+  return value < 0 || std::signbit(value) ? str("(", buffer.data(), ")") : buffer.data();
+}
+
+std::string print(const Graph& graph, std::span<const uint32_t> roots) {
+  std::string text;
+  const auto in = [&](uint32_t id) {
+    return graph[id].word == Word::constant ? literal(graph[id].value) : name(id);
+  };
+  for (const uint32_t id : order(graph, roots))
+    if (graph[id].word != Word::constant)
+      text += str("const float ", name(id), " = ", statement(graph[id], in), ";\n");
+  for (size_t i = 0; i < roots.size(); ++i) text += str("out[", i, "] = ", in(roots[i]), ";\n");
+  return text;
+}
+
+std::string formula_text(const Graph& graph, std::span<const uint32_t> roots,
+                         std::span<const std::string> loads) {
+  const std::vector<uint32_t> nodes = order(graph, roots);
+  std::vector<int> uses(graph.size(), 0);
+  for (const uint32_t id : nodes)
+    for (int i = 0; i < graph[id].arity(); ++i) ++uses[graph[id].in[i]];
+
+  // Precedence of the text of each node: 0 sum, 1 product, 2 atom.
+  struct Text {
+    std::string text;
+    int level = 2;
+  };
+  std::vector<Text> texts(graph.size());
+  std::string lines;
+  int shared = 0;
+  const auto at = [&](uint32_t id, int level) {
+    const Text& t = texts[id];
+    return t.level < level ? str("(", t.text, ")") : t.text;
+  };
+  for (const uint32_t id : nodes) {
+    const Node& n = graph[id];
+    Text& t = texts[id];
+    switch (n.word) {
+      case Word::constant: t = {decimal(n.value), n.value < 0 || std::signbit(n.value) ? 0 : 2}; break;
+      case Word::load: t.text = n.slot < loads.size() ? loads[n.slot] : str("in", n.slot); break;
+      case Word::add: t = {str(at(n.in[0], 0), " + ", at(n.in[1], 1)), 0}; break;
+      case Word::sub: t = {str(at(n.in[0], 0), " - ", at(n.in[1], 1)), 0}; break;
+      case Word::mul: t = {str(at(n.in[0], 1), "*", at(n.in[1], 2)), 1}; break;
+      case Word::div: t = {str(at(n.in[0], 1), "/", at(n.in[1], 2)), 1}; break;
+      case Word::neg: t = {str("-", at(n.in[0], 2)), 0}; break;
+      case Word::select:
+        t.text = str("select(", at(n.in[0], 0), " ", kRels[n.detail], " ", at(n.in[1], 0), ", ",
+                     at(n.in[2], 0), ", ", at(n.in[3], 0), ")");
+        break;
+      case Word::round: t.text = str("round(", at(n.in[0], 0), ", ", info(n.dtype()).name, ")"); break;
+      default:
+        t.text = str(info(n.word).name, "(");
+        for (int i = 0; i < n.arity(); ++i) t.text += str(i ? ", " : "", at(n.in[i], 0));
+        t.text += ")";
+    }
+    if (uses[id] > 1 && n.arity() > 0) {
+      const std::string label = str("t", ++shared);
+      lines += str(label, " = ", t.text, "\n");
+      t = {label, 2};
+    }
+  }
+  for (const uint32_t root : roots) lines += at(root, 0) + "\n";
+  return lines;
+}
+
+}  // namespace tenon

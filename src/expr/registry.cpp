@@ -1,0 +1,255 @@
+// The registry: built-in rows, and what users define at run time.
+#include "expr/registry.h"
+
+#include <algorithm>
+#include <charconv>
+#include <mutex>
+
+#include "core/lock.h"
+#include "expr/parse.h"
+#include "tenon/error.h"
+
+namespace tenon {
+
+namespace {
+
+// User-made activations in the order of their definition; guarded by library_lock().
+std::vector<Activation>& user_activations() {
+  static std::vector<Activation> list;
+  return list;
+}
+
+bool answers_to(const Activation& f, std::string_view name) {
+  return f.name == name || std::ranges::find(f.aliases, name) != f.aliases.end();
+}
+
+const Activation* find(std::span<const Activation> list, std::string_view name) {
+  const auto it = std::ranges::find_if(list, [&](const auto& f) { return answers_to(f, name); });
+  return it == list.end() ? nullptr : &*it;
+}
+
+// Edits (insert, delete, replace) between two names.
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j < row.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0]++;
+    for (size_t j = 1; j < row.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row.back();
+}
+
+// `text` = "gated(inner)": the inner part, if the outer name matches.
+std::optional<std::string_view> inside(std::string_view text, std::string_view outer) {
+  if (!text.starts_with(outer) || !text.ends_with(')')) return std::nullopt;
+  text.remove_prefix(outer.size());
+  if (!text.starts_with('(')) return std::nullopt;
+  text.remove_prefix(1);
+  text.remove_suffix(1);
+  return text;
+}
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kSpaces = " \t\r\n";
+  const size_t first = text.find_first_not_of(kSpaces);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
+}
+
+// Names in the text are bound now: a later definition changes no earlier one.
+Activation from_formula(const std::string& name, std::string_view text) {
+  static const std::vector<std::string> kInputs{"x", "a", "b"};
+  const Formula formula = parse(text, kInputs);
+  const bool unary = !formula.used[1] && !formula.used[2];
+  require(unary || !formula.used[0], "activation '", name,
+          "': the formula mixes x with a or b; a unary one uses x, a gated one a and b");
+  return {.name = name,
+          .inputs = unary ? 1 : 2,
+          .parameters = formula.parameters,
+          .body =
+              [formula](const Args& in) {
+                std::vector<Expr> loads{in.x, in.a, in.b};
+                loads.insert(loads.end(), in.values.begin(), in.values.end());
+                return substitute(formula, loads);
+              },
+          .aliases = {}};
+}
+
+void set_parameters(Activation& f, std::span<const std::pair<std::string, float>> given) {
+  for (const auto& [name, value] : given) {
+    const auto p = std::ranges::find(f.parameters, name, &Parameter::name);
+    if (p == f.parameters.end()) {
+      std::string known;
+      for (const Parameter& q : f.parameters) known += str(known.empty() ? "" : ", ", q.name);
+      fail(Code::invalid_argument, f.name, ": no parameter '", name, "'; it has ",
+           known.empty() ? "none" : known);
+    }
+    require(value >= p->least && value <= p->most, f.name, ": ", name, " = ", value,
+            " is outside [", p->least, ", ", p->most, "]; give a value inside");
+    p->value = value;
+  }
+}
+
+// `name(parameter=number, …)`: the parts, if the text has this form at all.
+struct WithParameters {
+  std::string_view name;
+  std::vector<std::pair<std::string, float>> values;
+};
+std::optional<WithParameters> with_parameters(std::string_view text) {
+  const size_t open = text.find('(');
+  if (open == std::string_view::npos || !text.ends_with(')')) return std::nullopt;
+  WithParameters result{trimmed(text.substr(0, open)), {}};
+  std::string_view rest = text.substr(open + 1, text.size() - open - 2);
+  if (!is_identifier(result.name)) return std::nullopt;
+  while (true) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    const std::string_view item = rest.substr(0, comma);
+    const size_t equals = item.find('=');
+    if (equals == std::string_view::npos) return std::nullopt;
+    const std::string_view name = trimmed(item.substr(0, equals));
+    const std::string_view number = trimmed(item.substr(equals + 1));
+    if (!is_identifier(name)) return std::nullopt;  // a comparison of a formula
+    float value = 0;
+    const auto read = std::from_chars(number.data(), number.data() + number.size(), value);
+    require(read.ec == std::errc() && read.ptr == number.data() + number.size(), result.name, ": ",
+            name, " = ", number, " is not a number that fp32 holds");
+    result.values.emplace_back(name, value);
+    if (comma == rest.size()) return result;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+Activation resolve(std::string_view text) {
+  text = trimmed(text);
+  require(text.size() <= kMaxFormulaBytes, "activation: a text of ", text.size(),
+          " bytes; at most ", kMaxFormulaBytes, " are read");
+  require(!text.empty(), "activation: the name or formula is empty; `tenon list` prints the names");
+  if (const auto inner = inside(text, "gated")) return gated(resolve(*inner));
+  if (const auto inner = inside(text, "scaled")) return scaled(resolve(*inner));
+  if (auto f = registered(text)) return *f;
+  if (const auto parts = with_parameters(text)) {
+    Activation f = resolve(parts->name);
+    set_parameters(f, parts->values);
+    return f;
+  }
+  // A lone identifier that is no input was meant as a name.
+  if (is_identifier(text) && text != "x" && text != "a" && text != "b")
+    fail(Code::invalid_argument, "activation '", text, "' is not known", suggestion(text),
+         "; `tenon list` prints the names, or write a formula of x, or of a and b");
+  return from_formula(std::string(text), text);
+}
+
+}  // namespace
+
+Expr Args::operator[](std::string_view parameter) const {
+  for (size_t i = 0; i < parameters.size(); ++i)
+    if (parameters[i].name == parameter) return values[i];
+  fail(Code::invalid_argument, "activation: its function asks for '", parameter,
+       "', which is not one of its parameters; add it to the list");
+}
+
+std::optional<Activation> registered(std::string_view name) {
+  if (const Activation* f = find(built_in_activations(), name)) return *f;
+  const std::lock_guard guard(library_lock());
+  const Activation* f = find(user_activations(), name);
+  return f ? std::optional(*f) : std::nullopt;
+}
+
+std::string suggestion(std::string_view name) {
+  std::string best;
+  size_t least = 1 + name.size() / 3;  // a third of the letters may be wrong
+  const auto offer = [&](std::string_view candidate) {
+    const size_t d = distance(name, candidate);
+    if (d > least || (d == least && !best.empty())) return;
+    least = d;
+    best = candidate;
+  };
+  for (const std::string& candidate : activation_names()) offer(candidate);
+  for (const WordInfo& w : kWords)
+    if (w.kind == Kind::transcendental || w.arity == 1) offer(w.name);
+  return best.empty() ? "" : str(" (did you mean '", best, "'?)");
+}
+
+std::vector<std::string> activation_names() {
+  std::vector<std::string> names;
+  for (const Activation& f : built_in_activations()) names.push_back(f.name);
+  const std::lock_guard guard(library_lock());
+  for (const Activation& f : user_activations()) names.push_back(f.name);
+  return names;
+}
+
+Activation activation(std::string_view text,
+                      std::span<const std::pair<std::string, float>> parameters) {
+  Activation f = resolve(text);
+  set_parameters(f, parameters);
+  return f;
+}
+
+Activation gated(const Activation& f) {
+  require(f.inputs == 1 && !f.scaled, "gated(", f.name, "): ", f.name, " is not unary; gated(f) = ",
+          "f(a)·b needs a formula of x alone");
+  Activation g = f;
+  g.name = str("gated(", f.name, ")");
+  g.aliases.clear();
+  g.inputs = 2;
+  g.body = [f](const Args& in) {
+    const Expr half = in.a;
+    return call(f, std::span(&half, 1), in.values) * in.b;
+  };
+  return g;
+}
+
+Activation scaled(const Activation& f) {
+  require(!f.scaled, "scaled(", f.name, "): it is scaled already; leave the outer scaled(…) out");
+  Activation s = f;
+  s.name = str("scaled(", f.name, ")");
+  s.aliases.clear();
+  s.scaled = true;
+  return s;
+}
+
+void define(const std::string& name, std::string_view formula) {
+  define(from_formula(name, formula));
+}
+
+void define(Activation f) {
+  require(is_identifier(f.name), "define: '", f.name,
+          "' is not a name; use letters, digits and _, not starting with a digit");
+  require(!is_reserved(f.name) && f.name != "x" && f.name != "a" && f.name != "b", "define: '",
+          f.name, "' is a word of the formula language; choose another name");
+  require(!find(built_in_activations(), f.name), "define: '", f.name,
+          "' is built in and cannot be replaced; choose another name");
+  require(f.inputs == 1 || f.inputs == 2, "define '", f.name, "': ", f.inputs,
+          " inputs; an activation has 1 (x) or 2 (a and b)");
+  require(static_cast<bool>(f.body), "define '", f.name, "': no function given");
+  // One trial build finds what is wrong now, not at the first call.
+  Graph graph;
+  std::vector<Expr> inputs, parameters;
+  uint32_t slot = 0;
+  for (int i = 0; i < f.inputs; ++i) inputs.push_back(graph.load(slot++));
+  for (size_t i = 0; i < f.parameters.size(); ++i) parameters.push_back(graph.load(slot++));
+  graph.id(call(f, inputs, parameters));
+
+  const std::lock_guard guard(library_lock());
+  auto& list = user_activations();
+  const auto it = std::ranges::find(list, f.name, &Activation::name);
+  if (it == list.end())
+    list.push_back(std::move(f));
+  else
+    *it = std::move(f);
+}
+
+Expr call(const Activation& f, std::span<const Expr> inputs, std::span<const Expr> parameters) {
+  const Args args{.x = inputs[0],
+                  .a = inputs[0],
+                  .b = inputs.size() > 1 ? inputs[1] : inputs[0],
+                  .parameters = f.parameters,
+                  .values = parameters};
+  return f.body(args);
+}
+
+}  // namespace tenon

@@ -1,0 +1,51 @@
+// What each word computes, for any value type: the one place that ties a word to its sequence.
+#pragma once
+
+#include "expr/words.h"
+#include "tenon/expr.h"
+
+namespace tenon {
+
+// `Sequences` is words::Strict or words::Native. Leaves, select and round are not functions of
+// values alone and are handled by their readers.
+template <Word w, class Sequences, class V>
+[[gnu::always_inline]] inline V word(V a, [[maybe_unused]] V b, [[maybe_unused]] V c) {
+  if constexpr (w == Word::add) return a + b;
+  if constexpr (w == Word::sub) return a - b;
+  if constexpr (w == Word::mul) return a * b;
+  if constexpr (w == Word::div) return a / b;
+  if constexpr (w == Word::min) return min(a, b);
+  if constexpr (w == Word::max) return max(a, b);
+  if constexpr (w == Word::neg) return -a;
+  if constexpr (w == Word::abs) return abs(a);
+  if constexpr (w == Word::sqrt) return sqrt(a);
+  if constexpr (w == Word::rsqrt) return V(1.0F) / sqrt(a);
+  if constexpr (w == Word::exp) return Sequences::exp(a);
+  if constexpr (w == Word::expm1) return Sequences::expm1(a);
+  if constexpr (w == Word::log) return Sequences::log(a);
+  if constexpr (w == Word::log1p) return Sequences::log1p(a);
+  if constexpr (w == Word::sigmoid) return Sequences::sigmoid(a);
+  if constexpr (w == Word::tanh) return Sequences::tanh(a);
+  if constexpr (w == Word::erf) return Sequences::erf(a);
+  if constexpr (w == Word::erfc) return Sequences::erfc(a);
+  if constexpr (w == Word::fma) return fma(a, b, c);
+  if constexpr (w == Word::pow2) return pow2(a);
+  if constexpr (w == Word::exponent) return exponent(a);
+  if constexpr (w == Word::mantissa) return mantissa(a);
+  return a;
+}
+
+// One function pointer a word, for readers that learn the word at run time.
+template <class Sequences, class V>
+using WordFunction = V (*)(V, V, V);
+
+template <class Sequences, class V, size_t... w>
+constexpr auto word_table(std::index_sequence<w...>) {
+  return std::array<WordFunction<Sequences, V>, sizeof...(w)>{
+      [](V a, V b, V c) { return word<static_cast<Word>(w), Sequences, V>(a, b, c); }...};
+}
+template <class Sequences, class V>
+inline constexpr auto kWordTable =
+    word_table<Sequences, V>(std::make_index_sequence<kWords.size()>{});
+
+}  // namespace tenon

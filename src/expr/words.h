@@ -1,0 +1,261 @@
+// The transcendental words, each one branch-free sequence of operations that every backend shares.
+#pragma once
+
+namespace tenon::words {
+
+inline constexpr float kInfinity = __builtin_inff();
+inline constexpr float kNan = __builtin_nanf("");
+inline constexpr float kRound = 12582912.0f;  // adding and subtracting it rounds to an integer
+inline constexpr float kLog2e = 0x1.715476p+0f;
+inline constexpr float kLn2 = 0x1.62e43p-1f;
+// ln2 cut downwards, so that both parts are positive and a reduction by n = 0 keeps x = -0.
+inline constexpr float kLn2Hi = 0x1.62e42ep-1f;
+inline constexpr float kLn2Lo = 0x1.efa39ep-25f;
+// exp rounds to 0 below -104; from -176 the scaling multiplies by 0 and no slow underflow happens.
+// exp(89) rounds to infinity, expm1(-18) to -1.
+inline constexpr float kExpLow = -176.0f;
+inline constexpr float kExpHigh = 89.0f;
+inline constexpr float kExpm1Low = -18.0f;
+// |x| below which erf is its own polynomial. From 4 on erf rounds to 1, from 10.1 on erfc to 0; at
+// 13.27 exp(-x^2) is where exp is at kExpLow.
+inline constexpr float kErfSmall = 0.375f;
+inline constexpr float kErfHigh = 4.0f;
+inline constexpr float kErfcHigh = 13.27f;
+
+// Coefficients, lowest order first, as tools/polynomials.py finds and prints them, each table with
+// its form and the largest relative error of the word in exact arithmetic.
+// clang-format off
+struct StrictTables {
+  static constexpr bool kExact = true;  // second reduction steps and error terms are carried
+  static constexpr float kTanhSmall = 0.55f;
+  static constexpr float kErfcShift = 2.0f;
+  static constexpr float kErfcCentre = 0.15625f;
+  // exp(r) = 1 + r + r^2 p(r): 2^-28.2
+  static constexpr float kExp[] = {0x1.fffffcp-2f, 0x1.555494p-3f, 0x1.5558bep-5f, 0x1.12385ap-7f,
+      0x1.6a3d14p-10f};
+  // expm1(r) = r + r^2 p(r): 2^-26.1
+  static constexpr float kExpm1[] = {0x1.fffffep-2f, 0x1.5554b4p-3f, 0x1.5556f6p-5f, 0x1.122532p-7f,
+      0x1.6b97fap-10f};
+  // log(1 + f) = f + f^2 p(f): 2^-25.0
+  static constexpr float kLog[] = {-0x1.fffffap-2f, 0x1.5556fp-2f, -0x1.0004a6p-2f, 0x1.98d39ep-3f,
+      -0x1.535c9p-3f, 0x1.317d22p-3f, -0x1.25030ep-3f, 0x1.65e7f4p-4f};
+  // tanh(x) = x p(x^2): 2^-24.7
+  static constexpr float kTanh[] = {0x1p+0f, -0x1.555452p-2f, 0x1.10cefep-3f, -0x1.af7d7cp-5f,
+      0x1.0d529cp-6f};
+  // erf(x) = x + x p(x^2): 2^-26.1
+  static constexpr float kErf[] = {0x1.06eba6p-3f, -0x1.812658p-2f, 0x1.cdab3p-4f, -0x1.a0acbap-6f};
+  // erf(x) = 1 - exp(p(x)): 2^-26.2
+  static constexpr float kErfTail[] = {0x1.bb08bap-16f, -0x1.20ef2p+0f, -0x1.455becp-1f,
+      -0x1.b00b3cp-4f, 0x1.787032p-6f, -0x1.a6d44ep-9f, 0x1.bf4246p-13f};
+  // erfc(x) = exp(-x^2) (u + u p(u - centre)), u = 1/(x + shift): 2^-26.3
+  static constexpr float kErfcTail[] = {-0x1.97be48p-3f, 0x1.fca1e8p+0f, 0x1.cbbbe4p+1f,
+      0x1.d450dap+1f, -0x1.5228e6p+0f, -0x1.35b7b2p+3f, -0x1.092b2ep+2f, 0x1.2ac804p+5f,
+      -0x1.047c92p+5f};
+};
+
+struct NativeTables {
+  static constexpr bool kExact = false;
+  static constexpr float kTanhSmall = 0.4f;
+  static constexpr float kErfcShift = 2.25f;
+  static constexpr float kErfcCentre = 0.15625f;
+  // exp(r) = 1 + r + r^2 p(r): 2^-17.5
+  static constexpr float kExp[] = {0x1.0006b4p-1f, 0x1.571cacp-3f, 0x1.522614p-5f};
+  // expm1(r) = r + r^2 p(r): 2^-21.1
+  static constexpr float kExpm1[] = {0x1.fffe6ep-2f, 0x1.555628p-3f, 0x1.57058p-5f, 0x1.113edp-7f};
+  // log(1 + f) = f + f^2 p(f): 2^-16.9
+  static constexpr float kLog[] = {-0x1.ffea5cp-2f, 0x1.54b9ecp-2f, -0x1.03f8c8p-2f, 0x1.c11526p-3f,
+      -0x1.2325cep-3f};
+  // tanh(x) = x p(x^2): 2^-17.0
+  static constexpr float kTanh[] = {0x1p+0f, -0x1.54c6dp-2f, 0x1.f42d72p-4f};
+  // erf(x) = x + x p(x^2): 2^-18.9
+  static constexpr float kErf[] = {0x1.06ea78p-3f, -0x1.80db8cp-2f, 0x1.b79f04p-4f};
+  // erf(x) = 1 - exp(p(x)): 2^-17.8
+  static constexpr float kErfTail[] = {-0x1.b65808p-11f, -0x1.1f5d3cp+0f, -0x1.4dbefap-1f,
+      -0x1.5b9bacp-4f, 0x1.57852ep-7f};
+  // erfc(x) = exp(-x^2) (u + u p(u - centre)), u = 1/(x + shift): 2^-18.8
+  static constexpr float kErfcTail[] = {-0x1.39dbap-3f, 0x1.41708cp+1f, 0x1.6dd8acp+2f,
+      0x1.198302p+3f, 0x1.2b7798p+2f, -0x1.33aef6p+4f};
+};
+// clang-format on
+
+template <class V>
+struct Reduced {
+  V n, r;
+};
+
+template <class V>
+[[gnu::always_inline]] inline V round_multiple(V x, float factor) {
+  return fma(x, V(factor), V(kRound)) - V(kRound);
+}
+
+// Horner's rule; recursive because g++ unrolls a loop too late to vectorise the loop around it.
+template <int K = 0, int N, class V>
+[[gnu::always_inline]] inline V polynomial(V x, const float (&c)[N]) {
+  if constexpr (K == N - 1) {
+    return V(c[K]);
+  } else {
+    return fma(polynomial<K + 1>(x, c), x, V(c[K]));
+  }
+}
+
+// x = n ln2 + r with |r| <= ln2/2 for either constant ln2; the fma does not round.
+template <class V>
+[[gnu::always_inline]] inline Reduced<V> reduce_once(V x, float ln2) {
+  V n = round_multiple(x, kLog2e);
+  return {n, fma(n, V(-ln2), x)};
+}
+
+// p 2^n for 2^-5 < p < 2 and n in [-254, 128]: the first product is exact wherever the
+// result is not 0, so p 2^n rounds once.
+template <class V>
+[[gnu::always_inline]] inline V scale(V p, V n) {
+  V h = round_multiple(n, 0.5f);
+  return (p * pow2(h)) * pow2(n - h);
+}
+
+// Both precisions of every word; T holds the coefficients and says which error terms are carried.
+// The worst errors over all fp32 arguments, strict in ulp and native relative:
+//   exp      0.90  2^-17.4    expm1  1.57  2^-20.3    log  1.14  2^-16.8    log1p  1.76  2^-16.8
+//   sigmoid  2.41  2^-17.4    tanh   1.72  2^-16.9    erf  2.32  2^-17.0    erfc   2.37  2^-16.4
+template <class T>
+struct Words {
+  template <class V>
+  [[gnu::always_inline]] static inline V exp(V x) {
+    return exp_clamped(min(max(x, V(kExpLow)), V(kExpHigh)));
+  }
+
+  template <class V>
+  [[gnu::always_inline]] static inline V expm1(V x) {
+    auto [n, r] = reduce(min(max(x, V(kExpm1Low)), V(kExpHigh)));
+    V t = expm1_reduced(r);
+    // Half of 2^n (1 + t) - 1, because 2^128 is not a number.
+    V half = pow2(n - V(1.0f));
+    V y = fma(t, half, half - V(0.5f));
+    return select(n == V(0.0f), t, y + y);
+  }
+
+  template <class V>
+  [[gnu::always_inline]] static inline V log(V x) {
+    auto subnormal = x < V(0x1p-126f);
+    V scaled = select(subnormal, x * V(0x1p23f), x);
+    V e = exponent(scaled) - select(subnormal, V(23.0f), V(0.0f));
+    return log_tail(x, e, mantissa(scaled) - V(1.0f));
+  }
+
+  template <class V>
+  [[gnu::always_inline]] static inline V log1p(V x) {
+    V one = V(1.0f);
+    V u = one + x;
+    V lost = min(x, one) - (u - max(x, one));  // u + lost is 1 + x exactly
+    V e = exponent(u);
+    // 2^-128 is not to be had; lost does not matter there.
+    V f = fma(lost, pow2(max(-e, V(-127.0f))), mantissa(u) - one);
+    return select(u == one, x, log_tail(u, e, f));
+  }
+
+  template <class V>
+  [[gnu::always_inline]] static inline V sigmoid(V x) {
+    V e = exp_negative(abs(x));
+    return select(x < V(0.0f), e, V(1.0f)) / (V(1.0f) + e);
+  }
+
+  template <class V>
+  [[gnu::always_inline]] static inline V tanh(V x) {
+    V small = x * polynomial(x * x, T::kTanh);
+    V e = exp_negative(abs(x + x));
+    V large = (V(1.0f) - e) / (V(1.0f) + e);
+    return select(abs(x) < V(T::kTanhSmall), small, with_sign(large, x));
+  }
+
+  template <class V>
+  [[gnu::always_inline]] static inline V erf(V x) {
+    // log(erfc) is a polynomial here; its error shrinks by erfc, so one reduction step is enough.
+    V a = abs(x);
+    auto [n, r] = reduce_once(polynomial(min(a, V(kErfHigh)), T::kErfTail), kLn2);
+    V large = fma(-exp_reduced(r), pow2(n), V(1.0f));
+    return select(a < V(kErfSmall), erf_small(x), with_sign(large, x));
+  }
+
+  template <class V>
+  [[gnu::always_inline]] static inline V erfc(V x) {
+    V a = abs(x);
+    V tail = erfc_tail(min(a, V(kErfcHigh)));
+    V large = select(x < V(0.0f), V(2.0f) - tail, tail);
+    return select(a < V(kErfSmall), V(1.0f) - erf_small(x), large);
+  }
+
+ private:
+  template <class V>
+  [[gnu::always_inline]] static inline V with_sign(V y, V x) {
+    return select(x < V(0.0f), -y, y);
+  }
+
+  template <class V>
+  [[gnu::always_inline]] static inline Reduced<V> reduce(V x) {
+    if constexpr (!T::kExact) return reduce_once(x, kLn2);
+    auto [n, r] = reduce_once(x, kLn2Hi);
+    return {n, fma(n, V(-kLn2Lo), r)};
+  }
+
+  template <class V>
+  [[gnu::always_inline]] static inline V exp_reduced(V r) {
+    V one = V(1.0f);
+    return fma(fma(polynomial(r, T::kExp), r, one), r, one);
+  }
+
+  // r + r^2 p(r); the zero that is added makes r = -0 come out as -0.
+  template <class V>
+  [[gnu::always_inline]] static inline V expm1_reduced(V r) {
+    return fma(fma(polynomial(r, T::kExpm1), r, V(0.0f)), r, r);
+  }
+
+  template <class V>
+  [[gnu::always_inline]] static inline V exp_clamped(V x) {
+    auto [n, r] = reduce(x);
+    return scale(exp_reduced(r), n);
+  }
+
+  // exp(-a) for a >= 0.
+  template <class V>
+  [[gnu::always_inline]] static inline V exp_negative(V a) {
+    return exp_clamped(max(-a, V(kExpLow)));
+  }
+
+  // log x = e ln2 + log(1 + f); kLn2 is near enough to ln2 for any e.
+  template <class V>
+  [[gnu::always_inline]] static inline V log_tail(V x, V e, V f) {
+    V y = fma(e, V(kLn2), fma(polynomial(f, T::kLog), f * f, f));
+    V outside = select(x == V(0.0f), V(-kInfinity), V(kNan));
+    return select(x > V(0.0f), select(x < V(kInfinity), y, x), outside);
+  }
+
+  template <class V>
+  [[gnu::always_inline]] static inline V erf_small(V x) {
+    return fma(polynomial(x * x, T::kErf), x, x);
+  }
+
+  // exp(-a^2) (u + u p(u - centre)) with u = 1/(a + shift). What a^2 and u lost in rounding goes
+  // into the reduced argument of exp, where a relative error of the product is an absolute one.
+  template <class V>
+  [[gnu::always_inline]] static inline V erfc_tail(V a) {
+    V d = a + V(T::kErfcShift);
+    V u = V(1.0f) / d;
+    V g = fma(polynomial(u - V(T::kErfcCentre), T::kErfcTail), u, u);
+    V square = a * a;
+    if constexpr (!T::kExact) {
+      auto [n, r] = reduce(-square);
+      return scale(g * exp_reduced(r), n);
+    }
+    auto [n, r] = reduce_once(-square, kLn2Hi);
+    V lost = a - (d - V(T::kErfcShift));
+    V error = fma(-u, lost, fma(-u, d, V(1.0f)));
+    V power = fma(u, V(2.75f), V(1.0f));  // about d log(u + u p) / d log u
+    V rest = fma(error, power, -fma(a, a, -square));
+    return scale(fma(g, expm1_reduced(r + fma(n, V(-kLn2Lo), rest)), g), n);
+  }
+};
+
+struct Strict : Words<StrictTables> {};
+struct Native : Words<NativeTables> {};
+
+}  // namespace tenon::words

@@ -1,0 +1,50 @@
+// The contract between planning and backends: makers that return a kernel or say why not.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "step/step.h"
+#include "tenon/options.h"
+#include "tenon/view.h"
+
+namespace tenon {
+
+// All that differs from call to call.
+struct RunArgs {
+  int64_t rows = 0;
+  std::span<const View> in, out;
+  std::span<const float> parameters;
+  void* workspace = nullptr;  // at least workspace(rows) bytes, 64-byte aligned
+  void* stream = nullptr;
+};
+
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
+  virtual void run(const RunArgs& args) const = 0;
+};
+
+struct Refusal {
+  std::string why;
+};
+using Attempt = std::variant<std::shared_ptr<const Kernel>, Refusal>;
+
+struct Maker {
+  std::string_view name;
+  Attempt (*make)(const Step&);
+};
+
+// Best maker first; the last one takes everything the device can do at all.
+struct Backend {
+  std::string_view name;
+  Device device;
+  std::span<const Maker> makers;
+};
+
+}  // namespace tenon
