@@ -78,7 +78,7 @@ Value rounded(const Value& a, DType dtype) {
   const double low = stored(a.v - a.e, dtype);
   const double high = stored(a.v + a.e, dtype);
   const auto gap = [&](double other) { return other == v ? 0 : std::fabs(other - v); };
-  return {v, a.e == 0 ? 0 : std::max(gap(low), gap(high))};
+  return {v, a.e == 0 || std::isinf(a.e) ? a.e : std::max(gap(low), gap(high))};
 }
 
 // An overflowed operand makes arithmetic unbounded even where its factor is 0: ∞·0 is NaN in fp32.
