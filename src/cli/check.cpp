@@ -8,7 +8,8 @@
 #include <random>
 
 #include "backend/cuda/driver.h"
-#include "backend/cuda/makers.h"
+#include "backend/cuda/map.h"
+#include "backend/cuda/nvrtc.h"
 #include "cli/cases.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
@@ -111,8 +112,28 @@ class Trial {
 
   // Nothing if the case passes.
   std::optional<std::string> run() {
-    set_observer([this](const Step& s, const RunArgs& a, const Options& o,
-                        const std::function<void()>& go) { observe(s, a, o, go); });
+    call([this](const Step& s, const RunArgs& a, const Options& o,
+                const std::function<void()>& go) { observe(s, a, o, go); });
+    if (!wrong_ && steps_ == 0) wrong_ = "no step was executed";
+    for (const Matrix& m : matrices_)
+      if (!wrong_ && !m.guards_hold()) wrong_ = "bytes outside of a view were written";
+    return wrong_;
+  }
+
+  // The case's kernels compiled for CUDA and not run; the views stay on the host.
+  std::optional<std::string> compile_for(const std::string& arch) {
+    options_.device = Device::cuda;
+    call([&](const Step& s, const RunArgs&, const Options&, const std::function<void()>&) {
+      cuda::compile(cuda::map_source(s), arch);
+      ++steps_;
+    });
+    if (!wrong_ && steps_ == 0) wrong_ = "no step was compiled";
+    return wrong_;
+  }
+
+ private:
+  void call(const Observer& observer) {
+    set_observer(observer);
     try {
       if (case_[Column::op] == "l2normalization")
         run_l2();
@@ -122,13 +143,8 @@ class Trial {
       wrong_ = e.what();
     }
     set_observer({});
-    if (!wrong_ && steps_ == 0) wrong_ = "no step was executed";
-    for (const Matrix& m : matrices_)
-      if (!wrong_ && !m.guards_hold()) wrong_ = "bytes outside of a view were written";
-    return wrong_;
   }
 
- private:
   Matrix& add(DType dtype, int64_t rows, int64_t cols) {
     return matrices_.emplace_back(dtype, rows, cols, shape_, device_ == Device::cuda);
   }
@@ -177,7 +193,8 @@ class Trial {
     const View bias = has_bias ? filled(input_, 1, all) : View{};
     const View scale = f.scaled ? filled(input_, rows, 1) : View{};
     // An amax is a by-product that a flat map does not have.
-    const View amax = device_ == Device::cpu ? single() : View{};
+    const bool sums = options_.device == Device::cpu;
+    const View amax = sums ? single() : View{};
     if (!backward_) {
       const View y = empty(output_, rows, shape_.cols);
       return forward(f, {x, b, bias, scale, y, amax, layout}, options_);
@@ -192,7 +209,7 @@ class Trial {
               .dx = empty(output_, rows, cols),
               .db = separate ? empty(output_, rows, cols) : View{},
               .dbias = has_dbias ? empty(output_, 1, all) : View{},
-              .dscale = f.scaled && device_ == Device::cpu ? empty(input_, rows, 1) : View{},
+              .dscale = f.scaled && sums ? empty(input_, rows, 1) : View{},
               .amax = amax,
               .layout = layout},
              options_);
@@ -294,6 +311,36 @@ bool selected(const Case& c, const CheckArgs& args) {
       args.substrings, [&](const std::string& s) { return text.find(s) != std::string::npos; });
 }
 
+// Runs every chosen case, prints what failed, and returns how many passed.
+template <class Run>
+size_t run_all(const std::vector<Case>& chosen, Run run) {
+  size_t passed = 0;
+  Progress progress(chosen.size());
+  for (const Case& c : chosen) {
+    progress.step(c.text());
+    const std::optional<std::string> wrong = run(c);
+    if (wrong)
+      fmt::print("FAILED {}: {}\n", c.text(), *wrong);
+    else
+      ++passed;
+  }
+  return passed;
+}
+
+// Without a GPU the texts are still compiled, for the architecture that is tested on.
+int compile_only(const std::vector<Case>& chosen, const std::string& why) {
+  constexpr const char* kArch = "sm_90a";
+  if (const auto missing = cuda::why_no_nvrtc()) {
+    fmt::print(stderr, "tenon check: nothing to run or compile on: {}\n", why);
+    return no_device;
+  }
+  const size_t compiled =
+      run_all(chosen, [&](const Case& c) { return Trial(c, Device::cpu).compile_for(kArch); });
+  fmt::print("{} compiled for {}, {} failed; nothing was run: {}\n", compiled, kArch,
+             chosen.size() - compiled, why);
+  return compiled == chosen.size() ? no_device : failed;
+}
+
 }  // namespace
 
 int check(const CheckArgs& args) {
@@ -317,25 +364,9 @@ int check(const CheckArgs& args) {
     fmt::print(stderr, "tenon check: no case contains all of the given substrings; see --list\n");
     return usage;
   }
-  if (device == Device::cuda) {
-    const cuda::Status status = cuda::status();
-    if (!status.gpu) {
-      fmt::print(stderr, "tenon check: no CUDA here: {}\n", status.why);
-      return failed;
-    }
-  }
-  size_t passed = 0;
-  {
-    Progress progress(chosen.size());
-    for (const Case& c : chosen) {
-      progress.step(c.text());
-      const auto wrong = Trial(c, device).run();
-      if (wrong)
-        fmt::print("FAILED {}: {}\n", c.text(), *wrong);
-      else
-        ++passed;
-    }
-  }
+  if (device == Device::cuda)
+    if (const auto why = cuda::why_no_gpu()) return compile_only(chosen, *why);
+  const size_t passed = run_all(chosen, [&](const Case& c) { return Trial(c, device).run(); });
   fmt::print("{} passed, {} failed\n", passed, chosen.size() - passed);
   return passed == chosen.size() ? ok : failed;
 }

@@ -8,8 +8,8 @@
 
 namespace tenon::cli {
 
-// 0: fine, 1: something failed the check, 2: wrong usage or input (CLI11's own codes are mapped).
-enum Exit : int { ok = 0, failed = 1, usage = 2 };
+// What scripts see: no_device means that nothing ran because the device is not here.
+enum Exit : int { ok = 0, failed = 1, usage = 2, no_device = 3 };
 
 struct CheckArgs {
   std::vector<std::string> substrings;
@@ -19,7 +19,7 @@ struct CheckArgs {
 };
 
 int doctor(bool json);
-int list();
+int list(bool markdown);
 int show(const std::string& text, bool backward);
 int check(const CheckArgs& args);
 int demo();

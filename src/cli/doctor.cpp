@@ -1,4 +1,4 @@
-// `tenon doctor` and `tenon list`: what is here.
+// `tenon doctor`: what this machine offers.
 #include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
@@ -37,20 +37,6 @@ int doctor(bool json) {
   fmt::print("cpu     {} loops, {} threads of {} cores (TENON_THREADS, TENON_ISA change them)\n",
              cpu::loops().isa, threads(), std::thread::hardware_concurrency());
   for (const std::string& line : cuda::doctor_lines()) fmt::print("{}\n", line);
-  return ok;
-}
-
-int list() {
-  for (const std::string& name : activation_names()) {
-    const Activation f = activation(name);
-    std::string parameters;
-    for (const Parameter& p : f.parameters)
-      parameters += fmt::format("{}{}={}", parameters.empty() ? "" : ", ", p.name, p.value);
-    std::string aliases;
-    for (const std::string& a : f.aliases) aliases += " " + a;
-    fmt::print("{:<16} {:<6} {}{}\n", name, f.inputs == 2 ? "a, b" : "x", parameters,
-               aliases.empty() ? "" : "also" + aliases);
-  }
   return ok;
 }
 

@@ -18,7 +18,9 @@ int run(int argc, char** argv) {
   auto* doctor = app.add_subcommand("doctor", "what this machine offers: CPU, threads, CUDA");
   doctor->add_flag("--json", json, "one JSON object");
 
+  bool markdown = false;
   auto* list = app.add_subcommand("list", "every registered activation");
+  list->add_flag("--markdown", markdown, "the page docs/activations.md");
 
   std::string text;
   bool backward = false;
@@ -41,7 +43,7 @@ int run(int argc, char** argv) {
     return app.exit(e) == 0 ? cli::ok : cli::usage;
   }
   if (*doctor) return cli::doctor(json);
-  if (*list) return cli::list();
+  if (*list) return cli::list(markdown);
   if (*show) return cli::show(text, backward);
   if (*check) return cli::check(args);
   if (*demo) return cli::demo();

@@ -198,15 +198,13 @@ DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (pointer_ == 0 || forked) return;
+  if (pointer_ == nullptr || forked) return;
   try {
     const CurrentContext context;
     driver().mem_free(pointer_);
   } catch (const Error&) {  // a broken context has lost the memory already
   }
 }
-
-void* DeviceBuffer::data() const { return reinterpret_cast<void*>(pointer_); }
 
 void DeviceBuffer::from_host(const void* from) {
   const CurrentContext context;

@@ -14,7 +14,7 @@ using Context = struct ContextHandle*;
 using Module = struct ModuleHandle*;
 using Function = struct FunctionHandle*;
 using Stream = struct StreamHandle*;
-using DevicePointer = uint64_t;
+using DevicePointer = void*;  // an integer to the driver, of the same size
 
 // The functions in use. A result of 0 is success.
 struct Driver {
@@ -93,14 +93,14 @@ class DeviceBuffer {
   DeviceBuffer(const DeviceBuffer&) = delete;
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
 
-  [[nodiscard]] void* data() const;
+  [[nodiscard]] void* data() const { return pointer_; }
   [[nodiscard]] size_t size() const { return bytes_; }
   void from_host(const void* from);  // size() bytes
   void to_host(void* to) const;      // waits for all work of the context first
 
  private:
   size_t bytes_;
-  DevicePointer pointer_ = 0;
+  DevicePointer pointer_ = nullptr;
 };
 
 }  // namespace tenon::cuda

@@ -2,6 +2,7 @@
 #include "backend/cuda/kernels.h"
 
 #include <map>
+#include <mutex>
 
 #include "backend/cuda/nvrtc.h"
 #include "core/lock.h"

@@ -157,6 +157,7 @@ class Compilation {
 
   int run(const std::vector<std::string>& options) {
     std::vector<const char*> texts;
+    texts.reserve(options.size());
     for (const std::string& option : options) texts.push_back(option.c_str());
     return n_.compile_program(program_, static_cast<int>(texts.size()), texts.data());
   }

@@ -1,6 +1,6 @@
-// The flat map: one thread an element, adjacent threads on adjacent elements; comes after words.cuh.
+// The flat map: one thread an element, adjacent threads on adjacent elements; follows words.cuh.
 
-// Where a load or store lies. Column c is at (c / block)*block_stride + c % block + offset of a row.
+// Where a load or store lies: column c at (c / block)*block_stride + c % block + offset of a row.
 struct TenonAccess {
   TenonU8* data;
   TenonI64 stride;  // elements from row to row
@@ -48,8 +48,8 @@ __device__ inline void tenon_store(const TenonAccess& a, TenonI64 element, float
   tenon_write<Format>(a.data + element * Format::bytes, v);
 }
 
-// Body is printed for each step: kLoads, kStores, load, compute, store. All loads of an element come
-// before its stores, and no other thread touches it, so calls in place are right.
+// Body is printed for each step: kLoads, kStores, load, compute, store. All loads of an element
+// come before its stores, and no other thread touches it, so calls in place are right.
 template <class Body>
 __device__ inline void tenon_map(
     const TenonMapArguments<Body::kLoads + Body::kStores>& arguments) {

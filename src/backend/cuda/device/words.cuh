@@ -1,4 +1,4 @@
-// The words of lowered formulas and the number formats, bit for bit as on the CPU; includes nothing.
+// The words of lowered formulas and the number formats, bit for bit as on the CPU.
 
 typedef unsigned int TenonU32;
 typedef unsigned short TenonU16;

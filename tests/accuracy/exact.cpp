@@ -1,0 +1,326 @@
+// One loop a word over float64 arrays: values first, then each precision's bound.
+#include "exact.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "expr/evaluate.h"
+#include "expr/order.h"
+
+namespace tenon::accuracy {
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kOverflow32 = 0x1.ffffffp127;
+constexpr double kTwoOverRootPi = 1.1283791670955126;
+constexpr size_t kBatch = 128;
+
+template <int K>
+struct Block {
+  alignas(64) std::array<double, kBatch> v;
+  alignas(64) std::array<std::array<double, kBatch>, K> e;
+};
+
+double times(double derivative, double error) {
+  const double product = std::fabs(derivative) * error;
+  return static_cast<int>(derivative == 0) | static_cast<int>(error == 0) ? 0 : product;
+}
+
+// ulp32 by the exponent's bits alone, so that the loop has no calls.
+double ulp(double v) {
+  const uint64_t exponent = std::bit_cast<uint64_t>(v) & 0x7ff0000000000000U;
+  const auto scaled = static_cast<int64_t>(exponent) - (int64_t{23} << 52);
+  const double u = std::bit_cast<double>(scaled);
+  const double floored = std::fabs(v) < 0x1p-126 ? 0x1p-149 : u;
+  return std::fabs(v) < kInf ? floored : 0;
+}
+
+double minimum(double a, double b) {
+  if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<double>::quiet_NaN();
+  return a < b || (a == b && std::signbit(a)) ? a : b;
+}
+
+// A transcendental word and its slope; both sides of a sigmoid share one exp.
+struct Point {
+  double y, slope;
+};
+Point sigmoid_point(double x) {
+  const double e = std::exp(-std::fabs(x));
+  const double y = (x < 0 ? e : 1.0) / (1.0 + e);
+  return {y, y * ((-x < 0 ? e : 1.0) / (1.0 + e))};
+}
+Point point(Word w, double x) {
+  switch (w) {
+    case Word::exp: {
+      const double y = std::exp(x);
+      return {y, y};
+    }
+    case Word::expm1: {
+      const double y = std::expm1(x);
+      return {y, y + 1};
+    }
+    case Word::log: return {std::log(x), 1 / x};
+    case Word::log1p: return {std::log1p(x), 1 / (1 + x)};
+    case Word::sigmoid: return sigmoid_point(x);
+    case Word::tanh: {
+      const double e = std::exp(-std::fabs(2 * x));
+      const double up = (2 * x < 0 ? e : 1.0) / (1.0 + e);
+      const double down = (-2 * x < 0 ? e : 1.0) / (1.0 + e);
+      return {std::tanh(x), 4 * up * down};
+    }
+    case Word::erf: return {std::erf(x), kTwoOverRootPi * std::exp(-x * x)};
+    default: return {std::erfc(x), kTwoOverRootPi * std::exp(-x * x)};
+  }
+}
+
+template <int K>
+class Kernel {
+ public:
+  using B = Block<K>;
+
+  Kernel(std::span<const double> natives, size_t count) : natives_(natives), count_(count) {}
+
+  void run(const Node& n, const B& a, const B& b, const B& c, const B& d, B& r) {
+    switch (n.word) {
+      case Word::add:
+        values([&](size_t i) { return a.v[i] + b.v[i]; }, r);
+        bounds([&](int k, size_t i) { return a.e[k][i] + b.e[k][i]; }, r);
+        break;
+      case Word::sub:
+        values([&](size_t i) { return a.v[i] - b.v[i]; }, r);
+        bounds([&](int k, size_t i) { return a.e[k][i] + b.e[k][i]; }, r);
+        break;
+      case Word::mul:
+        values([&](size_t i) { return a.v[i] * b.v[i]; }, r);
+        bounds(
+            [&](int k, size_t i) { return times(b.v[i], a.e[k][i]) + times(a.v[i], b.e[k][i]); },
+            r);
+        break;
+      case Word::div:
+        values([&](size_t i) { return a.v[i] / b.v[i]; }, r);
+        bounds(
+            [&](int k, size_t i) {
+              return times(1 / b.v[i], a.e[k][i]) + times(r.v[i] / b.v[i], b.e[k][i]);
+            },
+            r);
+        break;
+      case Word::min:
+      case Word::max: extreme(n.word, a, b, r); break;
+      case Word::neg:
+        values([&](size_t i) { return -a.v[i]; }, r);
+        bounds([&](int k, size_t i) { return a.e[k][i]; }, r);
+        break;
+      case Word::abs:
+        values([&](size_t i) { return std::fabs(a.v[i]); }, r);
+        bounds([&](int k, size_t i) { return a.e[k][i]; }, r);
+        break;
+      case Word::sqrt:
+        values([&](size_t i) { return std::sqrt(a.v[i]); }, r);
+        bounds([&](int k, size_t i) { return times(0.5 / r.v[i], a.e[k][i]); }, r);
+        break;
+      case Word::rsqrt:
+        values([&](size_t i) { return 1 / std::sqrt(a.v[i]); }, r);
+        bounds([&](int k, size_t i) { return times(0.5 * r.v[i] / a.v[i], a.e[k][i]); }, r);
+        break;
+      case Word::select: choose(n.rel(), a, b, c, d, r); break;
+      case Word::round: rounded(n.dtype(), a, r); break;
+      default:
+        for (size_t i = 0; i < count_; ++i) {
+          const Point p = point(n.word, a.v[i]);
+          r.v[i] = p.y;
+          for (int k = 0; k < K; ++k) r.e[k][i] = times(p.slope, a.e[k][i]);
+        }
+    }
+    own_error(n, r);
+    const bool arithmetic = index(n.word) <= index(Word::div);
+    for (int k = 0; k < K; ++k)
+      for (size_t i = 0; i < count_; ++i) {
+        const double e = r.e[k][i];
+        const bool lost = arithmetic && (a.e[k][i] == kInf || b.e[k][i] == kInf);
+        r.e[k][i] = e != e || lost ? kInf : e;
+      }
+  }
+
+  // What a parent sees: an overflowed fp32 value bounds nothing any more.
+  void as_input(B& r) {
+    for (int k = 0; k < K; ++k)
+      for (size_t i = 0; i < count_; ++i) {
+        const double v = std::fabs(r.v[i]);
+        const bool over = static_cast<int>(v < kInf) & static_cast<int>(v + r.e[k][i] >= kOverflow32);
+        r.e[k][i] = over ? kInf : r.e[k][i];
+      }
+  }
+
+ private:
+  template <class F>
+  void values(F f, B& r) {
+    for (size_t i = 0; i < count_; ++i) r.v[i] = f(i);
+  }
+  template <class F>
+  void bounds(F f, B& r) {
+    for (int k = 0; k < K; ++k)
+      for (size_t i = 0; i < count_; ++i) r.e[k][i] = f(k, i);
+  }
+
+  void extreme(Word w, const B& a, const B& b, B& r) {
+    if (w == Word::min)
+      values([&](size_t i) { return minimum(a.v[i], b.v[i]); }, r);
+    else
+      values([&](size_t i) { return -minimum(-a.v[i], -b.v[i]); }, r);
+    bounds(
+        [&](int k, size_t i) {
+          const double ea = a.e[k][i];
+          const double eb = b.e[k][i];
+          const bool close = std::fabs(a.v[i] - b.v[i]) <= ea + eb;
+          const double one = r.v[i] == a.v[i] ? ea : eb;
+          return close ? (ea < eb ? eb : ea) : one;
+        },
+        r);
+  }
+
+  void choose(Rel rel, const B& a, const B& b, const B& c, const B& d, B& r) {
+    std::array<bool, kBatch> first;
+    for (size_t i = 0; i < count_; ++i) {
+      const double x = a.v[i];
+      const double y = b.v[i];
+      first[i] = rel == Rel::lt   ? x < y
+                 : rel == Rel::le ? x <= y
+                 : rel == Rel::gt ? x > y
+                 : rel == Rel::ge ? x >= y
+                 : rel == Rel::eq ? x == y
+                                  : x != y;
+      r.v[i] = first[i] ? c.v[i] : d.v[i];
+    }
+    bounds(
+        [&](int k, size_t i) {
+          const double sum = a.e[k][i] + b.e[k][i];
+          const double ec = c.e[k][i];
+          const double ed = d.e[k][i];
+          const bool either = sum > 0 && std::fabs(a.v[i] - b.v[i]) <= sum;
+          const double gap = c.v[i] == d.v[i] ? 0 : std::fabs(c.v[i] - d.v[i]);
+          const double taken = first[i] ? ec : ed;
+          return either ? (ec < ed ? ed : ec) + gap : taken;
+        },
+        r);
+  }
+
+  static double stored(double v, DType dtype) {
+    const double r = nearest(v, dtype);
+    return info(dtype).saturates && std::isinf(r) ? std::copysign(info(dtype).max, r) : r;
+  }
+  void rounded(DType dtype, const B& a, B& r) {
+    values([&](size_t i) { return stored(a.v[i], dtype); }, r);
+    bounds(
+        [&](int k, size_t i) {
+          const double e = a.e[k][i];
+          if (e == 0 || std::isinf(e)) return e;
+          const auto gap = [&](double v) { return v == r.v[i] ? 0 : std::fabs(v - r.v[i]); };
+          return std::max(gap(stored(a.v[i] - e, dtype)), gap(stored(a.v[i] + e, dtype)));
+        },
+        r);
+  }
+
+  void own_error(const Node& n, B& r) {
+    if (n.word == Word::round) return;
+    const double beta = info(n.word).beta;
+    std::array<double, kBatch> u;
+    for (size_t i = 0; i < count_; ++i) u[i] = ulp(r.v[i]);
+    for (int k = 0; k < K; ++k) {
+      const double native = natives_[static_cast<size_t>(k)];
+      if (native == 0 || info(n.word).kind != Kind::transcendental) {
+        for (size_t i = 0; i < count_; ++i) r.e[k][i] += beta * u[i];
+        continue;
+      }
+      for (size_t i = 0; i < count_; ++i) {
+        const double relative = native * std::fabs(r.v[i]);
+        const double most = relative < 0.5 * u[i] ? 0.5 * u[i] : relative;
+        r.e[k][i] += std::fabs(r.v[i]) < kInf ? most : 0;
+      }
+    }
+  }
+
+  std::span<const double> natives_;
+  size_t count_;
+};
+
+}  // namespace
+
+Exact::Exact(const Graph& graph, std::span<const uint32_t> roots, std::span<const double> natives)
+    : graph_(graph),
+      roots_(roots.begin(), roots.end()),
+      nodes_(order(graph, roots)),
+      natives_(natives.begin(), natives.end()) {}
+
+template <int K>
+void Exact::run_blocks(size_t n, std::span<const Column> loads, Values& out) const {
+  std::vector<Block<K>> blocks(graph_.size());
+  for (size_t start = 0; start < n; start += kBatch) {
+    const size_t count = std::min(kBatch, n - start);
+    Kernel<K> kernel(natives_, count);
+    for (const uint32_t id : nodes_) {
+      const Node& node = graph_[id];
+      Block<K>& r = blocks[id];
+      if (node.word == Word::constant || node.word == Word::load) {
+        for (size_t i = 0; i < count; ++i)
+          r.v[i] = node.word == Word::load ? loads[node.slot][start + i] : node.value;
+        if (start == 0)
+          for (auto& e : r.e) e.fill(0);
+      } else {
+        kernel.run(node, blocks[node.in[0]], blocks[node.in[1]], blocks[node.in[2]],
+                   blocks[node.in[3]], r);
+      }
+      for (size_t root = 0; root < roots_.size(); ++root) {
+        if (roots_[root] != id) continue;
+        std::copy_n(r.v.begin(), count, out.value[root].begin() + static_cast<ptrdiff_t>(start));
+        for (size_t k = 0; k < K; ++k)
+          std::copy_n(r.e[k].begin(), count,
+                      out.bound[k][root].begin() + static_cast<ptrdiff_t>(start));
+      }
+      if (node.arity() > 0) kernel.as_input(r);
+    }
+  }
+}
+
+void Exact::run(size_t n, std::span<const Column> loads, Values& out) const {
+  out.value.resize(roots_.size());
+  out.bound.resize(natives_.size());
+  for (auto& v : out.value) v.resize(n);
+  for (auto& b : out.bound) {
+    b.resize(roots_.size());
+    for (auto& e : b) e.resize(n);
+  }
+  if (natives_.size() == 1)
+    run_blocks<1>(n, loads, out);
+  else
+    run_blocks<3>(n, loads, out);
+}
+
+bool Exact::agrees_with_oracle(size_t n, std::span<const Column> loads) const {
+  Values mine;
+  run(n, loads, mine);
+  std::vector<std::vector<float>> copies;
+  std::vector<const float*> pointers;
+  for (const Column& c : loads) {
+    std::vector<float>& copy = copies.emplace_back(n);
+    for (size_t i = 0; i < n; ++i) copy[i] = c[i];
+  }
+  for (const auto& copy : copies) pointers.push_back(copy.data());
+  const auto same = [](double a, double b) {
+    return (a != a && b != b) || std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
+  };
+  for (size_t k = 0; k < natives_.size(); ++k) {
+    const Evaluation theirs = Oracle(graph_, roots_, natives_[k]).run(n, pointers);
+    for (size_t r = 0; r < roots_.size(); ++r)
+      for (size_t i = 0; i < n; ++i)
+        if (!same(mine.value[r][i], theirs.value[r][i]) ||
+            !same(mine.bound[k][r][i], theirs.bound[r][i]))
+          return false;
+  }
+  return true;
+}
+
+}  // namespace tenon::accuracy

@@ -1,0 +1,39 @@
+// Exact values of a formula and its bounds E, fast: the library's Oracle over arrays, with the bounds
+// of several precisions at once. `agrees_with_oracle` shows that both give the same bits.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "columns.h"
+#include "tenon/expr.h"
+
+namespace tenon::accuracy {
+
+// value[root][i]; bound[precision][root][i].
+struct Values {
+  std::vector<std::vector<double>> value;
+  std::vector<std::vector<std::vector<double>>> bound;
+};
+
+class Exact {
+ public:
+  // `natives`: for each precision the relative error of transcendental words, 0 for strict; one or
+  // three of them.
+  Exact(const Graph& graph, std::span<const uint32_t> roots, std::span<const double> natives);
+
+  void run(size_t n, std::span<const Column> loads, Values& out) const;
+
+  // Whether the library's own Oracle gives the same bits at these points.
+  [[nodiscard]] bool agrees_with_oracle(size_t n, std::span<const Column> loads) const;
+
+ private:
+  template <int K>
+  void run_blocks(size_t n, std::span<const Column> loads, Values& out) const;
+
+  Graph graph_;
+  std::vector<uint32_t> roots_, nodes_;
+  std::vector<double> natives_;
+};
+
+}  // namespace tenon::accuracy

@@ -1,0 +1,145 @@
+// Shapes of data and scales against the table of the specification.
+#include "tenon/format.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace {
+
+using namespace tenon;
+
+constexpr std::array<int64_t, 9> kSizes{0, 1, 31, 32, 33, 127, 128, 129, 4096};
+
+// Rounded up to a multiple by counting, not by the header's arithmetic.
+int64_t multiple_from(int64_t a, int64_t step) {
+  int64_t m = 0;
+  while (m < a) m += step;
+  return m;
+}
+int64_t pieces(int64_t a, int64_t size) { return multiple_from(a, size) / size; }
+
+std::string where(int64_t m, int64_t k, Scaling s) {
+  return std::string(info(s).name) + " " + std::to_string(m) + "x" + std::to_string(k);
+}
+
+template <class F>
+void for_all_shapes(Scaling s, F f) {
+  const Format format{DType::e4m3, s, true, true};
+  for (const int64_t m : kSizes)
+    for (const int64_t k : kSizes) f(format, m, k);
+}
+
+TEST(Format, RoundingHelpers) {
+  for (const int64_t a : kSizes)
+    for (const int64_t b : {1, 4, 32, 128}) {
+      EXPECT_EQ(cdiv(a, b), pieces(a, b)) << a << " " << b;
+      EXPECT_EQ(rup(a, b), multiple_from(a, b)) << a << " " << b;
+    }
+}
+
+TEST(Format, RowwiseDataHaveTheTensorsShape) {
+  for (size_t s = 0; s < kScalings.size(); ++s)
+    for_all_shapes(static_cast<Scaling>(s), [](const Format& f, int64_t m, int64_t k) {
+      EXPECT_EQ(f.data_shape(m, k, Orientation::rowwise), (Shape{m, k})) << where(m, k, f.scaling);
+    });
+}
+
+TEST(Format, ColumnwiseDataAreTransposedExceptForMxfp8) {
+  for (size_t s = 0; s < kScalings.size(); ++s)
+    for_all_shapes(static_cast<Scaling>(s), [](const Format& f, int64_t m, int64_t k) {
+      const Shape expected = f.scaling == Scaling::mxfp8 ? Shape{m, k} : Shape{k, m};
+      EXPECT_EQ(f.data_shape(m, k, Orientation::columnwise), expected) << where(m, k, f.scaling);
+    });
+}
+
+TEST(Format, NoScales) {
+  for_all_shapes(Scaling::none, [](const Format& f, int64_t m, int64_t k) {
+    for (const Orientation o : {Orientation::rowwise, Orientation::columnwise}) {
+      const Shape s = f.scale_shape(m, k, o);
+      EXPECT_EQ(s.rows * s.cols, 0);
+    }
+  });
+}
+
+TEST(Format, OneScaleForTheTensor) {
+  for (const Scaling s : {Scaling::delayed, Scaling::current})
+    for_all_shapes(s, [](const Format& f, int64_t m, int64_t k) {
+      for (const Orientation o : {Orientation::rowwise, Orientation::columnwise})
+        EXPECT_EQ(f.scale_shape(m, k, o), (Shape{1, 1})) << where(m, k, f.scaling);
+    });
+}
+
+TEST(Format, Mxfp8Scales) {
+  for_all_shapes(Scaling::mxfp8, [](const Format& f, int64_t m, int64_t k) {
+    EXPECT_EQ(f.scale_shape(m, k, Orientation::rowwise),
+              (Shape{multiple_from(m, 128), multiple_from(pieces(k, 32), 4)}))
+        << where(m, k, f.scaling);
+    EXPECT_EQ(f.scale_shape(m, k, Orientation::columnwise),
+              (Shape{multiple_from(pieces(m, 32), 4), multiple_from(k, 128)}))
+        << where(m, k, f.scaling);
+  });
+}
+
+TEST(Format, BlockScales) {
+  for_all_shapes(Scaling::block1x128, [](const Format& f, int64_t m, int64_t k) {
+    EXPECT_EQ(f.scale_shape(m, k, Orientation::rowwise),
+              (Shape{pieces(k, 128), multiple_from(m, 4)}));
+    EXPECT_EQ(f.scale_shape(m, k, Orientation::columnwise),
+              (Shape{pieces(m, 128), multiple_from(k, 4)}));
+  });
+  for_all_shapes(Scaling::block128x128, [](const Format& f, int64_t m, int64_t k) {
+    EXPECT_EQ(f.scale_shape(m, k, Orientation::rowwise),
+              (Shape{pieces(m, 128), multiple_from(pieces(k, 128), 4)}));
+    EXPECT_EQ(f.scale_shape(m, k, Orientation::columnwise),
+              (Shape{pieces(k, 128), multiple_from(pieces(m, 128), 4)}));
+  });
+}
+
+// Numbers worked out by hand, so that a mistake shared by table and loops above would show.
+TEST(Format, WorkedExamples) {
+  const Format mx{DType::e4m3, Scaling::mxfp8};
+  EXPECT_EQ(mx.scale_shape(129, 33, Orientation::rowwise), (Shape{256, 4}));
+  EXPECT_EQ(mx.scale_shape(129, 33, Orientation::columnwise), (Shape{8, 128}));
+  EXPECT_EQ(mx.scale_shape(4096, 129, Orientation::rowwise), (Shape{4096, 8}));
+  EXPECT_EQ(mx.scale_shape(0, 0, Orientation::rowwise), (Shape{0, 0}));
+  const Format line{DType::e4m3, Scaling::block1x128};
+  EXPECT_EQ(line.scale_shape(33, 129, Orientation::rowwise), (Shape{2, 36}));
+  EXPECT_EQ(line.scale_shape(33, 129, Orientation::columnwise), (Shape{1, 132}));
+  const Format square{DType::e4m3, Scaling::block128x128};
+  EXPECT_EQ(square.scale_shape(129, 4096, Orientation::rowwise), (Shape{2, 32}));
+  EXPECT_EQ(square.scale_shape(129, 4096, Orientation::columnwise), (Shape{32, 4}));
+}
+
+TEST(Format, ScaleTypesAndBlocks) {
+  struct Row {
+    Scaling scaling;
+    std::string_view name;
+    DType scale;
+    int64_t rows, cols;
+  };
+  constexpr std::array<Row, 6> kRows{
+      {{Scaling::none, "none", DType::f32, 0, 0},
+       {Scaling::delayed, "delayed", DType::f32, 0, 0},
+       {Scaling::current, "current", DType::f32, 0, 0},
+       {Scaling::mxfp8, "mxfp8", DType::e8m0, 1, 32},
+       {Scaling::block1x128, "block1x128", DType::f32, 1, 128},
+       {Scaling::block128x128, "block128x128", DType::f32, 128, 128}}};
+  for (const Row& r : kRows) {
+    EXPECT_EQ(info(r.scaling).name, r.name);
+    EXPECT_EQ(info(r.scaling).scale, r.scale) << r.name;
+    EXPECT_EQ(info(r.scaling).block_rows, r.rows) << r.name;
+    EXPECT_EQ(info(r.scaling).block_cols, r.cols) << r.name;
+  }
+}
+
+TEST(Format, DefaultIsPlainRowwise) {
+  constexpr Format kDefault;
+  static_assert(kDefault.dtype == DType::f32 && kDefault.scaling == Scaling::none);
+  static_assert(kDefault.rowwise && !kDefault.columnwise);
+  static_assert(kDefault.data_shape(3, 5, Orientation::columnwise) == Shape{5, 3});
+}
+
+}  // namespace

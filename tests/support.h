@@ -1,0 +1,182 @@
+// What the tests share: matrices between guard bytes, plain sums, and errors looked at closely.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tenon/tenon.hpp"
+
+namespace tenon::test {
+
+inline constexpr float kInf = __builtin_inff();
+inline constexpr float kNan = __builtin_nanf("");
+inline constexpr DType kPlain[] = {DType::f32, DType::f16, DType::bf16};
+inline constexpr float kSpecials[] = {0.0F,      -0.0F,      kInf,       -kInf,          kNan,
+                                      0x1p-149F, -0x1p-140F, 0x1p-127F,  0x1.fffffep127F, -3.0F,
+                                      0x1p-24F,  65504.0F,   -65520.0F,  1.0F,           -1.0F};
+
+inline uint32_t bits(float v) { return __builtin_bit_cast(uint32_t, v); }
+inline float from_bits(uint32_t b) { return __builtin_bit_cast(float, b); }
+
+// Any NaN equals any NaN; everything else must agree in every bit.
+inline bool equal(float a, float b) { return bits(a) == bits(b) || (a != a && b != b); }
+
+// Conversions written apart from the library's: the compiler's f16, and bf16 by integers.
+inline uint32_t encode_ref(DType d, float v) {
+  if (d == DType::f32) return bits(v);
+  if (d == DType::f16) {
+    const auto half = static_cast<_Float16>(v);
+    return v != v ? 0x7e00U : __builtin_bit_cast(uint16_t, half);
+  }
+  if (v != v) return 0x7fc0U;
+  const uint32_t b = bits(v);
+  return (b + 0x7fffU + ((b >> 16) & 1U)) >> 16;
+}
+inline float decode_ref(DType d, uint32_t code) {
+  if (d == DType::f32) return from_bits(code);
+  if (d == DType::bf16) return from_bits(code << 16);
+  return static_cast<float>(__builtin_bit_cast(_Float16, static_cast<uint16_t>(code)));
+}
+inline float rounded_ref(DType d, float v) { return decode_ref(d, encode_ref(d, v)); }
+
+// The adjacent-pair tree of the specification, written as it is told there.
+inline float tree(std::vector<float> v) {
+  if (v.empty()) return 0.0F;
+  while (v.size() > 1) {
+    std::vector<float> next;
+    for (size_t i = 0; i + 1 < v.size(); i += 2) next.push_back(v[i] + v[i + 1]);
+    if (v.size() % 2) next.push_back(v.back());
+    v = next;
+  }
+  return v[0];
+}
+
+// A matrix between guard bytes, with padding after each row and any byte address.
+class Mat {
+ public:
+  static constexpr uint8_t kPoison = 0xA5;
+
+  Mat(DType dtype, int64_t rows, int64_t cols, int64_t pad = 0, size_t shift = 0)
+      : bytes_(64 + shift + static_cast<size_t>(rows * (cols + pad)) * size(dtype) + 64, kPoison),
+        offset_(64 + shift), dtype_(dtype), rows_(rows), cols_(cols), stride_(cols + pad) {}
+
+  [[nodiscard]] View view() const { return rows_from(0, rows_); }
+  [[nodiscard]] View rows_from(int64_t first, int64_t count) const {
+    return matrix(bytes_.data() + position(first, 0), dtype_, count, cols_, stride_);
+  }
+  [[nodiscard]] uint32_t code(int64_t r, int64_t c) const {
+    uint32_t value = 0;
+    std::memcpy(&value, bytes_.data() + position(r, c), size(dtype_));
+    return value;
+  }
+  [[nodiscard]] float at(int64_t r, int64_t c) const { return decode_ref(dtype_, code(r, c)); }
+  void set(int64_t r, int64_t c, float v) {
+    const uint32_t value = encode_ref(dtype_, v);
+    std::memcpy(bytes_.data() + position(r, c), &value, size(dtype_));
+  }
+
+  // Ordinary numbers; with `specials`, every fifth column holds special values.
+  Mat& fill(unsigned seed, bool specials = false, float spread = 2) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal(0, spread);
+    for (int64_t r = 0; r < rows_; ++r)
+      for (int64_t c = 0; c < cols_; ++c)
+        set(r, c, specials && c % 5 == 3 ? kSpecials[random() % std::size(kSpecials)]
+                                         : normal(random));
+    return *this;
+  }
+
+  // Whether every byte outside of the elements is as it was.
+  [[nodiscard]] bool guards_hold() const {
+    std::vector<uint8_t> copy = bytes_;
+    for (int64_t r = 0; r < rows_ && cols_ > 0; ++r)
+      std::memset(copy.data() + position(r, 0), kPoison, static_cast<size_t>(cols_) * size(dtype_));
+    return untouched(copy);
+  }
+  // Whether nothing was ever written.
+  [[nodiscard]] bool untouched() const { return untouched(bytes_); }
+  [[nodiscard]] bool same_bytes(const Mat& other) const { return bytes_ == other.bytes_; }
+
+  [[nodiscard]] int64_t rows() const { return rows_; }
+  [[nodiscard]] int64_t cols() const { return cols_; }
+  [[nodiscard]] DType dtype() const { return dtype_; }
+
+ private:
+  static size_t size(DType d) { return d == DType::f32 ? 4 : 2; }
+  static bool untouched(const std::vector<uint8_t>& bytes) {
+    for (const uint8_t b : bytes)
+      if (b != kPoison) return false;
+    return true;
+  }
+  [[nodiscard]] size_t position(int64_t r, int64_t c) const {
+    return offset_ + static_cast<size_t>(r * stride_ + c) * size(dtype_);
+  }
+
+  std::vector<uint8_t> bytes_;
+  size_t offset_;
+  DType dtype_;
+  int64_t rows_, cols_, stride_;
+};
+
+// One element against the exact fp32 value, rounded once to the matrix' dtype.
+inline void expect_element(const Mat& m, int64_t r, int64_t c, float value, std::string_view what) {
+  const float expected = rounded_ref(m.dtype(), value);
+  if (!equal(m.at(r, c), expected))
+    ADD_FAILURE() << what << " (" << r << ", " << c << "): got " << m.at(r, c) << " = 0x"
+                  << std::hex << m.code(r, c) << ", expected " << expected;
+}
+
+// The gated layouts; `separate` is two tensors.
+enum class Gate : uint8_t { stacked, swapped, by1, by8, by32, separate };
+inline constexpr Gate kGates[] = {Gate::stacked, Gate::swapped, Gate::by1,
+                                  Gate::by8,     Gate::by32,    Gate::separate};
+inline int64_t interleave(Gate g) {
+  return g == Gate::by1 ? 1 : g == Gate::by8 ? 8 : g == Gate::by32 ? 32 : 0;
+}
+inline Layout layout_of(Gate g) {
+  if (g == Gate::swapped) return Layout::swapped();
+  return interleave(g) ? Layout::interleaved(interleave(g)) : Layout::stacked();
+}
+// Column of the 2H-wide tensor that holds column c of half a (0) or b (1).
+inline int64_t gated_column(Gate g, int64_t h, int half, int64_t c) {
+  if (const int64_t k = interleave(g)) return c / k * 2 * k + half * k + c % k;
+  return (g == Gate::swapped ? 1 - half : half) * h + c;
+}
+inline bool fits(Gate g, int64_t h) { return interleave(g) == 0 || h % interleave(g) == 0; }
+
+// Runs f, which must throw an Error of this code whose message has every part.
+template <class F>
+void expect_error(F f, Code code, std::initializer_list<std::string_view> parts) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(static_cast<int>(e.code()), static_cast<int>(code)) << e.what();
+    for (const std::string_view part : parts)
+      EXPECT_NE(std::string_view(e.what()).find(part), std::string_view::npos)
+          << "no '" << part << "' in: " << e.what();
+    return;
+  } catch (const std::exception& e) {
+    ADD_FAILURE() << "not a tenon::Error: " << e.what();
+    return;
+  }
+  ADD_FAILURE() << "no error, expected one with '" << (parts.size() ? *parts.begin() : "") << "'";
+}
+
+// The thread count for a scope.
+class Threads {
+ public:
+  explicit Threads(int count) { set_threads(count); }
+  ~Threads() { set_threads(0); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+};
+
+}  // namespace tenon::test
