@@ -28,8 +28,7 @@ std::vector<char> random_matrix(DType dtype, int64_t elements, uint32_t seed) {
   std::normal_distribution<float> normal(0, 1);
   for (int64_t i = 0; i < elements; ++i) {
     const uint32_t code = encode(dtype, normal(random));
-    std::memcpy(data.data() + i * info(dtype).bytes, &code,
-                static_cast<size_t>(info(dtype).bytes));
+    std::memcpy(data.data() + i * info(dtype).bytes, &code, static_cast<size_t>(info(dtype).bytes));
   }
   return data;
 }
@@ -93,8 +92,8 @@ void run(benchmark::State& state, const Problem& p) {
     copy();
     ceiling += seconds(start);
   }
-  state.counters["GB/s"] =
-      benchmark::Counter(static_cast<double>(moved) * 1e-9 * static_cast<double>(state.iterations()) / ours);
+  state.counters["GB/s"] = benchmark::Counter(static_cast<double>(moved) * 1e-9 *
+                                              static_cast<double>(state.iterations()) / ours);
   state.counters["share_of_copy"] = benchmark::Counter(ceiling / ours);
 }
 

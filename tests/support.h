@@ -19,9 +19,9 @@ namespace tenon::test {
 inline constexpr float kInf = __builtin_inff();
 inline constexpr float kNan = __builtin_nanf("");
 inline constexpr DType kPlain[] = {DType::f32, DType::f16, DType::bf16};
-inline constexpr float kSpecials[] = {0.0F,      -0.0F,      kInf,       -kInf,          kNan,
-                                      0x1p-149F, -0x1p-140F, 0x1p-127F,  0x1.fffffep127F, -3.0F,
-                                      0x1p-24F,  65504.0F,   -65520.0F,  1.0F,           -1.0F};
+inline constexpr float kSpecials[] = {
+    0.0F,  -0.0F,    kInf,     -kInf,     kNan, 0x1p-149F, -0x1p-140F, 0x1p-127F, 0x1.fffffep127F,
+    -3.0F, 0x1p-24F, 65504.0F, -65520.0F, 1.0F, -1.0F};
 
 inline uint32_t bits(float v) { return __builtin_bit_cast(uint32_t, v); }
 inline float from_bits(uint32_t b) { return __builtin_bit_cast(float, b); }
@@ -66,7 +66,11 @@ class Mat {
 
   Mat(DType dtype, int64_t rows, int64_t cols, int64_t pad = 0, size_t shift = 0)
       : bytes_(64 + shift + static_cast<size_t>(rows * (cols + pad)) * size(dtype) + 64, kPoison),
-        offset_(64 + shift), dtype_(dtype), rows_(rows), cols_(cols), stride_(cols + pad) {}
+        offset_(64 + shift),
+        dtype_(dtype),
+        rows_(rows),
+        cols_(cols),
+        stride_(cols + pad) {}
 
   [[nodiscard]] View view() const { return rows_from(0, rows_); }
   [[nodiscard]] View rows_from(int64_t first, int64_t count) const {
@@ -89,8 +93,8 @@ class Mat {
     std::normal_distribution<float> normal(0, spread);
     for (int64_t r = 0; r < rows_; ++r)
       for (int64_t c = 0; c < cols_; ++c)
-        set(r, c, specials && c % 5 == 3 ? kSpecials[random() % std::size(kSpecials)]
-                                         : normal(random));
+        set(r, c,
+            specials && c % 5 == 3 ? kSpecials[random() % std::size(kSpecials)] : normal(random));
     return *this;
   }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 namespace tenon {
 
@@ -55,29 +56,29 @@ constexpr float power_of_two(int n) {
 // out-of-line copy would run on processors that lack it.
 template <DType d>
 [[gnu::always_inline]] constexpr float decode(uint32_t code) {
-  constexpr DTypeInfo f = info(d);
+  constexpr DTypeInfo kFormat = info(d);
   if constexpr (d == DType::f32) {
     return __builtin_bit_cast(float, code);
   } else if constexpr (d == DType::e8m0) {
-    const uint32_t bits = code == 0 ? 0x00400000U : code == f.nan ? 0x7fc00000U : code << 23;
+    const uint32_t bits = code == 0 ? 0x00400000U : code == kFormat.nan ? 0x7fc00000U : code << 23;
     return __builtin_bit_cast(float, bits);
   } else {
-    constexpr int shift = 23 - f.mantissa_bits;
-    constexpr uint32_t sign = 1U << (f.exponent_bits + f.mantissa_bits);
-    constexpr uint32_t infinity = f.largest + 1;
-    const uint32_t mag = code & (sign - 1);
-    uint32_t bits = (mag << shift) + (static_cast<uint32_t>(127 - f.bias) << 23);
-    if constexpr (f.bias != 127) {
+    constexpr int kShift = 23 - kFormat.mantissa_bits;
+    constexpr uint32_t kSign = 1U << (kFormat.exponent_bits + kFormat.mantissa_bits);
+    constexpr uint32_t kInfinity = kFormat.largest + 1;
+    const uint32_t mag = code & (kSign - 1);
+    uint32_t bits = (mag << kShift) + (static_cast<uint32_t>(127 - kFormat.bias) << 23);
+    if constexpr (kFormat.bias != 127) {
       const float small = static_cast<float>(static_cast<int32_t>(mag)) *
-                          power_of_two(1 - f.bias - f.mantissa_bits);
-      const bool subnormal = mag < (1U << f.mantissa_bits);
+                          power_of_two(1 - kFormat.bias - kFormat.mantissa_bits);
+      const bool subnormal = mag < (1U << kFormat.mantissa_bits);
       bits = subnormal ? __builtin_bit_cast(uint32_t, small) : bits;
     }
     if constexpr (d == DType::e4m3)
-      bits = mag == f.nan ? 0x7fc00000U : bits;  // no infinity, one NaN
+      bits = mag == kFormat.nan ? 0x7fc00000U : bits;  // no infinity, one NaN
     else
-      bits = mag >= infinity ? 0x7f800000U | ((mag - infinity) << shift) : bits;
-    return __builtin_bit_cast(float, bits | ((code & sign) ? 0x80000000U : 0U));
+      bits = mag >= kInfinity ? 0x7f800000U | ((mag - kInfinity) << kShift) : bits;
+    return __builtin_bit_cast(float, bits | ((code & kSign) ? 0x80000000U : 0U));
   }
 }
 
@@ -85,7 +86,7 @@ template <DType d>
 // scales want it (spec: E8M0 rule).
 template <DType d>
 [[gnu::always_inline]] constexpr uint32_t encode(float v) {
-  constexpr DTypeInfo f = info(d);
+  constexpr DTypeInfo kFormat = info(d);
   const uint32_t bits = __builtin_bit_cast(uint32_t, v);
   const uint32_t mag = bits & 0x7fffffffU;
   if constexpr (d == DType::f32) {
@@ -95,22 +96,24 @@ template <DType d>
     const uint32_t mantissa = mag & 0x7fffffU;
     const uint32_t up = exponent == 0 ? mantissa > 0x400000U : mantissa != 0 && exponent < 254;
     const uint32_t finite = exponent + up;
-    return mag > 0x7f800000U ? f.nan : mag == 0x7f800000U ? f.largest : finite;
+    return mag > 0x7f800000U ? kFormat.nan : mag == 0x7f800000U ? kFormat.largest : finite;
   } else {
-    constexpr int shift = 23 - f.mantissa_bits;
-    const uint32_t rounded = mag + ((1U << (shift - 1)) - 1) + ((mag >> shift) & 1U);
-    uint32_t code = (rounded >> shift) - (static_cast<uint32_t>(127 - f.bias) << f.mantissa_bits);
-    if constexpr (f.bias != 127) {
+    constexpr int kShift = 23 - kFormat.mantissa_bits;
+    const uint32_t rounded = mag + ((1U << (kShift - 1)) - 1) + ((mag >> kShift) & 1U);
+    uint32_t code =
+        (rounded >> kShift) - (static_cast<uint32_t>(127 - kFormat.bias) << kFormat.mantissa_bits);
+    if constexpr (kFormat.bias != 127) {
       // Adding the power of two whose ulp is the subnormal spacing rounds to that spacing.
-      constexpr float magic = power_of_two(24 - f.bias - f.mantissa_bits);
-      const float sum = __builtin_bit_cast(float, mag) + magic;
-      const uint32_t small = __builtin_bit_cast(uint32_t, sum) - __builtin_bit_cast(uint32_t, magic);
-      code = mag < (static_cast<uint32_t>(128 - f.bias) << 23) ? small : code;
+      constexpr float kMagic = power_of_two(24 - kFormat.bias - kFormat.mantissa_bits);
+      const float sum = __builtin_bit_cast(float, mag) + kMagic;
+      const uint32_t small =
+          __builtin_bit_cast(uint32_t, sum) - __builtin_bit_cast(uint32_t, kMagic);
+      code = mag < (static_cast<uint32_t>(128 - kFormat.bias) << 23) ? small : code;
     }
-    constexpr uint32_t ceiling = f.saturates ? f.largest : f.largest + 1;
-    code = static_cast<int32_t>(code) > static_cast<int32_t>(ceiling) ? ceiling : code;
-    code |= (bits >> 31) << (f.exponent_bits + f.mantissa_bits);
-    return mag > 0x7f800000U ? f.nan : code;
+    constexpr uint32_t kCeiling = kFormat.saturates ? kFormat.largest : kFormat.largest + 1;
+    code = static_cast<int32_t>(code) > static_cast<int32_t>(kCeiling) ? kCeiling : code;
+    code |= (bits >> 31) << (kFormat.exponent_bits + kFormat.mantissa_bits);
+    return mag > 0x7f800000U ? kFormat.nan : code;
   }
 }
 
@@ -121,18 +124,25 @@ template <DType d>
 }
 
 // Calls f with the dtype as a compile-time constant: `visit(d, [&](auto tag) { … tag() … })`.
-template <class F>
-constexpr decltype(auto) visit(DType d, F&& f) {
-  using Result = decltype(f(std::integral_constant<DType, DType::f32>{}));
-  using Call = Result (*)(F&);
-  constexpr auto call = []<DType t>() -> Call {
-    return [](F& g) -> Result { return g(std::integral_constant<DType, t>{}); };
-  };
-  constexpr std::array<Call, kDTypes.size()> kCalls{
-      call.template operator()<DType::f32>(),  call.template operator()<DType::f16>(),
-      call.template operator()<DType::bf16>(), call.template operator()<DType::e4m3>(),
-      call.template operator()<DType::e5m2>(), call.template operator()<DType::e8m0>()};
+template <DType d>
+using DTypeTag = std::integral_constant<DType, d>;
+
+template <class Result, class F, DType d>
+constexpr Result call_with(F& f) {
+  return f(DTypeTag<d>{});
+}
+
+template <class Result, class F, size_t... i>
+constexpr Result visit(DType d, F& f, std::index_sequence<i...> /*all*/) {
+  constexpr std::array<Result (*)(F&), sizeof...(i)> kCalls{
+      call_with<Result, F, static_cast<DType>(i)>...};
   return kCalls[index(d)](f);
+}
+
+template <class F>
+constexpr auto visit(DType d, F f) {
+  using Result = decltype(f(DTypeTag<DType::f32>{}));
+  return visit<Result>(d, f, std::make_index_sequence<kDTypes.size()>{});
 }
 
 // The same conversions with the dtype known only at run time.

@@ -1,4 +1,5 @@
-// What a user's mistake becomes: an Error whose message names the op, the value, the rule and the remedy.
+// What a user's mistake becomes: an Error whose message names the op, the value, the rule and the
+// remedy.
 #pragma once
 
 #include <sstream>

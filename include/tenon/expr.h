@@ -17,6 +17,7 @@ namespace tenon {
 
 // Everything a formula is made of. The words after `round` appear only in lowered graphs, where
 // the transcendental words have become polynomials.
+// clang-format off
 enum class Word : uint8_t {
   constant, load,
   add, sub, mul, div, min, max,
@@ -25,6 +26,7 @@ enum class Word : uint8_t {
   select, round,
   fma, pow2, exponent, mantissa,
 };
+// clang-format on
 
 enum class Kind : uint8_t { leaf, basic, transcendental, lowered };
 
@@ -36,19 +38,32 @@ struct WordInfo {
 };
 
 inline constexpr std::array<WordInfo, 26> kWords{{
-    {"constant", 0, Kind::leaf, 0},        {"load", 0, Kind::leaf, 0},
-    {"add", 2, Kind::basic, 0.5},          {"sub", 2, Kind::basic, 0.5},
-    {"mul", 2, Kind::basic, 0.5},          {"div", 2, Kind::basic, 0.5},
-    {"min", 2, Kind::basic, 0.5},          {"max", 2, Kind::basic, 0.5},
-    {"neg", 1, Kind::basic, 0.5},          {"abs", 1, Kind::basic, 0.5},
-    {"sqrt", 1, Kind::basic, 0.5},         {"rsqrt", 1, Kind::basic, 1.5},
-    {"exp", 1, Kind::transcendental, 1},   {"expm1", 1, Kind::transcendental, 2.5},
-    {"log", 1, Kind::transcendental, 2.5}, {"log1p", 1, Kind::transcendental, 2.5},
-    {"sigmoid", 1, Kind::transcendental, 2.5}, {"tanh", 1, Kind::transcendental, 2.5},
-    {"erf", 1, Kind::transcendental, 2.5}, {"erfc", 1, Kind::transcendental, 2.5},
-    {"select", 4, Kind::basic, 0.5},       {"round", 1, Kind::basic, 0.5},
-    {"fma", 3, Kind::lowered, 0.5},        {"pow2", 1, Kind::lowered, 0},
-    {"exponent", 1, Kind::lowered, 0},     {"mantissa", 1, Kind::lowered, 0},
+    {"constant", 0, Kind::leaf, 0},
+    {"load", 0, Kind::leaf, 0},
+    {"add", 2, Kind::basic, 0.5},
+    {"sub", 2, Kind::basic, 0.5},
+    {"mul", 2, Kind::basic, 0.5},
+    {"div", 2, Kind::basic, 0.5},
+    {"min", 2, Kind::basic, 0.5},
+    {"max", 2, Kind::basic, 0.5},
+    {"neg", 1, Kind::basic, 0.5},
+    {"abs", 1, Kind::basic, 0.5},
+    {"sqrt", 1, Kind::basic, 0.5},
+    {"rsqrt", 1, Kind::basic, 1.5},
+    {"exp", 1, Kind::transcendental, 1},
+    {"expm1", 1, Kind::transcendental, 2.5},
+    {"log", 1, Kind::transcendental, 2.5},
+    {"log1p", 1, Kind::transcendental, 2.5},
+    {"sigmoid", 1, Kind::transcendental, 2.5},
+    {"tanh", 1, Kind::transcendental, 2.5},
+    {"erf", 1, Kind::transcendental, 2.5},
+    {"erfc", 1, Kind::transcendental, 2.5},
+    {"select", 4, Kind::basic, 0.5},
+    {"round", 1, Kind::basic, 0.5},
+    {"fma", 3, Kind::lowered, 0.5},
+    {"pow2", 1, Kind::lowered, 0},
+    {"exponent", 1, Kind::lowered, 0},
+    {"mantissa", 1, Kind::lowered, 0},
 }};
 
 constexpr size_t index(Word w) { return static_cast<size_t>(w); }
@@ -60,10 +75,10 @@ inline constexpr std::array<std::string_view, 6> kRels{"<", "<=", ">", ">=", "==
 
 struct Node {
   Word word = Word::constant;
-  uint8_t detail = 0;             // the Rel of a select, the DType of a round
-  float value = 0;                // of a constant
-  uint32_t slot = 0;              // which load
-  std::array<uint32_t, 4> in{};   // children; a select has left, right, then, else
+  uint8_t detail = 0;            // the Rel of a select, the DType of a round
+  float value = 0;               // of a constant
+  uint32_t slot = 0;             // which load
+  std::array<uint32_t, 4> in{};  // children; a select has left, right, then, else
 
   [[nodiscard]] int arity() const { return info(word).arity; }
   [[nodiscard]] Rel rel() const { return static_cast<Rel>(detail); }

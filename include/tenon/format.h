@@ -26,17 +26,23 @@ constexpr int64_t rup(int64_t a, int64_t b) { return cdiv(a, b) * b; }
 // along the scaled direction, so that columnwise is rowwise with M and K exchanged unless told.
 struct ScalingInfo {
   std::string_view name;
-  DType scale;            // dtype of scale_inv
-  int64_t block_rows;     // 0: one scale for the whole tensor
+  DType scale;         // dtype of scale_inv
+  int64_t block_rows;  // 0: one scale for the whole tensor
   int64_t block_cols;
-  bool transposes;        // columnwise data are [K, M]
+  bool transposes;  // columnwise data are [K, M]
   Shape (*scales)(int64_t m, int64_t k, Orientation);
 };
 
 inline constexpr std::array<ScalingInfo, 6> kScalings{{
     {"none", DType::f32, 0, 0, true, [](int64_t, int64_t, Orientation) { return Shape{}; }},
-    {"delayed", DType::f32, 0, 0, true, [](int64_t, int64_t, Orientation) { return Shape{1, 1}; }},
-    {"current", DType::f32, 0, 0, true, [](int64_t, int64_t, Orientation) { return Shape{1, 1}; }},
+    {"delayed", DType::f32, 0, 0, true,
+     [](int64_t, int64_t, Orientation) {
+       return Shape{1, 1};
+     }},
+    {"current", DType::f32, 0, 0, true,
+     [](int64_t, int64_t, Orientation) {
+       return Shape{1, 1};
+     }},
     {"mxfp8", DType::e8m0, 1, 32, false,
      [](int64_t m, int64_t k, Orientation o) {
        return o == Orientation::rowwise ? Shape{rup(m, 128), rup(cdiv(k, 32), 4)}

@@ -24,20 +24,20 @@ const char* version();
 
 // y = f(x + bias)·scale. Views that are left out do not take part; any plain dtypes mix.
 struct Forward {
-  View x;          // [M, K]; for a gated f [M, 2H] in `layout`, or a alone, [M, H], with b
-  View b = {};     // the linear half, where it is a tensor of its own
-  View bias = {};  // [1, K] or [1, 2H] in the layout of x; a's H first where b is given
-  View scale = {}; // [M, 1], for scaled(f)
-  View y;          // [M, K] or [M, H]; may be exactly x (or a, or b)
-  View amax = {};  // [1, 1] f32: the largest |y| before rounding
+  View x;           // [M, K]; for a gated f [M, 2H] in `layout`, or a alone, [M, H], with b
+  View b = {};      // the linear half, where it is a tensor of its own
+  View bias = {};   // [1, K] or [1, 2H] in the layout of x; a's H first where b is given
+  View scale = {};  // [M, 1], for scaled(f)
+  View y;           // [M, K] or [M, H]; may be exactly x (or a, or b)
+  View amax = {};   // [1, 1] f32: the largest |y| before rounding
   Layout layout = {};
 };
 void forward(const Activation& f, const Forward& call, const Options& options = {});
 
 // dx = grad·f'(x + bias)·scale in the layout of x; at least one output is given.
 struct Backward {
-  View grad;         // [M, K] or [M, H]
-  View x;            // as in the forward call
+  View grad;  // [M, K] or [M, H]
+  View x;     // as in the forward call
   View b = {}, bias = {}, scale = {};
   View dx = {};      // like x; may be exactly x, or grad where their shapes are equal
   View db = {};      // like b
@@ -93,11 +93,11 @@ template <class>
 struct ArityOf;
 template <class C, class... A>
 struct ArityOf<Expr (C::*)(A...) const> {
-  static constexpr size_t value = sizeof...(A);
+  static constexpr size_t kValue = sizeof...(A);
 };
 template <class... A>
 struct ArityOf<Expr (*)(A...)> {
-  static constexpr size_t value = sizeof...(A);
+  static constexpr size_t kValue = sizeof...(A);
 };
 }  // namespace detail
 
@@ -105,11 +105,12 @@ struct ArityOf<Expr (*)(A...)> {
 template <class F>
 Fused fuse(F f, std::string name = "fused") {
   if constexpr (requires { &F::operator(); })
-    return detail::fuse_n(std::move(name), f,
-                          std::make_index_sequence<detail::ArityOf<decltype(&F::operator())>::value>{});
+    return detail::fuse_n(
+        std::move(name), f,
+        std::make_index_sequence<detail::ArityOf<decltype(&F::operator())>::kValue>{});
   else
     return detail::fuse_n(std::move(name), f,
-                          std::make_index_sequence<detail::ArityOf<F>::value>{});
+                          std::make_index_sequence<detail::ArityOf<F>::kValue>{});
 }
 
 // From formula text; `arguments` names the inputs in the order in which they will be given.

@@ -1,9 +1,10 @@
 // forward and backward of one activation: checks, then one step.
+#include "ops/activation.h"
+
 #include <string>
 
 #include "api/validate.h"
 #include "core/fp_mode.h"
-#include "ops/activation.h"
 #include "plan/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
@@ -36,8 +37,8 @@ ActivationForm check_inputs(const std::string& op, const Activation& f, const Co
                             const Options& options) {
   require(static_cast<bool>(f.body) && (f.inputs == 1 || f.inputs == 2), op,
           ": the activation has no formula; make it with activation(\"name\") or define it first");
-  for (const Named& v : {Named{"x", in.x}, Named{"b", in.b}, Named{"bias", in.bias},
-                         Named{"scale", in.scale}})
+  for (const Named& v :
+       {Named{"x", in.x}, Named{"b", in.b}, Named{"bias", in.bias}, Named{"scale", in.scale}})
     check_view(op, v);
   const int64_t rows = in.x.rows;
   ActivationForm form;
@@ -60,8 +61,8 @@ ActivationForm check_inputs(const std::string& op, const Activation& f, const Co
     require(l.kind != Layout::Kind::interleaved || form.cols % l.k == 0, op, ": interleaved(", l.k,
             ") needs a half width divisible by ", l.k, ", it is ", form.cols);
   } else {
-    require(!form.separate, op, ": b is given, but ", f.name, " has one input; leave b out, or use ",
-            "gated(", f.name, ")");
+    require(!form.separate, op, ": b is given, but ", f.name,
+            " has one input; leave b out, or use ", "gated(", f.name, ")");
     require(in.layout == Layout{}, op, ": a layout is given, but ", f.name,
             " is not gated; leave it out");
   }
@@ -117,8 +118,8 @@ void backward(const Activation& f, const Backward& c, const Options& options) {
   check_shape(op, {"grad", c.grad}, c.x.rows, form.cols, "the shape of the forward's output");
   const bool nothing = c.x.rows == 0 && c.x.cols == 0;
   require(nothing || c.dx.given() || c.db.given() || c.dbias.given() || c.dscale.given() ||
-              c.amax.given(), op,
-          ": no output is given; pass dx, db, dbias or dscale");
+              c.amax.given(),
+          op, ": no output is given; pass dx, db, dbias or dscale");
   if (c.dx.given()) {
     check_view(op, {"dx", c.dx});
     check_shape(op, {"dx", c.dx}, c.x.rows, c.x.cols, "the shape of x");
@@ -140,11 +141,10 @@ void backward(const Activation& f, const Backward& c, const Options& options) {
     check_shape(op, {"dscale", c.dscale}, c.x.rows, 1, "one number for each row of x");
   }
   check_amax(op, c.amax);
-  check_overlap(op,
-                {{"grad", c.grad}, {"x", c.x}, {"b", c.b}, {"bias", c.bias}, {"scale", c.scale}},
-                {{"dx", c.dx}, {"db", c.db}, {"dbias", c.dbias}, {"dscale", c.dscale},
-                 {"amax", c.amax}},
-                {{"grad", c.grad}, {"x", c.x}, {"b", c.b}});
+  check_overlap(
+      op, {{"grad", c.grad}, {"x", c.x}, {"b", c.b}, {"bias", c.bias}, {"scale", c.scale}},
+      {{"dx", c.dx}, {"db", c.db}, {"dbias", c.dbias}, {"dscale", c.dscale}, {"amax", c.amax}},
+      {{"grad", c.grad}, {"x", c.x}, {"b", c.b}});
   form.backward = true;
   form.grad = c.grad.dtype;
   form.y = dtype(c.dx);

@@ -38,8 +38,12 @@ FuseForm form_of(const std::string& op, const Fused& fused, const Fused::Body& b
                  std::span<const View> arguments, const Named& result, const Options& options) {
   require(arguments.size() == fused.arguments(), op, ": ", arguments.size(),
           " arguments given, the function takes ", fused.arguments());
-  FuseForm form{.name = fused.name(), .f = body, .arguments = {}, .grad = {},
-                .cols = result.view.cols, .precision = options.precision,
+  FuseForm form{.name = fused.name(),
+                .f = body,
+                .arguments = {},
+                .grad = {},
+                .cols = result.view.cols,
+                .precision = options.precision,
                 .rounding = options.rounding};
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string name = str("argument ", i);

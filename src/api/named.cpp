@@ -104,11 +104,13 @@ void l2_normalization(const View& x, const View& y, const View& r, float eps,
           {.rows = x.rows, .in = std::span(&x, 1), .out = std::span(&root, 1), .parameters = {}},
           options);
   execute(l2_rsqrt(form),
-          {.rows = x.rows, .in = std::span(&root, 1), .out = std::span(&root, 1),
+          {.rows = x.rows,
+           .in = std::span(&root, 1),
+           .out = std::span(&root, 1),
            .parameters = std::span(&eps, 1)},
           options);
-  execute(l2_scale(form),
-          {.rows = x.rows, .in = in, .out = std::span(&y, 1), .parameters = {}}, options);
+  execute(l2_scale(form), {.rows = x.rows, .in = in, .out = std::span(&y, 1), .parameters = {}},
+          options);
 }
 
 void l2_normalization_backward(const View& grad, const View& x, const View& r, const View& dx,
@@ -123,16 +125,16 @@ void l2_normalization_backward(const View& grad, const View& x, const View& r, c
   check_overlap(kOp, {{"grad", grad}, {"x", x}, {"r", r}}, {{"dx", dx}},
                 {{"grad", grad}, {"x", x}});
 
-  const L2Form form{.cols = x.cols, .x = x.dtype, .y = dx.dtype, .grad = grad.dtype,
-                    .options = options};
+  const L2Form form{
+      .cols = x.cols, .x = x.dtype, .y = dx.dtype, .grad = grad.dtype, .options = options};
   std::vector<float> memory(static_cast<size_t>(x.rows));
   const View t = matrix(memory.data(), DType::f32, x.rows, 1);
   const std::array products{x, grad};
   execute(l2_product_sum(form),
           {.rows = x.rows, .in = products, .out = std::span(&t, 1), .parameters = {}}, options);
   const std::array in{grad, x, r, t};
-  execute(l2_backward(form),
-          {.rows = x.rows, .in = in, .out = std::span(&dx, 1), .parameters = {}}, options);
+  execute(l2_backward(form), {.rows = x.rows, .in = in, .out = std::span(&dx, 1), .parameters = {}},
+          options);
 }
 
 void set_threads(int count) { cpu::set_threads(count); }

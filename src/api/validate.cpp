@@ -77,10 +77,10 @@ void check_overlap(std::string_view op, const std::vector<Named>& inputs,
               out.name, " overlap; give each its own memory");
     for (const Named& in : inputs) {
       if (!in.view.given() || !overlap(out.view, in.view)) continue;
-      const bool allowed = same(out.view, in.view) &&
-                           std::ranges::any_of(in_place, [&](const Named& ok) {
-                             return ok.name == in.name && out.name != "amax";
-                           });
+      const bool allowed =
+          same(out.view, in.view) && std::ranges::any_of(in_place, [&](const Named& ok) {
+            return ok.name == in.name && out.name != "amax";
+          });
       require(allowed, op, ": the output ", out.name, " overlaps the input ", in.name,
               "; give it its own memory (only an output that is exactly an input, same pointer, ",
               "stride and dtype, read element by element, may share it)");

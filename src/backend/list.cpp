@@ -16,7 +16,8 @@ std::span<const Backend* const> backends() {
 const Backend& backend_for(Device device) {
   for (const Backend* b : backends())
     if (b->device == device) return *b;
-  fail(Code::unsupported, "device ", static_cast<int>(device), ": this build has no backend for it");
+  fail(Code::unsupported, "device ", static_cast<int>(device),
+       ": this build has no backend for it");
 }
 
 }  // namespace tenon

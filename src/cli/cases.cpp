@@ -36,12 +36,27 @@ class Table {
     values_[static_cast<size_t>(Column::output)] = {"f32", "f16", "bf16"};
     values_[static_cast<size_t>(Column::mode)] = {"none"};
     values_[static_cast<size_t>(Column::orientation)] = {"row"};
-    values_[kLayout] = {"-",      "stacked", "swapped", "interleaved(1)", "interleaved(8)",
-                        "interleaved(32)", "separate"};
-    values_[kShape] = {"0x32",   "3x0",    "1x1",     "1x777",  "7x13",   "31x33",
-                       "32x32",  "127x129", "2x1031",  "513x3",  "16x512", "9x1024",
-                       "5x4160", "300x8",  "130x64+strided", "19x32+unaligned",
-                       "23x61+strided+unaligned", "3x4608+strided"};
+    values_[kLayout] = {
+        "-",       "stacked", "swapped", "interleaved(1)", "interleaved(8)", "interleaved(32)",
+        "separate"};
+    values_[kShape] = {"0x32",
+                       "3x0",
+                       "1x1",
+                       "1x777",
+                       "7x13",
+                       "31x33",
+                       "32x32",
+                       "127x129",
+                       "2x1031",
+                       "513x3",
+                       "16x512",
+                       "9x1024",
+                       "5x4160",
+                       "300x8",
+                       "130x64+strided",
+                       "19x32+unaligned",
+                       "23x61+strided+unaligned",
+                       "3x4608+strided"};
     values_[kBias] = {"-", "bias", "dbias", "bias+dbias"};
     values_[static_cast<size_t>(Column::precision)] = {"native", "strict"};
     values_[static_cast<size_t>(Column::rounding)] = {"once", "eager"};

@@ -11,7 +11,18 @@ namespace tenon::cli {
 
 // The columns of a case, in the order in which it is printed.
 enum class Column : uint8_t {
-  op, direction, input, output, mode, orientation, layout, shape, bias, precision, rounding, count,
+  op,
+  direction,
+  input,
+  output,
+  mode,
+  orientation,
+  layout,
+  shape,
+  bias,
+  precision,
+  rounding,
+  count,
 };
 inline constexpr size_t kColumns = static_cast<size_t>(Column::count);
 

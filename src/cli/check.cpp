@@ -90,20 +90,37 @@ class Matrix {
   std::unique_ptr<cuda::DeviceBuffer> buffer;
 };
 
-constexpr std::array<float, 20> kSpecial{
-    0.0F, -0.0F, 1.0F, -1.0F, __builtin_inff(), -__builtin_inff(), __builtin_nanf(""),
-    0x1p-149F, -0x1p-149F, 0x1p-127F, 0x1p-24F, 0x1.fffffep127F, -0x1.fffffep127F, 7.0F, -7.0F,
-    3.0F, -3.0F, 20.0F, -87.5F, 65504.0F};
+constexpr std::array<float, 20> kSpecial{0.0F,
+                                         -0.0F,
+                                         1.0F,
+                                         -1.0F,
+                                         __builtin_inff(),
+                                         -__builtin_inff(),
+                                         __builtin_nanf(""),
+                                         0x1p-149F,
+                                         -0x1p-149F,
+                                         0x1p-127F,
+                                         0x1p-24F,
+                                         0x1.fffffep127F,
+                                         -0x1.fffffep127F,
+                                         7.0F,
+                                         -7.0F,
+                                         3.0F,
+                                         -3.0F,
+                                         20.0F,
+                                         -87.5F,
+                                         65504.0F};
 
 // One case: its matrices, the call, and what an observer found.
 class Trial {
  public:
   Trial(const Case& c, Device device)
-      : case_(c), device_(device), shape_(parse_shape(c[Column::shape])),
+      : case_(c),
+        device_(device),
+        shape_(parse_shape(c[Column::shape])),
         random_(std::hash<std::string>{}(c.text())) {
     options_.device = device;
-    options_.precision =
-        c[Column::precision] == "strict" ? Precision::strict : Precision::native;
+    options_.precision = c[Column::precision] == "strict" ? Precision::strict : Precision::native;
     options_.rounding = c[Column::rounding] == "eager" ? Rounding::eager : Rounding::once;
     input_ = *dtype_named(c[Column::input]);
     output_ = *dtype_named(c[Column::output]);

@@ -52,12 +52,12 @@ void plain_backward(const std::vector<float>& x, const std::vector<float>& g,
 // Checks each executed step of a small call against float64.
 std::string checked(const std::function<void()>& call) {
   std::string result = "no step ran";
-  set_observer([&](const Step& s, const RunArgs& a, const Options&,
-                   const std::function<void()>& run) {
-    run();
-    const auto wrong = verify(s, a.rows, a.in, a.out, a.parameters);
-    result = wrong ? "WRONG: " + *wrong : "within the bound";
-  });
+  set_observer(
+      [&](const Step& s, const RunArgs& a, const Options&, const std::function<void()>& run) {
+        run();
+        const auto wrong = verify(s, a.rows, a.in, a.out, a.parameters);
+        result = wrong ? "WRONG: " + *wrong : "within the bound";
+      });
   call();
   set_observer({});
   return result;
@@ -117,8 +117,11 @@ int demo() {
     forward(f, {.x = bf16(xb, kChecked), .bias = bf16(biasb, 1), .y = bf16(yb, kChecked)});
   });
   report("backward + bias gradient, one pass", [&] {
-    backward(f, {.grad = bf16(gb, kChecked), .x = bf16(xb, kChecked), .bias = bf16(biasb, 1),
-                 .dx = bf16(db, kChecked), .dbias = bf16(dbias, 1)});
+    backward(f, {.grad = bf16(gb, kChecked),
+                 .x = bf16(xb, kChecked),
+                 .bias = bf16(biasb, 1),
+                 .dx = bf16(db, kChecked),
+                 .dbias = bf16(dbias, 1)});
   });
   const Activation pair = gated(f);
   report("gated: f(a)*b of two halves", [&] {
@@ -127,7 +130,9 @@ int demo() {
   });
 
   fmt::print("\n4. time, f32, median of 7\n");
-  const auto f32 = [&](std::vector<float>& v) { return matrix(v.data(), DType::f32, kRows, kCols); };
+  const auto f32 = [&](std::vector<float>& v) {
+    return matrix(v.data(), DType::f32, kRows, kCols);
+  };
   const double ours = median_ms([&] { forward(f, {.x = f32(xs), .y = f32(ys)}); });
   const double plain = median_ms([&] { plain_forward(xs, ys); });
   const double ours_back =

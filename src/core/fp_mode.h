@@ -1,4 +1,5 @@
-// IEEE arithmetic for the time of a scope: round to nearest, no flush to zero, whatever the host set.
+// IEEE arithmetic for the time of a scope: round to nearest, no flush to zero, whatever the host
+// set.
 #pragma once
 
 #include <cstdint>

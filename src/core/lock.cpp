@@ -6,13 +6,11 @@
 namespace tenon {
 
 std::mutex& library_lock() {
-  static std::mutex* const lock = [] {
-    static std::mutex mutex;
-    pthread_atfork([] { library_lock().lock(); }, [] { library_lock().unlock(); },
-                   [] { library_lock().unlock(); });
-    return &mutex;
-  }();
-  return *lock;
+  static std::mutex mutex;
+  static const int kHandlers =
+      pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
+  (void)kHandlers;
+  return mutex;
 }
 
 }  // namespace tenon

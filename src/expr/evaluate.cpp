@@ -27,12 +27,18 @@ double times(double derivative, double error) {
 
 bool holds(Rel rel, double a, double b) {
   switch (rel) {
-    case Rel::lt: return a < b;
-    case Rel::le: return a <= b;
-    case Rel::gt: return a > b;
-    case Rel::ge: return a >= b;
-    case Rel::eq: return a == b;
-    default: return a != b;
+    case Rel::lt:
+      return a < b;
+    case Rel::le:
+      return a <= b;
+    case Rel::gt:
+      return a > b;
+    case Rel::ge:
+      return a >= b;
+    case Rel::eq:
+      return a == b;
+    default:
+      return a != b;
   }
 }
 
@@ -89,18 +95,24 @@ bool unbounded(const Node& n, const Value& a, const Value& b) {
 // Exact value and propagated error of one node, without the node's own rounding.
 Value propagate(const Node& n, const Value& a, const Value& b, const Value& c, const Value& d) {
   switch (n.word) {
-    case Word::add: return {a.v + b.v, a.e + b.e};
-    case Word::sub: return {a.v - b.v, a.e + b.e};
-    case Word::mul: return {a.v * b.v, times(b.v, a.e) + times(a.v, b.e)};
-    case Word::div: return {a.v / b.v, times(1 / b.v, a.e) + times(a.v / b.v / b.v, b.e)};
+    case Word::add:
+      return {a.v + b.v, a.e + b.e};
+    case Word::sub:
+      return {a.v - b.v, a.e + b.e};
+    case Word::mul:
+      return {a.v * b.v, times(b.v, a.e) + times(a.v, b.e)};
+    case Word::div:
+      return {a.v / b.v, times(1 / b.v, a.e) + times(a.v / b.v / b.v, b.e)};
     case Word::min:
     case Word::max: {
       const double v = n.word == Word::min ? min64(a.v, b.v) : -min64(-a.v, -b.v);
       const bool close = std::fabs(a.v - b.v) <= a.e + b.e;
       return {v, close ? std::max(a.e, b.e) : v == a.v ? a.e : b.e};
     }
-    case Word::neg: return {-a.v, a.e};
-    case Word::abs: return {std::fabs(a.v), a.e};
+    case Word::neg:
+      return {-a.v, a.e};
+    case Word::abs:
+      return {std::fabs(a.v), a.e};
     case Word::sqrt: {
       const double y = std::sqrt(a.v);
       return {y, times(0.5 / y, a.e)};
@@ -116,7 +128,8 @@ Value propagate(const Node& n, const Value& a, const Value& b, const Value& c, c
       const double gap = c.v == d.v ? 0 : std::fabs(c.v - d.v);
       return {taken.v, std::max(c.e, d.e) + gap};
     }
-    case Word::round: return rounded(a, n.dtype());
+    case Word::round:
+      return rounded(a, n.dtype());
     default: {
       const double y = function(n.word).f(a.v);
       return {y, a.e == 0 ? 0 : times(function(n.word).slope(a.v, y), a.e)};
@@ -152,7 +165,9 @@ double ulp32(double v) {
 }
 
 Oracle::Oracle(const Graph& graph, std::span<const uint32_t> roots, double native)
-    : graph_(graph), roots_(roots.begin(), roots.end()), nodes_(order(graph, roots)),
+    : graph_(graph),
+      roots_(roots.begin(), roots.end()),
+      nodes_(order(graph, roots)),
       native_(native) {}
 
 Evaluation Oracle::run(size_t n, std::span<const float* const> loads) const {

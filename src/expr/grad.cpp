@@ -18,30 +18,50 @@ Expr contribution(const Node& n, int i, Expr y, Expr d, std::span<const Expr> in
   const Expr a = in[0];
   const Expr b = n.arity() > 1 ? in[1] : a;
   switch (n.word) {
-    case Word::add: return d;
-    case Word::sub: return i == 0 ? d : -d;
-    case Word::mul: return d * (i == 0 ? b : a);
-    case Word::div: return i == 0 ? d / b : -(d / b * y);
-    case Word::min: return i == 0 ? select(a > b, 0.0F, d) : select(a <= b, 0.0F, d);
-    case Word::max: return i == 0 ? select(a < b, 0.0F, d) : select(a >= b, 0.0F, d);
-    case Word::neg: return -d;
-    case Word::abs: return select(a == 0.0F, 0.0F, select(a < 0.0F, -d, d));
-    case Word::sqrt: return d * 0.5F / y;
-    case Word::rsqrt: return d * -0.5F * (y / a);
-    case Word::exp: return d * y;
-    case Word::expm1: return d * exp(a);
-    case Word::log: return d / a;
-    case Word::log1p: return d / (1.0F + a);
-    case Word::sigmoid: return d * (y * sigmoid(-a));
-    case Word::tanh: return d * (4.0F * (sigmoid(a + a) * sigmoid(-(a + a))));
-    case Word::erf: return d * (kTwoOverRootPi * exp(-(a * a)));
-    case Word::erfc: return d * (-kTwoOverRootPi * exp(-(a * a)));
-    case Word::round: return d;
+    case Word::add:
+      return d;
+    case Word::sub:
+      return i == 0 ? d : -d;
+    case Word::mul:
+      return d * (i == 0 ? b : a);
+    case Word::div:
+      return i == 0 ? d / b : -(d / b * y);
+    case Word::min:
+      return i == 0 ? select(a > b, 0.0F, d) : select(a <= b, 0.0F, d);
+    case Word::max:
+      return i == 0 ? select(a < b, 0.0F, d) : select(a >= b, 0.0F, d);
+    case Word::neg:
+      return -d;
+    case Word::abs:
+      return select(a == 0.0F, 0.0F, select(a < 0.0F, -d, d));
+    case Word::sqrt:
+      return d * 0.5F / y;
+    case Word::rsqrt:
+      return d * -0.5F * (y / a);
+    case Word::exp:
+      return d * y;
+    case Word::expm1:
+      return d * exp(a);
+    case Word::log:
+      return d / a;
+    case Word::log1p:
+      return d / (1.0F + a);
+    case Word::sigmoid:
+      return d * (y * sigmoid(-a));
+    case Word::tanh:
+      return d * (4.0F * (sigmoid(a + a) * sigmoid(-(a + a))));
+    case Word::erf:
+      return d * (kTwoOverRootPi * exp(-(a * a)));
+    case Word::erfc:
+      return d * (-kTwoOverRootPi * exp(-(a * a)));
+    case Word::round:
+      return d;
     case Word::select: {
       const Condition c{n.rel(), in[0], in[1]};
       return i == 2 ? select(c, d, 0.0F) : select(c, 0.0F, d);
     }
-    default: fail(Code::unsupported, "grad: the word ", info(n.word).name, " has no derivative");
+    default:
+      fail(Code::unsupported, "grad: the word ", info(n.word).name, " has no derivative");
   }
 }
 
@@ -77,8 +97,7 @@ std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
       sum = sum ? *sum + d : d;
     }
   }
-  for (size_t i = 0; i < wrt.size(); ++i)
-    result[i] = adjoint[targets[i]].value_or(Expr(0.0F));
+  for (size_t i = 0; i < wrt.size(); ++i) result[i] = adjoint[targets[i]].value_or(Expr(0.0F));
   return result;
 }
 

@@ -21,9 +21,9 @@ bool is(Expr e, float value) { return e.is_constant() && same_bits(e.constant(),
 
 bool holds(Rel rel, float a, float b) {
   using Compare = bool (*)(Scalar, Scalar);
-  constexpr std::array<Compare, kRels.size()> kCompare{
-      compare<Rel::lt, 0>, compare<Rel::le, 0>, compare<Rel::gt, 0>,
-      compare<Rel::ge, 0>, compare<Rel::eq, 0>, compare<Rel::ne, 0>};
+  constexpr std::array<Compare, kRels.size()> kCompare{compare<Rel::lt, 0>, compare<Rel::le, 0>,
+                                                       compare<Rel::gt, 0>, compare<Rel::ge, 0>,
+                                                       compare<Rel::eq, 0>, compare<Rel::ne, 0>};
   return kCompare[static_cast<size_t>(rel)](Scalar(a), Scalar(b));
 }
 

@@ -23,11 +23,20 @@ Lowered lower(const Graph& graph, std::span<const uint32_t> roots, Precision pre
     const Node& n = graph[id];
     const auto in = [&](int i) { return i < n.arity() ? image[n.in[i]] : Expr(); };
     switch (n.word) {
-      case Word::constant: image[id] = Expr(n.value); break;
-      case Word::load: image[id] = out.graph.load(n.slot); break;
-      case Word::select: image[id] = select({n.rel(), in(0), in(1)}, in(2), in(3)); break;
-      case Word::round: image[id] = round(in(0), n.dtype()); break;
-      default: image[id] = table[index(n.word)](in(0), in(1), in(2));
+      case Word::constant:
+        image[id] = Expr(n.value);
+        break;
+      case Word::load:
+        image[id] = out.graph.load(n.slot);
+        break;
+      case Word::select:
+        image[id] = select({n.rel(), in(0), in(1)}, in(2), in(3));
+        break;
+      case Word::round:
+        image[id] = round(in(0), n.dtype());
+        break;
+      default:
+        image[id] = table[index(n.word)](in(0), in(1), in(2));
     }
   }
   for (const uint32_t root : roots) out.roots.push_back(out.graph.id(image[root]));

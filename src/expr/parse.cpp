@@ -285,8 +285,8 @@ class Parser {
   }
 
   Expr counted(Expr e) const {
-    require(graph_->size() <= kMaxFormulaNodes, "formula: more than ",
-            kMaxFormulaNodes, " nodes; split it into several activations");
+    require(graph_->size() <= kMaxFormulaNodes, "formula: more than ", kMaxFormulaNodes,
+            " nodes; split it into several activations");
     return e;
   }
 

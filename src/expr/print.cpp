@@ -14,33 +14,43 @@ namespace {
 
 std::string name(uint32_t id) { return str("t", id); }
 
-std::string call(std::string_view function, const Node& n, int from, int to, const auto& in) {
+template <class Name>
+std::string call(std::string_view function, const Node& n, const Name& in) {
   std::string text = str("tenon_", function, "(");
-  for (int i = from; i < to; ++i) text += str(i > from ? ", " : "", in(n.in[i]));
+  for (int i = 0; i < n.arity(); ++i) text += str(i ? ", " : "", in(n.in[i]));
   return text + ")";
 }
 
 std::string_view infix(Word w) {
   switch (w) {
-    case Word::add: return " + ";
-    case Word::sub: return " - ";
-    case Word::mul: return " * ";
-    case Word::div: return " / ";
-    default: return {};
+    case Word::add:
+      return " + ";
+    case Word::sub:
+      return " - ";
+    case Word::mul:
+      return " * ";
+    case Word::div:
+      return " / ";
+    default:
+      return {};
   }
 }
 
-std::string statement(const Node& n, const auto& in) {
+template <class Name>
+std::string statement(const Node& n, const Name& in) {
   switch (n.word) {
-    case Word::load: return str("in[", n.slot, "]");
-    case Word::neg: return str("-", in(n.in[0]));
+    case Word::load:
+      return str("in[", n.slot, "]");
+    case Word::neg:
+      return str("-", in(n.in[0]));
     case Word::select:
       return str(in(n.in[0]), " ", kRels[n.detail], " ", in(n.in[1]), " ? ", in(n.in[2]), " : ",
                  in(n.in[3]));
-    case Word::round: return call(str("round_", info(n.dtype()).name), n, 0, 1, in);
+    case Word::round:
+      return call(str("round_", info(n.dtype()).name), n, in);
     default:
       if (!infix(n.word).empty()) return str(in(n.in[0]), infix(n.word), in(n.in[1]));
-      return call(info(n.word).name, n, 0, n.arity(), in);
+      return call(info(n.word).name, n, in);
   }
 }
 
@@ -54,8 +64,7 @@ std::string decimal(float value) {
 }  // namespace
 
 std::string literal(float value) {
-  if (!std::isfinite(value))
-    return str("tenon_bits(", __builtin_bit_cast(uint32_t, value), "u)");
+  if (!std::isfinite(value)) return str("tenon_bits(", __builtin_bit_cast(uint32_t, value), "u)");
   std::array<char, 40> buffer{};
   std::snprintf(buffer.data(), buffer.size(), "%af", static_cast<double>(value));
   return value < 0 || std::signbit(value) ? str("(", buffer.data(), ")") : buffer.data();
@@ -96,18 +105,34 @@ std::string formula_text(const Graph& graph, std::span<const uint32_t> roots,
     const Node& n = graph[id];
     Text& t = texts[id];
     switch (n.word) {
-      case Word::constant: t = {decimal(n.value), n.value < 0 || std::signbit(n.value) ? 0 : 2}; break;
-      case Word::load: t.text = n.slot < loads.size() ? loads[n.slot] : str("in", n.slot); break;
-      case Word::add: t = {str(at(n.in[0], 0), " + ", at(n.in[1], 1)), 0}; break;
-      case Word::sub: t = {str(at(n.in[0], 0), " - ", at(n.in[1], 1)), 0}; break;
-      case Word::mul: t = {str(at(n.in[0], 1), "*", at(n.in[1], 2)), 1}; break;
-      case Word::div: t = {str(at(n.in[0], 1), "/", at(n.in[1], 2)), 1}; break;
-      case Word::neg: t = {str("-", at(n.in[0], 2)), 0}; break;
+      case Word::constant:
+        t = {decimal(n.value), n.value < 0 || std::signbit(n.value) ? 0 : 2};
+        break;
+      case Word::load:
+        t.text = n.slot < loads.size() ? loads[n.slot] : str("in", n.slot);
+        break;
+      case Word::add:
+        t = {str(at(n.in[0], 0), " + ", at(n.in[1], 1)), 0};
+        break;
+      case Word::sub:
+        t = {str(at(n.in[0], 0), " - ", at(n.in[1], 1)), 0};
+        break;
+      case Word::mul:
+        t = {str(at(n.in[0], 1), "*", at(n.in[1], 2)), 1};
+        break;
+      case Word::div:
+        t = {str(at(n.in[0], 1), "/", at(n.in[1], 2)), 1};
+        break;
+      case Word::neg:
+        t = {str("-", at(n.in[0], 2)), 0};
+        break;
       case Word::select:
         t.text = str("select(", at(n.in[0], 0), " ", kRels[n.detail], " ", at(n.in[1], 0), ", ",
                      at(n.in[2], 0), ", ", at(n.in[3], 0), ")");
         break;
-      case Word::round: t.text = str("round(", at(n.in[0], 0), ", ", info(n.dtype()).name, ")"); break;
+      case Word::round:
+        t.text = str("round(", at(n.in[0], 0), ", ", info(n.dtype()).name, ")");
+        break;
       default:
         t.text = str(info(n.word).name, "(");
         for (int i = 0; i < n.arity(); ++i) t.text += str(i ? ", " : "", at(n.in[i], 0));

@@ -190,8 +190,8 @@ Activation activation(std::string_view text,
 }
 
 Activation gated(const Activation& f) {
-  require(f.inputs == 1 && !f.scaled, "gated(", f.name, "): ", f.name, " is not unary; gated(f) = ",
-          "f(a)·b needs a formula of x alone");
+  require(f.inputs == 1 && !f.scaled, "gated(", f.name, "): ", f.name,
+          " is not unary; gated(f) = ", "f(a)·b needs a formula of x alone");
   Activation g = f;
   g.name = str("gated(", f.name, ")");
   g.aliases.clear();

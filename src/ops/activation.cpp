@@ -10,10 +10,12 @@ namespace {
 // Column maps of the halves a and b in one tensor of 2H columns.
 std::array<ColumnMap, 2> halves(const Layout& layout, int64_t h) {
   switch (layout.kind) {
-    case Layout::Kind::swapped: return {{{1, 1, h}, {1, 1, 0}}};
+    case Layout::Kind::swapped:
+      return {{{1, 1, h}, {1, 1, 0}}};
     case Layout::Kind::interleaved:
       return {{{layout.k, 2 * layout.k, 0}, {layout.k, 2 * layout.k, layout.k}}};
-    default: return {{{1, 1, 0}, {1, 1, h}}};
+    default:
+      return {{{1, 1, 0}, {1, 1, h}}};
   }
 }
 
@@ -34,7 +36,8 @@ Step activation_step(const ActivationForm& form) {
   for (size_t i = 0; i < inputs; ++i) {
     const ColumnMap map = inputs == 1 || form.separate ? ColumnMap{} : half[i];
     const bool second = form.separate && i == 1;
-    z.push_back(build.load({Load::From::tile, second ? A::b : A::x, second ? *form.b : form.x, map}));
+    z.push_back(
+        build.load({Load::From::tile, second ? A::b : A::x, second ? *form.b : form.x, map}));
   }
   for (size_t i = 0; form.bias && i < inputs; ++i) {
     const ColumnMap map = inputs == 1 ? ColumnMap{} : form.separate ? stacked[i] : half[i];

@@ -13,7 +13,7 @@ namespace tenon {
 struct ActivationForm {
   Activation f;
   bool backward = false;
-  int64_t cols = 0;       // of the output; a gated input has twice as many
+  int64_t cols = 0;  // of the output; a gated input has twice as many
   Layout layout;
   bool separate = false;  // a and b are two tensors
   Precision precision = Precision::native;

@@ -9,10 +9,14 @@ namespace {
 
 Store::To adjoint(Load::From from) {
   switch (from) {
-    case Load::From::row: return Store::To::column_sum;
-    case Load::From::column: return Store::To::row_sum;
-    case Load::From::tile: return Store::To::tile;
-    default: return Store::To::sum;
+    case Load::From::row:
+      return Store::To::column_sum;
+    case Load::From::column:
+      return Store::To::row_sum;
+    case Load::From::tile:
+      return Store::To::tile;
+    default:
+      return Store::To::sum;
   }
 }
 

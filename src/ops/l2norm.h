@@ -12,10 +12,10 @@ struct L2Form {
   Options options;
 };
 
-Step l2_square_sum(const L2Form& form);    // x -> Σ x² a row
-Step l2_rsqrt(const L2Form& form);         // s -> rsqrt(s + eps); eps is parameter 0
-Step l2_scale(const L2Form& form);         // x, r -> y
-Step l2_product_sum(const L2Form& form);   // x, grad -> Σ x·grad a row
-Step l2_backward(const L2Form& form);      // grad, x, r, t -> dx = r·(grad − x·r²·t)
+Step l2_square_sum(const L2Form& form);   // x -> Σ x² a row
+Step l2_rsqrt(const L2Form& form);        // s -> rsqrt(s + eps); eps is parameter 0
+Step l2_scale(const L2Form& form);        // x, r -> y
+Step l2_product_sum(const L2Form& form);  // x, grad -> Σ x·grad a row
+Step l2_backward(const L2Form& form);     // grad, x, r, t -> dx = r·(grad − x·r²·t)
 
 }  // namespace tenon

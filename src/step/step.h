@@ -12,8 +12,8 @@
 
 namespace tenon {
 
-// Column c of the step lies at (c ÷ block)·stride + c mod block + offset of the tensor, so halves of
-// a gated tensor are read and written in place whatever their layout.
+// Column c of the step lies at (c ÷ block)·stride + c mod block + offset of the tensor, so halves
+// of a gated tensor are read and written in place whatever their layout.
 struct ColumnMap {
   int64_t block = 1, stride = 1, offset = 0;
 

@@ -80,9 +80,9 @@ class Verifier {
     const auto expect = [&](const Value& exact, int64_t r, int64_t c) {
       const float got = element(out, s.dtype, r, c);
       if (wrong || within(got, s.dtype, exact.v, exact.e)) return;
-      wrong = str(step_.name, ": ", kStoreNames[static_cast<size_t>(s.to)], " (", r, ", ", c,
-                  ") is ", got, ", exact ", exact.v, " with bound ", exact.e, " in ",
-                  info(s.dtype).name);
+      wrong =
+          str(step_.name, ": ", kStoreNames[static_cast<size_t>(s.to)], " (", r, ", ", c, ") is ",
+              got, ", exact ", exact.v, " with bound ", exact.e, " in ", info(s.dtype).name);
     };
     const int64_t rows = rows_;
     const int64_t cols = step_.cols;
@@ -104,8 +104,12 @@ class Verifier {
           expect(tree({first, first + cols}), r, 0);
         }
         break;
-      case Store::To::sum: expect(tree(values), 0, 0); break;
-      case Store::To::amax: expect(largest(values), 0, 0); break;
+      case Store::To::sum:
+        expect(tree(values), 0, 0);
+        break;
+      case Store::To::amax:
+        expect(largest(values), 0, 0);
+        break;
     }
     return wrong;
   }
@@ -121,11 +125,16 @@ class Verifier {
 float load_element(const Load& l, std::span<const View> in, std::span<const float> parameters,
                    int64_t r, int64_t c) {
   switch (l.from) {
-    case Load::From::tile: return element(in[l.arg], l.dtype, r, l.columns(c));
-    case Load::From::row: return element(in[l.arg], l.dtype, 0, l.columns(c));
-    case Load::From::column: return element(in[l.arg], l.dtype, r, 0);
-    case Load::From::scalar: return element(in[l.arg], l.dtype, 0, 0);
-    default: return parameters[l.arg];
+    case Load::From::tile:
+      return element(in[l.arg], l.dtype, r, l.columns(c));
+    case Load::From::row:
+      return element(in[l.arg], l.dtype, 0, l.columns(c));
+    case Load::From::column:
+      return element(in[l.arg], l.dtype, r, 0);
+    case Load::From::scalar:
+      return element(in[l.arg], l.dtype, 0, 0);
+    default:
+      return parameters[l.arg];
   }
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "expr/evaluate.h"
@@ -25,9 +26,14 @@ struct Block {
   alignas(64) std::array<std::array<double, kBatch>, K> e;
 };
 
+// Conditions are joined without branches, so that the loops become vector code.
+bool both(bool a, bool b) { return (static_cast<int>(a) & static_cast<int>(b)) != 0; }
+bool either(bool a, bool b) { return (static_cast<int>(a) | static_cast<int>(b)) != 0; }
+
 double times(double derivative, double error) {
   const double product = std::fabs(derivative) * error;
-  return static_cast<int>(derivative == 0) | static_cast<int>(error == 0) ? 0 : product;
+  const double some = error == 0 ? 0 : product;
+  return derivative == 0 ? 0 : some;
 }
 
 // ulp32 by the exponent's bits alone, so that the loop has no calls.
@@ -40,8 +46,10 @@ double ulp(double v) {
 }
 
 double minimum(double a, double b) {
-  if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<double>::quiet_NaN();
-  return a < b || (a == b && std::signbit(a)) ? a : b;
+  const uint64_t signs = std::bit_cast<uint64_t>(a) | std::bit_cast<uint64_t>(b);
+  const double ordered = a < b ? a : b;
+  const double equal = a == b ? std::bit_cast<double>(signs) : ordered;  // differ in sign at most
+  return a != a ? a : equal;
 }
 
 // A transcendental word and its slope; both sides of a sigmoid share one exp.
@@ -63,17 +71,22 @@ Point point(Word w, double x) {
       const double y = std::expm1(x);
       return {y, y + 1};
     }
-    case Word::log: return {std::log(x), 1 / x};
-    case Word::log1p: return {std::log1p(x), 1 / (1 + x)};
-    case Word::sigmoid: return sigmoid_point(x);
+    case Word::log:
+      return {std::log(x), 1 / x};
+    case Word::log1p:
+      return {std::log1p(x), 1 / (1 + x)};
+    case Word::sigmoid:
+      return sigmoid_point(x);
     case Word::tanh: {
       const double e = std::exp(-std::fabs(2 * x));
       const double up = (2 * x < 0 ? e : 1.0) / (1.0 + e);
       const double down = (-2 * x < 0 ? e : 1.0) / (1.0 + e);
       return {std::tanh(x), 4 * up * down};
     }
-    case Word::erf: return {std::erf(x), kTwoOverRootPi * std::exp(-x * x)};
-    default: return {std::erfc(x), kTwoOverRootPi * std::exp(-x * x)};
+    case Word::erf:
+      return {std::erf(x), kTwoOverRootPi * std::exp(-x * x)};
+    default:
+      return {std::erfc(x), kTwoOverRootPi * std::exp(-x * x)};
   }
 }
 
@@ -96,9 +109,8 @@ class Kernel {
         break;
       case Word::mul:
         values([&](size_t i) { return a.v[i] * b.v[i]; }, r);
-        bounds(
-            [&](int k, size_t i) { return times(b.v[i], a.e[k][i]) + times(a.v[i], b.e[k][i]); },
-            r);
+        bounds([&](int k, size_t i) { return times(b.v[i], a.e[k][i]) + times(a.v[i], b.e[k][i]); },
+               r);
         break;
       case Word::div:
         values([&](size_t i) { return a.v[i] / b.v[i]; }, r);
@@ -109,7 +121,9 @@ class Kernel {
             r);
         break;
       case Word::min:
-      case Word::max: extreme(n.word, a, b, r); break;
+      case Word::max:
+        extreme(n.word, a, b, r);
+        break;
       case Word::neg:
         values([&](size_t i) { return -a.v[i]; }, r);
         bounds([&](int k, size_t i) { return a.e[k][i]; }, r);
@@ -126,8 +140,12 @@ class Kernel {
         values([&](size_t i) { return 1 / std::sqrt(a.v[i]); }, r);
         bounds([&](int k, size_t i) { return times(0.5 * r.v[i] / a.v[i], a.e[k][i]); }, r);
         break;
-      case Word::select: choose(n.rel(), a, b, c, d, r); break;
-      case Word::round: rounded(n.dtype(), a, r); break;
+      case Word::select:
+        choose(n.rel(), a, b, c, d, r);
+        break;
+      case Word::round:
+        rounded(n.dtype(), a, r);
+        break;
       default:
         for (size_t i = 0; i < count_; ++i) {
           const Point p = point(n.word, a.v[i]);
@@ -140,8 +158,8 @@ class Kernel {
     for (int k = 0; k < K; ++k)
       for (size_t i = 0; i < count_; ++i) {
         const double e = r.e[k][i];
-        const bool lost = arithmetic && (a.e[k][i] == kInf || b.e[k][i] == kInf);
-        r.e[k][i] = e != e || lost ? kInf : e;
+        const bool lost = either(a.e[k][i] == kInf, b.e[k][i] == kInf);
+        r.e[k][i] = either(e != e, both(arithmetic, lost)) ? kInf : e;
       }
   }
 
@@ -150,7 +168,7 @@ class Kernel {
     for (int k = 0; k < K; ++k)
       for (size_t i = 0; i < count_; ++i) {
         const double v = std::fabs(r.v[i]);
-        const bool over = static_cast<int>(v < kInf) & static_cast<int>(v + r.e[k][i] >= kOverflow32);
+        const bool over = both(v < kInf, v + r.e[k][i] >= kOverflow32);
         r.e[k][i] = over ? kInf : r.e[k][i];
       }
   }
@@ -177,33 +195,47 @@ class Kernel {
           const double eb = b.e[k][i];
           const bool close = std::fabs(a.v[i] - b.v[i]) <= ea + eb;
           const double one = r.v[i] == a.v[i] ? ea : eb;
-          return close ? (ea < eb ? eb : ea) : one;
+          const double most = ea < eb ? eb : ea;
+          return close ? most : one;
         },
         r);
   }
 
   void choose(Rel rel, const B& a, const B& b, const B& c, const B& d, B& r) {
-    std::array<bool, kBatch> first;
-    for (size_t i = 0; i < count_; ++i) {
-      const double x = a.v[i];
-      const double y = b.v[i];
-      first[i] = rel == Rel::lt   ? x < y
-                 : rel == Rel::le ? x <= y
-                 : rel == Rel::gt ? x > y
-                 : rel == Rel::ge ? x >= y
-                 : rel == Rel::eq ? x == y
-                                  : x != y;
-      r.v[i] = first[i] ? c.v[i] : d.v[i];
+    alignas(64) std::array<double, kBatch> first;  // 1 where the first branch is taken
+    const auto compare = [&](auto holds) {
+      for (size_t i = 0; i < count_; ++i) first[i] = holds(a.v[i], b.v[i]) ? 1.0 : 0.0;
+    };
+    switch (rel) {
+      case Rel::lt:
+        compare(std::less{});
+        break;
+      case Rel::le:
+        compare(std::less_equal{});
+        break;
+      case Rel::gt:
+        compare(std::greater{});
+        break;
+      case Rel::ge:
+        compare(std::greater_equal{});
+        break;
+      case Rel::eq:
+        compare(std::equal_to{});
+        break;
+      default:
+        compare(std::not_equal_to{});
     }
+    values([&](size_t i) { return first[i] != 0 ? c.v[i] : d.v[i]; }, r);
     bounds(
         [&](int k, size_t i) {
           const double sum = a.e[k][i] + b.e[k][i];
           const double ec = c.e[k][i];
           const double ed = d.e[k][i];
-          const bool either = sum > 0 && std::fabs(a.v[i] - b.v[i]) <= sum;
+          const bool close = both(sum > 0, std::fabs(a.v[i] - b.v[i]) <= sum);
           const double gap = c.v[i] == d.v[i] ? 0 : std::fabs(c.v[i] - d.v[i]);
-          const double taken = first[i] ? ec : ed;
-          return either ? (ec < ed ? ed : ec) + gap : taken;
+          const double taken = first[i] != 0 ? ec : ed;
+          const double any = (ec < ed ? ed : ec) + gap;
+          return close ? any : taken;
         },
         r);
   }
@@ -247,6 +279,63 @@ class Kernel {
   size_t count_;
 };
 
+struct Work {
+  const Graph& graph;
+  std::span<const uint32_t> roots, nodes;
+  std::span<const double> natives;
+  size_t n;
+  std::span<const Column> loads;
+  Values& out;
+};
+
+template <int K>
+void run_blocks(const Work& w) {
+  std::vector<Block<K>> blocks(w.graph.size());
+  for (size_t start = 0; start < w.n; start += kBatch) {
+    const size_t count = std::min(kBatch, w.n - start);
+    Kernel<K> kernel(w.natives, count);
+    for (const uint32_t id : w.nodes) {
+      const Node& node = w.graph[id];
+      Block<K>& r = blocks[id];
+      if (node.word == Word::constant || node.word == Word::load) {
+        for (size_t i = 0; i < count; ++i)
+          r.v[i] = node.word == Word::load ? w.loads[node.slot][start + i] : node.value;
+        if (start == 0)
+          for (auto& e : r.e) e.fill(0);
+      } else {
+        kernel.run(node, blocks[node.in[0]], blocks[node.in[1]], blocks[node.in[2]],
+                   blocks[node.in[3]], r);
+      }
+      const auto at = static_cast<ptrdiff_t>(start);
+      for (size_t root = 0; root < w.roots.size(); ++root) {
+        if (w.roots[root] != id) continue;
+        std::copy_n(r.v.begin(), count, w.out.value[root].begin() + at);
+        for (size_t k = 0; k < K; ++k)
+          std::copy_n(r.e[k].begin(), count, w.out.bound[k][root].begin() + at);
+      }
+      if (node.arity() > 0) kernel.as_input(r);
+    }
+  }
+}
+
+// The same code for wider vectors; without fma and contraction it gives the same bits.
+#if defined(__x86_64__)
+[[gnu::flatten, gnu::target("avx2")]] void run_avx2(const Work& w) {
+  w.natives.size() == 1 ? run_blocks<1>(w) : run_blocks<3>(w);
+}
+[[gnu::flatten, gnu::target("avx512f,avx512dq,avx512vl")]] void run_avx512(const Work& w) {
+  w.natives.size() == 1 ? run_blocks<1>(w) : run_blocks<3>(w);
+}
+#endif
+void run_any(const Work& w) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return run_avx512(w);
+  if (__builtin_cpu_supports("avx2")) return run_avx2(w);
+#endif
+  w.natives.size() == 1 ? run_blocks<1>(w) : run_blocks<3>(w);
+}
+
 }  // namespace
 
 Exact::Exact(const Graph& graph, std::span<const uint32_t> roots, std::span<const double> natives)
@@ -254,36 +343,6 @@ Exact::Exact(const Graph& graph, std::span<const uint32_t> roots, std::span<cons
       roots_(roots.begin(), roots.end()),
       nodes_(order(graph, roots)),
       natives_(natives.begin(), natives.end()) {}
-
-template <int K>
-void Exact::run_blocks(size_t n, std::span<const Column> loads, Values& out) const {
-  std::vector<Block<K>> blocks(graph_.size());
-  for (size_t start = 0; start < n; start += kBatch) {
-    const size_t count = std::min(kBatch, n - start);
-    Kernel<K> kernel(natives_, count);
-    for (const uint32_t id : nodes_) {
-      const Node& node = graph_[id];
-      Block<K>& r = blocks[id];
-      if (node.word == Word::constant || node.word == Word::load) {
-        for (size_t i = 0; i < count; ++i)
-          r.v[i] = node.word == Word::load ? loads[node.slot][start + i] : node.value;
-        if (start == 0)
-          for (auto& e : r.e) e.fill(0);
-      } else {
-        kernel.run(node, blocks[node.in[0]], blocks[node.in[1]], blocks[node.in[2]],
-                   blocks[node.in[3]], r);
-      }
-      for (size_t root = 0; root < roots_.size(); ++root) {
-        if (roots_[root] != id) continue;
-        std::copy_n(r.v.begin(), count, out.value[root].begin() + static_cast<ptrdiff_t>(start));
-        for (size_t k = 0; k < K; ++k)
-          std::copy_n(r.e[k].begin(), count,
-                      out.bound[k][root].begin() + static_cast<ptrdiff_t>(start));
-      }
-      if (node.arity() > 0) kernel.as_input(r);
-    }
-  }
-}
 
 void Exact::run(size_t n, std::span<const Column> loads, Values& out) const {
   out.value.resize(roots_.size());
@@ -293,10 +352,7 @@ void Exact::run(size_t n, std::span<const Column> loads, Values& out) const {
     b.resize(roots_.size());
     for (auto& e : b) e.resize(n);
   }
-  if (natives_.size() == 1)
-    run_blocks<1>(n, loads, out);
-  else
-    run_blocks<3>(n, loads, out);
+  run_any({graph_, roots_, nodes_, natives_, n, loads, out});
 }
 
 bool Exact::agrees_with_oracle(size_t n, std::span<const Column> loads) const {

@@ -1,5 +1,5 @@
-// Exact values of a formula and its bounds E, fast: the library's Oracle over arrays, with the bounds
-// of several precisions at once. `agrees_with_oracle` shows that both give the same bits.
+// Exact values of a formula and its bounds E, fast: the library's Oracle over arrays, with the
+// bounds of several precisions at once. `agrees_with_oracle` shows that both give the same bits.
 #pragma once
 
 #include <span>
@@ -28,9 +28,6 @@ class Exact {
   [[nodiscard]] bool agrees_with_oracle(size_t n, std::span<const Column> loads) const;
 
  private:
-  template <int K>
-  void run_blocks(size_t n, std::span<const Column> loads, Values& out) const;
-
   Graph graph_;
   std::vector<uint32_t> roots_, nodes_;
   std::vector<double> natives_;

@@ -1,4 +1,5 @@
-// A second, scalar evaluation of lowered graphs: plain C++ for each word, nothing of src/expr/lane.h.
+// A second, scalar evaluation of lowered graphs: plain C++ for each word, nothing of
+// src/expr/lane.h.
 #pragma once
 
 #include <algorithm>
@@ -80,12 +81,18 @@ inline float round_to(float x, DType dtype) {
 
 inline bool holds(Rel rel, float a, float b) {
   switch (rel) {
-    case Rel::lt: return a < b;
-    case Rel::le: return a <= b;
-    case Rel::gt: return a > b;
-    case Rel::ge: return a >= b;
-    case Rel::eq: return a == b;
-    default: return !(a == b);
+    case Rel::lt:
+      return a < b;
+    case Rel::le:
+      return a <= b;
+    case Rel::gt:
+      return a > b;
+    case Rel::ge:
+      return a >= b;
+    case Rel::eq:
+      return a == b;
+    default:
+      return !(a == b);
   }
 }
 
@@ -140,22 +147,38 @@ class Reference {
       for (size_t i = 0; i < count; ++i) out[i] = f(i);
     };
     switch (n.word) {
-      case Word::constant: return each([&](size_t) { return n.value; });
-      case Word::load: return each([&](size_t i) { return loads[n.slot][start + i]; });
-      case Word::add: return each([&](size_t i) { return a[i] + b[i]; });
-      case Word::sub: return each([&](size_t i) { return a[i] - b[i]; });
-      case Word::mul: return each([&](size_t i) { return a[i] * b[i]; });
-      case Word::div: return each([&](size_t i) { return a[i] / b[i]; });
-      case Word::min: return each([&](size_t i) { return scalar::minimum(a[i], b[i]); });
-      case Word::max: return each([&](size_t i) { return scalar::maximum(a[i], b[i]); });
-      case Word::neg: return each([&](size_t i) { return -a[i]; });
-      case Word::abs: return each([&](size_t i) { return std::fabs(a[i]); });
-      case Word::sqrt: return each([&](size_t i) { return std::sqrt(a[i]); });
-      case Word::fma: return each([&](size_t i) { return std::fma(a[i], b[i], c[i]); });
-      case Word::pow2: return each([&](size_t i) { return scalar::power_of_two(a[i]); });
-      case Word::exponent: return each([&](size_t i) { return scalar::split(a[i]).e; });
-      case Word::mantissa: return each([&](size_t i) { return scalar::split(a[i]).m; });
-      case Word::round: return each([&](size_t i) { return scalar::round_to(a[i], n.dtype()); });
+      case Word::constant:
+        return each([&](size_t) { return n.value; });
+      case Word::load:
+        return each([&](size_t i) { return loads[n.slot][start + i]; });
+      case Word::add:
+        return each([&](size_t i) { return a[i] + b[i]; });
+      case Word::sub:
+        return each([&](size_t i) { return a[i] - b[i]; });
+      case Word::mul:
+        return each([&](size_t i) { return a[i] * b[i]; });
+      case Word::div:
+        return each([&](size_t i) { return a[i] / b[i]; });
+      case Word::min:
+        return each([&](size_t i) { return scalar::minimum(a[i], b[i]); });
+      case Word::max:
+        return each([&](size_t i) { return scalar::maximum(a[i], b[i]); });
+      case Word::neg:
+        return each([&](size_t i) { return -a[i]; });
+      case Word::abs:
+        return each([&](size_t i) { return std::fabs(a[i]); });
+      case Word::sqrt:
+        return each([&](size_t i) { return std::sqrt(a[i]); });
+      case Word::fma:
+        return each([&](size_t i) { return std::fma(a[i], b[i], c[i]); });
+      case Word::pow2:
+        return each([&](size_t i) { return scalar::power_of_two(a[i]); });
+      case Word::exponent:
+        return each([&](size_t i) { return scalar::split(a[i]).e; });
+      case Word::mantissa:
+        return each([&](size_t i) { return scalar::split(a[i]).m; });
+      case Word::round:
+        return each([&](size_t i) { return scalar::round_to(a[i], n.dtype()); });
       case Word::select:
         return each([&](size_t i) { return scalar::holds(n.rel(), a[i], b[i]) ? c[i] : d[i]; });
       default:  // rsqrt, exp … erfc: lowering leaves none of them

@@ -14,8 +14,7 @@ int main(void) {
   const tenon_view yv = {y, 2, 3, 3, TENON_F32};
   const tenon_view dv = {dx, 2, 3, 3, TENON_F32};
   const tenon_forward_args forward = {.size = sizeof forward, .x = &xv, .y = &yv};
-  const tenon_backward_args backward = {
-      .size = sizeof backward, .grad = &gv, .x = &xv, .dx = &dv};
+  const tenon_backward_args backward = {.size = sizeof backward, .grad = &gv, .x = &xv, .dx = &dv};
 
   printf("tenon %s from C\n", tenon_version());
   if (tenon_define("twice", "2*x*sigmoid(x)") || tenon_forward("twice", &forward, NULL) ||

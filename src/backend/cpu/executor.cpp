@@ -24,9 +24,9 @@ constexpr int64_t kSumRows = 128;              // partial column sums then cost 
 // How a call is cut into items. Bits do not depend on it: items are aligned subtrees of every sum.
 struct Grid {
   int64_t rows, cols;
-  int64_t tile_rows;    // rows in a tile: more than one only if a tile holds whole rows
-  int64_t block_rows;   // rows in an item, a power of two
-  int64_t chunk_cols;   // columns in an item
+  int64_t tile_rows;   // rows in a tile: more than one only if a tile holds whole rows
+  int64_t block_rows;  // rows in an item, a power of two
+  int64_t chunk_cols;  // columns in an item
   [[nodiscard]] int64_t blocks() const { return cdiv(rows, block_rows); }
   [[nodiscard]] int64_t chunks() const { return cdiv(cols, chunk_cols); }
   [[nodiscard]] int64_t tile_cols() const { return std::min(cols, kTileCols); }
@@ -244,7 +244,9 @@ class Executor final : public Kernel {
             case Store::To::sum:
               for (size_t i = 0; i < n; ++i) forest[0].push(value[i]);
               break;
-            case Store::To::amax: most[k] = std::max(most[k], loops_.max_bits(value, n)); break;
+            case Store::To::amax:
+              most[k] = std::max(most[k], loops_.max_bits(value, n));
+              break;
           }
         }
       }
@@ -272,7 +274,9 @@ class Executor final : public Kernel {
           for (int64_t k = 0; k < nr; ++k)
             load_columns(loops_, l, args.in[l.arg], r + k, c, nc, slot[i] + k * nc);
           break;
-        case Load::From::row: slot[i] = s.rows + i * row_floats + in_chunk; break;
+        case Load::From::row:
+          slot[i] = s.rows + i * row_floats + in_chunk;
+          break;
         case Load::From::column:
           for (int64_t k = 0; k < nr; ++k) {
             float value = 0;
@@ -281,7 +285,8 @@ class Executor final : public Kernel {
           }
           break;
         case Load::From::scalar:
-        case Load::From::parameter: break;  // filled once an item
+        case Load::From::parameter:
+          break;  // filled once an item
       }
     }
   }

@@ -21,10 +21,10 @@ struct Instruction {
 
 // Slots [0, loads) belong to the loads, then come constants, then temporaries.
 struct Program {
-  std::vector<Instruction> once;   // depend on constants, parameters and scalars only
-  std::vector<Instruction> tile;   // run for every tile
+  std::vector<Instruction> once;  // depend on constants, parameters and scalars only
+  std::vector<Instruction> tile;  // run for every tile
   std::vector<std::pair<uint32_t, float>> constants;
-  std::vector<uint32_t> results;   // slot of each store's value
+  std::vector<uint32_t> results;  // slot of each store's value
   uint32_t slots = 0;
 };
 

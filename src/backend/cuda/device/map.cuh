@@ -51,8 +51,7 @@ __device__ inline void tenon_store(const TenonAccess& a, TenonI64 element, float
 // Body is printed for each step: kLoads, kStores, load, compute, store. All loads of an element
 // come before its stores, and no other thread touches it, so calls in place are right.
 template <class Body>
-__device__ inline void tenon_map(
-    const TenonMapArguments<Body::kLoads + Body::kStores>& arguments) {
+__device__ inline void tenon_map(const TenonMapArguments<Body::kLoads + Body::kStores>& arguments) {
   const TenonI64 count = arguments.rows * arguments.cols;
   const TenonI64 threads = static_cast<TenonI64>(gridDim.x) * blockDim.x;
   for (TenonI64 i = static_cast<TenonI64>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;

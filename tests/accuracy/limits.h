@@ -1,0 +1,71 @@
+// The Limits of spec.md 0 for the built-in activations: where NaN is due, where it is forbidden, and
+// what infinities give.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <string_view>
+
+#include "function.h"
+
+namespace tenon::accuracy {
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Value and derivative at −∞ and +∞.
+struct Ends {
+  std::string_view name;
+  std::array<float, 2> value, derivative;
+};
+inline constexpr std::array<Ends, 13> kEnds{{
+    {"gelu", {0, kInfinity}, {0, 1}},
+    {"gelu_erf", {0, kInfinity}, {0, 1}},
+    {"silu", {0, kInfinity}, {0, 1}},
+    {"qgelu", {0, kInfinity}, {0, 1}},
+    {"relu", {0, kInfinity}, {0, 1}},
+    {"srelu", {0, kInfinity}, {0, kInfinity}},
+    {"sigmoid", {0, 1}, {0, 0}},
+    {"tanh", {-1, 1}, {0, 0}},
+    {"softplus", {0, kInfinity}, {0, 1}},
+    {"mish", {0, kInfinity}, {0, 1}},
+    {"hardswish", {0, kInfinity}, {0, 1}},
+    {"leaky_relu", {-kInfinity, kInfinity}, {0.01F, 1}},
+    {"elu", {-1, kInfinity}, {0, 1}},
+}};
+
+enum class Nan : uint8_t { due, forbidden, open };
+
+inline Nan unary_nan(std::string_view name, size_t root, float x) {
+  if (!std::isnan(x)) return Nan::forbidden;
+  const bool compares_only = root == 1 && (name == "relu" || name == "leaky_relu");
+  return compares_only ? Nan::open : Nan::due;
+}
+
+// A factor NaN is due only where the branch that holds it is taken: within the clamps.
+inline Nan gated_nan(std::string_view name, size_t root, float a, float b) {
+  constexpr float kInside = 6.5F;  // inside every clamp of the defaults
+  const bool nan_a = std::isnan(a);
+  const bool nan_b = std::isnan(b);
+  const bool bounded = name == "clamped_swiglu" || name == "situglu";
+  if (!nan_a && !nan_b) {
+    // The others promise it where f(a), f'(a) and b are finite.
+    const bool overflows = name == "glu" ? false : name == "sreglu" ? a > 1e18F : a == kInfinity;
+    return bounded || (!overflows && std::isfinite(b)) ? Nan::forbidden : Nan::open;
+  }
+  if (root == 0 || name == "situglu") return Nan::due;
+  const bool rectified = name == "reglu" || name == "sreglu";
+  const bool inside = name == "glu" || (rectified ? a > 0 : std::fabs(a) < kInside);
+  if (root == 1) {
+    if (nan_a && name == "reglu") return Nan::open;
+    return nan_a || inside ? Nan::due : Nan::open;
+  }
+  if (name == "clamped_swiglu") return nan_a && std::fabs(b) < kInside ? Nan::due : Nan::open;
+  return nan_a ? Nan::due : Nan::open;
+}
+
+inline Nan nan_rule(const Function& f, size_t root, float a, float b) {
+  if (f.group() == Function::Group::word) return Nan::open;
+  return f.gated() ? gated_nan(f.name(), root, a, b) : unary_nan(f.name(), root, a);
+}
+
+}  // namespace tenon::accuracy

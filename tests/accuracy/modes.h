@@ -1,0 +1,28 @@
+// What the program can be asked to do. Each returns its exit code.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "function.h"
+#include "inputs.h"
+#include "measure.h"
+
+namespace tenon::accuracy {
+
+// Measures every function; the reports stand in the functions' order.
+std::vector<std::unique_ptr<Report>> measure_all(const std::vector<Function>& list,
+                                                 const Amounts& amounts);
+
+// docs/accuracy.md. False if the file cannot be written.
+bool write_table(const std::string& path, const std::vector<Function>& list,
+                 const std::vector<std::unique_ptr<Report>>& reports);
+
+// All 2^32 fp32 inputs of unary functions.
+int run_exhaustive(const std::vector<std::string>& names);
+
+// CUDA against the CPU, bit by bit.
+int run_cuda(const std::vector<Function>& list, const Amounts& amounts);
+
+}  // namespace tenon::accuracy

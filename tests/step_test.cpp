@@ -1,0 +1,231 @@
+// What a step says of itself: key, text, bytes, precision; and who takes or refuses it.
+#include "step/step.h"
+
+#include <fstream>
+#include <functional>
+#include <set>
+
+#include "backend/list.h"
+#include "ops/activation.h"
+#include "ops/builder.h"
+#include "ops/fuse.h"
+#include "ops/l2norm.h"
+#include "plan/execute.h"
+#include "support.h"
+
+namespace tenon::test {
+namespace {
+
+using From = Load::From;
+using To = Store::To;
+
+// A small step with everything that may differ.
+struct Recipe {
+  std::string name = "step";
+  int64_t cols = 12;
+  Precision precision = Precision::native;
+  Load load = {From::tile, 0, DType::bf16, {}};
+  Store store = {To::tile, 0, DType::bf16, {}, 0};
+  std::function<Expr(Expr, Expr)> f = [](Expr x, Expr p) { return sigmoid(p * x) + 1.0F; };
+
+  [[nodiscard]] Step make() const {
+    StepBuilder build(name, cols, precision);
+    const Expr x = build.load(load);
+    const Expr p = build.load({From::parameter, 0, DType::f32, {}});
+    build.store(store, f(x, p));
+    return build.finish();
+  }
+};
+
+TEST(Step, KeysDifferWhereKernelsDiffer) {
+  std::vector<std::pair<const char*, std::function<void(Recipe&)>>> changes{
+      {"nothing", [](Recipe&) {}},
+      {"columns", [](Recipe& r) { r.cols = 13; }},
+      {"precision", [](Recipe& r) { r.precision = Precision::strict; }},
+      {"load's dtype", [](Recipe& r) { r.load.dtype = DType::f16; }},
+      {"load's kind", [](Recipe& r) { r.load.from = From::row; }},
+      {"load's column kind", [](Recipe& r) { r.load.from = From::column; }},
+      {"load's argument", [](Recipe& r) { r.load.arg = 1; }},
+      {"load's block", [](Recipe& r) { r.load.columns = {8, 16, 0}; }},
+      {"load's stride", [](Recipe& r) { r.load.columns = {8, 24, 0}; }},
+      {"load's offset", [](Recipe& r) { r.load.columns = {8, 16, 8}; }},
+      {"store's dtype", [](Recipe& r) { r.store.dtype = DType::f32; }},
+      {"store's kind", [](Recipe& r) { r.store.to = To::column_sum; }},
+      {"store's other kind", [](Recipe& r) { r.store.to = To::amax; }},
+      {"store's argument", [](Recipe& r) { r.store.arg = 2; }},
+      {"store's map", [](Recipe& r) { r.store.columns = {1, 1, 12}; }},
+      {"a word", [](Recipe& r) { r.f = [](Expr x, Expr p) { return tanh(p * x) + 1.0F; }; }},
+      {"a constant", [](Recipe& r) { r.f = [](Expr x, Expr p) { return sigmoid(p * x) + 2.0F; }; }},
+      {"a constant's sign",
+       [](Recipe& r) { r.f = [](Expr x, Expr p) { return max(p * x, 0.0F); }; }},
+      {"a constant's other sign",
+       [](Recipe& r) { r.f = [](Expr x, Expr p) { return max(p * x, -0.0F); }; }},
+      {"operands", [](Recipe& r) { r.f = [](Expr x, Expr p) { return x - p; }; }},
+      {"operands' order", [](Recipe& r) { r.f = [](Expr x, Expr p) { return p - x; }; }},
+      {"<", [](Recipe& r) { r.f = [](Expr x, Expr p) { return select(x < p, x, p); }; }},
+      {"<=", [](Recipe& r) { r.f = [](Expr x, Expr p) { return select(x <= p, x, p); }; }},
+      {"branches", [](Recipe& r) { r.f = [](Expr x, Expr p) { return select(x < p, p, x); }; }},
+      {"round f16", [](Recipe& r) { r.f = [](Expr x, Expr p) { return round(x * p, DType::f16); }; }},
+      {"round bf16",
+       [](Recipe& r) { r.f = [](Expr x, Expr p) { return round(x * p, DType::bf16); }; }},
+  };
+  std::set<std::string> keys;
+  for (const auto& [what, change] : changes) {
+    Recipe recipe;
+    change(recipe);
+    const std::string key = recipe.make().key();
+    EXPECT_TRUE(keys.insert(key).second) << what << " changes nothing in " << key;
+    EXPECT_EQ(key, recipe.make().key()) << what;
+  }
+}
+
+TEST(Step, KeysAreEqualWhereKernelsAreEqual) {
+  Recipe other;
+  other.name = "another name";
+  EXPECT_EQ(Recipe().make().key(), other.make().key());
+
+  // The same formula, its parts made in another order and with nodes that nobody needs.
+  const auto build = [](bool reversed) {
+    StepBuilder b("order", 5, Precision::strict);
+    const Expr x = b.load({From::tile, 0, DType::f32, {}});
+    const Expr y = b.load({From::tile, 1, DType::f32, {}});
+    Expr left, right;
+    if (reversed) {
+      (void)(exp(y) / (x + 3.0F));
+      right = tanh(y);
+      left = sigmoid(x);
+    } else {
+      left = sigmoid(x);
+      right = tanh(y);
+    }
+    b.store({To::tile, 0, DType::f32, {}}, left * right);
+    return b.finish().key();
+  };
+  EXPECT_EQ(build(false), build(true));
+}
+
+ActivationForm form(const char* act, bool backward) {
+  ActivationForm f;
+  f.f = activation(act);
+  f.backward = backward;
+  f.cols = 96;
+  f.x = DType::bf16;
+  f.y = DType::bf16;
+  if (backward) f.grad = DType::bf16;
+  return f;
+}
+
+std::vector<Step> described() {
+  std::vector<Step> steps;
+  steps.push_back(activation_step(form("gelu", false)));
+  steps.push_back(activation_step(form("gelu", true)));
+  ActivationForm gated = form("swiglu", true);
+  gated.layout = Layout::interleaved(32);
+  gated.bias = gated.dbias = DType::f32;
+  gated.precision = Precision::strict;
+  steps.push_back(activation_step(gated));
+  ActivationForm swapped = form("gated(elu)", false);
+  swapped.layout = Layout::swapped();
+  swapped.amax = DType::f32;
+  steps.push_back(activation_step(swapped));
+  ActivationForm separate = form("scaled(glu)", true);
+  separate.separate = true;
+  separate.b = separate.db = DType::f16;
+  separate.scale = separate.dscale = DType::f16;
+  separate.bias = separate.dbias = DType::f16;
+  separate.rounding = Rounding::eager;
+  steps.push_back(activation_step(separate));
+  FuseForm fuse{.name = "axpy",
+                .f = [](std::span<const Expr> in) { return in[0] * in[1] + in[2] * in[3]; },
+                .arguments = {{From::tile, DType::f16, DType::f16},
+                              {From::row, DType::f32, DType::f32},
+                              {From::column, DType::f32, DType::f32},
+                              {From::scalar, DType::f32, DType::f32}},
+                .grad = DType::f16,
+                .cols = 7};
+  steps.push_back(fuse_step(fuse));
+  steps.push_back(l2_square_sum({.cols = 64, .x = DType::bf16, .options = {}}));
+  return steps;
+}
+
+TEST(Step, DescribesItselfAsInTheGoldenFile) {
+  std::ifstream file(std::string(__FILE__).substr(0, std::string(__FILE__).rfind('/')) +
+                     "/golden/steps.txt");
+  ASSERT_TRUE(file) << "tests/golden/steps.txt is missing";
+  std::string expected, actual, line;
+  while (std::getline(file, line)) expected += line + "\n";
+  for (const Step& s : described()) actual += s.describe() + "\n";
+  EXPECT_EQ(expected, actual) << "if this is meant, tests/golden/steps.txt becomes:\n" << actual;
+}
+
+TEST(Step, CountsEachInputAndOutputOnce) {
+  StepBuilder build("bytes", 10, Precision::native);
+  const Expr x = build.load({From::tile, 0, DType::bf16, {}}) +
+                 build.load({From::row, 1, DType::f32, {}}) +
+                 build.load({From::column, 2, DType::f16, {}}) +
+                 build.load({From::scalar, 3, DType::f32, {}});
+  build.store({To::tile, 0, DType::f16, {}}, x);
+  build.store({To::column_sum, 1, DType::f32, {}}, x);
+  build.store({To::row_sum, 2, DType::bf16, {}}, x);
+  build.store({To::sum, 3, DType::f32, {}}, x);
+  build.store({To::amax, 4, DType::f32, {}}, x);
+  const Step step = build.finish();
+  EXPECT_EQ(step.bytes(7), 70 * 2 + 10 * 4 + 7 * 2 + 4 + 70 * 2 + 10 * 4 + 7 * 2 + 4 + 4);
+  EXPECT_EQ(step.bytes(0), 10 * 4 + 4 + 10 * 4 + 4 + 4);
+}
+
+TEST(Step, NativeIsStrictWhereF32IsKept) {
+  const auto precision = [](std::initializer_list<std::pair<To, DType>> stores, Precision asked) {
+    StepBuilder build("precision", 4, asked);
+    const Expr x = build.load({From::tile, 0, DType::bf16, {}});
+    for (const auto& [to, dtype] : stores) build.store({to, 0, dtype, {}}, exp(x));
+    return build.finish().effective_precision();
+  };
+  constexpr auto kNative = Precision::native, kStrict = Precision::strict;
+  EXPECT_EQ(precision({{To::tile, DType::bf16}}, kNative), kNative);
+  EXPECT_EQ(precision({{To::tile, DType::f16}}, kNative), kNative);
+  EXPECT_EQ(precision({{To::tile, DType::f32}}, kNative), kStrict);
+  EXPECT_EQ(precision({{To::tile, DType::bf16}}, kStrict), kStrict);
+  EXPECT_EQ(precision({{To::tile, DType::bf16}, {To::amax, DType::f32}}, kNative), kNative);
+  EXPECT_EQ(precision({{To::amax, DType::f32}}, kNative), kStrict);
+  EXPECT_EQ(precision({{To::tile, DType::bf16}, {To::column_sum, DType::f32}}, kNative), kStrict);
+  EXPECT_EQ(precision({{To::column_sum, DType::bf16}, {To::row_sum, DType::f16}}, kNative), kNative);
+}
+
+TEST(Step, TheNullBackendTakesAllAndRunsNothing) {
+  for (const Step& step : described()) {
+    const Chosen chosen = kernel_for(step, Device::null);
+    EXPECT_EQ(chosen.maker, "nothing");
+    EXPECT_EQ(chosen.kernel->workspace(1000), 0U);
+  }
+  const Mat x = Mat(DType::f32, 3, 4).fill(1);
+  const Mat y(DType::f32, 3, 4);
+  forward(activation("gelu"), {.x = x.view(), .y = y.view()}, {.device = Device::null});
+  EXPECT_TRUE(y.untouched());
+}
+
+TEST(Step, EveryBackendIsFoundByItsDevice) {
+  for (const Device d : {Device::cpu, Device::cuda, Device::null}) {
+    EXPECT_EQ(backend_for(d).device, d);
+    EXPECT_EQ(backend_for(d).name, kDevices[static_cast<size_t>(d)]);
+    EXPECT_FALSE(backend_for(d).makers.empty());
+  }
+  expect_error([] { backend_for(static_cast<Device>(9)); }, Code::unsupported, {"device 9"});
+}
+
+TEST(Step, AKernelIsMadeOnce) {
+  const Step step = Recipe().make();
+  EXPECT_EQ(kernel_for(step, Device::cpu).kernel, kernel_for(Recipe().make(), Device::cpu).kernel);
+  EXPECT_NE(kernel_for(step, Device::cpu).kernel, kernel_for(step, Device::null).kernel);
+}
+
+TEST(Step, ARefusalOfAllMakersNamesOpDeviceAndReason) {
+  Recipe recipe;
+  recipe.name = "my op";
+  recipe.store.to = To::column_sum;
+  expect_error([&] { kernel_for(recipe.make(), Device::cuda); }, Code::unsupported,
+               {"my op", "cuda", "flat map", "column_sum", "cpu"});
+}
+
+}  // namespace
+}  // namespace tenon::test
