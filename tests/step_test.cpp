@@ -46,14 +46,26 @@ TEST(Step, KeysDifferWhereKernelsDiffer) {
       {"load's kind", [](Recipe& r) { r.load.from = From::row; }},
       {"load's column kind", [](Recipe& r) { r.load.from = From::column; }},
       {"load's argument", [](Recipe& r) { r.load.arg = 1; }},
-      {"load's block", [](Recipe& r) { r.load.columns = {8, 16, 0}; }},
-      {"load's stride", [](Recipe& r) { r.load.columns = {8, 24, 0}; }},
-      {"load's offset", [](Recipe& r) { r.load.columns = {8, 16, 8}; }},
+      {"load's block",
+       [](Recipe& r) {
+         r.load.columns = {8, 16, 0};
+       }},
+      {"load's stride",
+       [](Recipe& r) {
+         r.load.columns = {8, 24, 0};
+       }},
+      {"load's offset",
+       [](Recipe& r) {
+         r.load.columns = {8, 16, 8};
+       }},
       {"store's dtype", [](Recipe& r) { r.store.dtype = DType::f32; }},
       {"store's kind", [](Recipe& r) { r.store.to = To::column_sum; }},
       {"store's other kind", [](Recipe& r) { r.store.to = To::amax; }},
       {"store's argument", [](Recipe& r) { r.store.arg = 2; }},
-      {"store's map", [](Recipe& r) { r.store.columns = {1, 1, 12}; }},
+      {"store's map",
+       [](Recipe& r) {
+         r.store.columns = {1, 1, 12};
+       }},
       {"a word", [](Recipe& r) { r.f = [](Expr x, Expr p) { return tanh(p * x) + 1.0F; }; }},
       {"a constant", [](Recipe& r) { r.f = [](Expr x, Expr p) { return sigmoid(p * x) + 2.0F; }; }},
       {"a constant's sign",
@@ -65,7 +77,8 @@ TEST(Step, KeysDifferWhereKernelsDiffer) {
       {"<", [](Recipe& r) { r.f = [](Expr x, Expr p) { return select(x < p, x, p); }; }},
       {"<=", [](Recipe& r) { r.f = [](Expr x, Expr p) { return select(x <= p, x, p); }; }},
       {"branches", [](Recipe& r) { r.f = [](Expr x, Expr p) { return select(x < p, p, x); }; }},
-      {"round f16", [](Recipe& r) { r.f = [](Expr x, Expr p) { return round(x * p, DType::f16); }; }},
+      {"round f16",
+       [](Recipe& r) { r.f = [](Expr x, Expr p) { return round(x * p, DType::f16); }; }},
       {"round bf16",
        [](Recipe& r) { r.f = [](Expr x, Expr p) { return round(x * p, DType::bf16); }; }},
   };
@@ -160,10 +173,9 @@ TEST(Step, DescribesItselfAsInTheGoldenFile) {
 
 TEST(Step, CountsEachInputAndOutputOnce) {
   StepBuilder build("bytes", 10, Precision::native);
-  const Expr x = build.load({From::tile, 0, DType::bf16, {}}) +
-                 build.load({From::row, 1, DType::f32, {}}) +
-                 build.load({From::column, 2, DType::f16, {}}) +
-                 build.load({From::scalar, 3, DType::f32, {}});
+  const Expr x =
+      build.load({From::tile, 0, DType::bf16, {}}) + build.load({From::row, 1, DType::f32, {}}) +
+      build.load({From::column, 2, DType::f16, {}}) + build.load({From::scalar, 3, DType::f32, {}});
   build.store({To::tile, 0, DType::f16, {}}, x);
   build.store({To::column_sum, 1, DType::f32, {}}, x);
   build.store({To::row_sum, 2, DType::bf16, {}}, x);
@@ -189,7 +201,8 @@ TEST(Step, NativeIsStrictWhereF32IsKept) {
   EXPECT_EQ(precision({{To::tile, DType::bf16}, {To::amax, DType::f32}}, kNative), kNative);
   EXPECT_EQ(precision({{To::amax, DType::f32}}, kNative), kStrict);
   EXPECT_EQ(precision({{To::tile, DType::bf16}, {To::column_sum, DType::f32}}, kNative), kStrict);
-  EXPECT_EQ(precision({{To::column_sum, DType::bf16}, {To::row_sum, DType::f16}}, kNative), kNative);
+  EXPECT_EQ(precision({{To::column_sum, DType::bf16}, {To::row_sum, DType::f16}}, kNative),
+            kNative);
 }
 
 TEST(Step, TheNullBackendTakesAllAndRunsNothing) {

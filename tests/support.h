@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <initializer_list>
 #include <random>
 #include <string>
@@ -182,5 +183,64 @@ class Threads {
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
 };
+
+using Real = long double;
+using Hand = std::function<Real(Real a, Real b)>;
+
+inline Real sig_ref(Real x) { return 1 / (1 + std::exp(-x)); }
+inline Real gelu_ref(Real x) {
+  return 0.5L * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0L)) * (x + 0.044715L * x * x * x)));
+}
+inline Real gelu_erf_ref(Real x) { return 0.5L * x * (1 + std::erf(x / std::sqrt(2.0L))); }
+inline Real relu_ref(Real x) { return x > 0 ? x : 0; }
+inline Real softplus_ref(Real x) { return std::log(1 + std::exp(x)); }
+
+// An activation and its value in extended precision, by hand and apart from Expr.
+struct Row {
+  const char* act;
+  int inputs;
+  Hand f;
+};
+inline const std::vector<Row>& rows() {
+  static const std::vector<Row> kRows{
+      {"gelu", 1, [](Real x, Real) { return gelu_ref(x); }},
+      {"gelu_erf", 1, [](Real x, Real) { return gelu_erf_ref(x); }},
+      {"silu", 1, [](Real x, Real) { return x * sig_ref(x); }},
+      {"relu", 1, [](Real x, Real) { return relu_ref(x); }},
+      {"qgelu", 1, [](Real x, Real) { return x * sig_ref(1.702L * x); }},
+      {"quick_gelu", 1, [](Real x, Real) { return x * sig_ref(1.702L * x); }},
+      {"srelu", 1, [](Real x, Real) { return relu_ref(x) * relu_ref(x); }},
+      {"sigmoid", 1, [](Real x, Real) { return sig_ref(x); }},
+      {"tanh", 1, [](Real x, Real) { return std::tanh(x); }},
+      {"softplus", 1, [](Real x, Real) { return softplus_ref(x); }},
+      {"mish", 1, [](Real x, Real) { return x * std::tanh(softplus_ref(x)); }},
+      {"hardswish", 1,
+       [](Real x, Real) { return x * std::min(std::max(x + 3, Real(0)), Real(6)) / 6; }},
+      {"leaky_relu", 1, [](Real x, Real) { return x > 0 ? x : 0.01L * x; }},
+      {"leaky_relu(slope=0.25)", 1, [](Real x, Real) { return x > 0 ? x : 0.25L * x; }},
+      {"elu", 1, [](Real x, Real) { return x > 0 ? x : std::expm1(x); }},
+      {"elu(alpha=0.5)", 1, [](Real x, Real) { return x > 0 ? x : 0.5L * std::expm1(x); }},
+      {"x*sigmoid(beta*x) + 0.5*x; beta = 1.25", 1,
+       [](Real x, Real) { return x * sig_ref(1.25L * x) + 0.5L * x; }},
+      {"glu", 2, [](Real a, Real b) { return sig_ref(a) * b; }},
+      {"geglu", 2, [](Real a, Real b) { return gelu_ref(a) * b; }},
+      {"geglu_erf", 2, [](Real a, Real b) { return gelu_erf_ref(a) * b; }},
+      {"swiglu", 2, [](Real a, Real b) { return a * sig_ref(a) * b; }},
+      {"reglu", 2, [](Real a, Real b) { return relu_ref(a) * b; }},
+      {"qgeglu", 2, [](Real a, Real b) { return a * sig_ref(1.702L * a) * b; }},
+      {"sreglu", 2, [](Real a, Real b) { return relu_ref(a) * relu_ref(a) * b; }},
+      {"gated(mish)", 2, [](Real a, Real b) { return a * std::tanh(softplus_ref(a)) * b; }},
+      {"gated(x*sigmoid(beta*x); beta = 2)", 2,
+       [](Real a, Real b) { return a * sig_ref(2 * a) * b; }},
+      {"clamped_swiglu(limit=2, alpha=1.5, offset=0.5)", 2,
+       [](Real a, Real b) {
+         const Real w = std::min(a, Real(2));
+         return w * sig_ref(1.5L * w) * (std::min(std::max(b, Real(-2)), Real(2)) + 0.5L);
+       }},
+      {"situglu(beta1=3, beta2=5)", 2,
+       [](Real a, Real b) { return 3 * std::tanh(a / 3) * sig_ref(a) * 5 * std::tanh(b / 5); }},
+  };
+  return kRows;
+}
 
 }  // namespace tenon::test

@@ -55,7 +55,8 @@ class Fused {
  public:
   using Body = std::function<Expr(std::span<const Expr>)>;
 
-  Fused(std::string name, size_t arguments, Body body);
+  // The body gets the arguments and then the parameters, which are kernel arguments of every call.
+  Fused(std::string name, size_t arguments, Body body, std::vector<float> parameters = {});
 
   void forward(std::span<const View> arguments, const View& y, const Options& options = {}) const;
   void forward(std::initializer_list<View> arguments, const View& y,
@@ -77,11 +78,13 @@ class Fused {
 
   [[nodiscard]] size_t arguments() const { return arguments_; }
   [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const std::vector<float>& parameters() const { return parameters_; }
 
  private:
   std::string name_;
   size_t arguments_;
   Body body_;
+  std::vector<float> parameters_;
 };
 
 namespace detail {
@@ -136,6 +139,12 @@ void l2_normalization_backward(const View& grad, const View& x, const View& r, c
 // Threads of the CPU backend: TENON_THREADS, else OMP_NUM_THREADS, else the cores; 0 restores that.
 void set_threads(int count);
 int threads();
+
+// A host's own scheduler in place of Tenon's pool: it must call body on ranges that cover [0, n)
+// once, on any threads, and return when all are done. An empty function restores the pool.
+using ParallelFor =
+    std::function<void(int64_t n, const std::function<void(int64_t begin, int64_t end)>& body)>;
+void set_parallel_for(ParallelFor replacement);
 
 }  // namespace tenon
 

@@ -33,9 +33,9 @@ std::vector<std::string> numbered(std::string_view what, size_t count) {
   return names;
 }
 
-// `data`: whether pointers are looked at; a warm-up has none.
 FuseForm form_of(const std::string& op, const Fused& fused, const Fused::Body& body,
                  std::span<const View> arguments, const Named& result, const Options& options) {
+  check_spec(op, result);
   require(arguments.size() == fused.arguments(), op, ": ", arguments.size(),
           " arguments given, the function takes ", fused.arguments());
   FuseForm form{.name = fused.name(),
@@ -45,8 +45,10 @@ FuseForm form_of(const std::string& op, const Fused& fused, const Fused::Body& b
                 .cols = result.view.cols,
                 .precision = options.precision,
                 .rounding = options.rounding};
+  form.parameters = fused.parameters().size();
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string name = str("argument ", i);
+    check_spec(op, {name, arguments[i]});
     form.arguments.push_back(
         {broadcast(op, {name, arguments[i]}, result.view.rows, result.view.cols),
          arguments[i].dtype, std::nullopt});
@@ -56,8 +58,11 @@ FuseForm form_of(const std::string& op, const Fused& fused, const Fused::Body& b
 
 }  // namespace
 
-Fused::Fused(std::string name, size_t arguments, Body body)
-    : name_(std::move(name)), arguments_(arguments), body_(std::move(body)) {
+Fused::Fused(std::string name, size_t arguments, Body body, std::vector<float> parameters)
+    : name_(std::move(name)),
+      arguments_(arguments),
+      body_(std::move(body)),
+      parameters_(std::move(parameters)) {
   require(static_cast<bool>(body_), "fuse '", name_, "': no function given");
   require(arguments_ >= 1 && arguments_ <= 64, "fuse '", name_, "': ", arguments_,
           " arguments; a fused function takes 1 to 64");
@@ -77,7 +82,8 @@ void Fused::forward(std::span<const View> arguments, const View& y, const Option
     if (form.arguments[i].from == Load::From::tile) tiles.push_back(in[i]);
   check_overlap(op, in, {{"y", y}}, tiles);
   execute(fuse_step(form),
-          {.rows = y.rows, .in = arguments, .out = std::span(&y, 1), .parameters = {}}, options);
+          {.rows = y.rows, .in = arguments, .out = std::span(&y, 1), .parameters = parameters_},
+          options);
 }
 
 void Fused::backward(std::span<const View> arguments, const View& grad,
@@ -107,18 +113,22 @@ void Fused::backward(std::span<const View> arguments, const View& grad,
   check_overlap(op, in, out, tiles);
   std::vector<View> inputs(arguments.begin(), arguments.end());
   inputs.push_back(grad);
-  execute(fuse_step(form), {.rows = grad.rows, .in = inputs, .out = gradients, .parameters = {}},
-          options);
+  execute(fuse_step(form),
+          {.rows = grad.rows, .in = inputs, .out = gradients, .parameters = parameters_}, options);
 }
 
 void Fused::warmup(std::span<const View> arguments, const View& y, const Options& options) const {
   const FpMode ieee;
   FuseForm form = form_of(name_ + " warmup", *this, body_, arguments, {"y", y}, options);
   form.y = y.dtype;
-  kernel_for(fuse_step(form), options.device);
+  kernel_for(fuse_step(form), options.device).kernel->prepare();
   form.grad = y.dtype;
   for (auto& a : form.arguments) a.gradient = a.dtype;
-  kernel_for(fuse_step(form), options.device);
+  try {
+    kernel_for(fuse_step(form), options.device).kernel->prepare();
+  } catch (const Error& e) {
+    if (e.code() != Code::unsupported) throw;  // a device may have the forward alone
+  }
 }
 
 Fused fuse_text(std::string_view formula, std::span<const std::string> arguments) {
@@ -129,11 +139,11 @@ Fused fuse_text(std::string_view formula, std::span<const std::string> arguments
       require(arguments[i] != arguments[j], "fuse: two arguments are named '", arguments[i], "'");
   }
   const Formula parsed = parse(formula, arguments);
-  return {std::string(formula), arguments.size(), [parsed](std::span<const Expr> in) {
-            std::vector<Expr> loads(in.begin(), in.end());
-            for (const Parameter& p : parsed.parameters) loads.emplace_back(p.value);
-            return substitute(parsed, loads);
-          }};
+  std::vector<float> parameters;
+  for (const Parameter& p : parsed.parameters) parameters.push_back(p.value);
+  return {std::string(formula), arguments.size(),
+          [parsed](std::span<const Expr> in) { return substitute(parsed, in); },
+          std::move(parameters)};
 }
 
 }  // namespace tenon

@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "api/validate.h"
-#include "backend/cpu/pool.h"
 #include "core/fp_mode.h"
 #include "expr/registry.h"
 #include "ops/l2norm.h"
@@ -93,10 +92,12 @@ void l2_normalization(const View& x, const View& y, const View& r, float eps,
   check_view(kOp, {"y", y});
   check_shape(kOp, {"y", y}, x.rows, x.cols, "the shape of x");
   require(eps >= 0, kOp, ": eps = ", eps, "; it must not be negative");
+  if (x.cols == 0 && !r.given()) return;  // nothing to write
   std::vector<float> own(r.given() || x.rows == 0 ? 0 : static_cast<size_t>(x.rows));
   const View root = r.given() ? r : matrix(own.data(), DType::f32, x.rows, 1);
   check_l2(kOp, root, x.rows, options);
-  check_overlap(kOp, {{"x", x}}, {{"y", y}, {"r", r}}, {{"x", x}});
+  check_overlap(kOp, {{"x", x}}, {{"y", y}}, {{"x", x}});
+  check_overlap(kOp, {{"x", x}, {"y", y}}, {{"r", r}}, {});  // written before x is read again
 
   const L2Form form{.cols = x.cols, .x = x.dtype, .y = y.dtype, .options = options};
   const std::array in{x, root};
@@ -136,8 +137,5 @@ void l2_normalization_backward(const View& grad, const View& x, const View& r, c
   execute(l2_backward(form), {.rows = x.rows, .in = in, .out = std::span(&dx, 1), .parameters = {}},
           options);
 }
-
-void set_threads(int count) { cpu::set_threads(count); }
-int threads() { return cpu::threads(); }
 
 }  // namespace tenon

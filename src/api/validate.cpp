@@ -25,7 +25,7 @@ bool empty(const View& v) { return v.rows == 0 || v.cols == 0; }
 
 }  // namespace
 
-void check_view(std::string_view op, const Named& v) {
+void check_spec(std::string_view op, const Named& v) {
   const View& x = v.view;
   require(static_cast<size_t>(x.dtype) < kDTypes.size(), op, ": ", v.name, " has the dtype number ",
           static_cast<int>(x.dtype), "; it must be one of f32, f16, bf16");
@@ -37,11 +37,16 @@ void check_view(std::string_view op, const Named& v) {
   require(x.rows <= 1 || x.stride >= x.cols, op, ": ", v.name, " has row stride ", x.stride,
           " but ", x.cols, " columns; rows must not overlap, give a stride of at least ", x.cols);
   constexpr int64_t kMost = int64_t{1} << 60;
-  const bool fits = x.cols <= kMost / 4 && (x.rows <= 1 || x.stride <= kMost / x.rows / 4);
-  require(fits, op, ": ", v.name, " of ", x.rows, " rows with stride ", x.stride,
-          " does not fit into memory addresses");
-  require(x.data != nullptr || empty(x), op, ": ", v.name, " is ", x.rows, "x", x.cols,
-          " but its data pointer is null; pass the address of its first element");
+  const bool fits =
+      x.rows <= kMost && x.cols <= kMost / 4 && (x.rows <= 1 || x.stride <= kMost / x.rows / 4);
+  require(fits, op, ": ", v.name, " of ", x.rows, "x", x.cols, " with stride ", x.stride,
+          " does not fit into memory addresses; give the sizes in elements");
+}
+
+void check_view(std::string_view op, const Named& v) {
+  check_spec(op, v);
+  require(v.view.data != nullptr || empty(v.view), op, ": ", v.name, " is ", v.view.rows, "x",
+          v.view.cols, " but its data pointer is null; pass the address of its first element");
 }
 
 void check_shape(std::string_view op, const Named& v, int64_t rows, int64_t cols,

@@ -15,7 +15,8 @@ struct Named {
   View view;
 };
 
-// Sizes, stride, pointer and dtype of one view.
+// Sizes, stride and dtype of one view; check_view also looks at its pointer.
+void check_spec(std::string_view op, const Named& v);
 void check_view(std::string_view op, const Named& v);
 void check_shape(std::string_view op, const Named& v, int64_t rows, int64_t cols,
                  std::string_view rule);

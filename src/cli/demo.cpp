@@ -68,7 +68,7 @@ std::string checked(const std::function<void()>& call) {
 int demo() {
   fmt::print(
       "This defines an activation from one line of text, derives its gradient, runs both on this "
-      "machine,\nchecks them against float64 and times them against plain C++. It takes about ten "
+      "machine,\nchecks them against float64 and times them against plain C++. It takes a few "
       "seconds.\n\n");
   fmt::print("1. define   {}(x) = {}\n", kName, kFormula);
   define(kName, kFormula);

@@ -27,9 +27,9 @@ Expr contribution(const Node& n, int i, Expr y, Expr d, std::span<const Expr> in
     case Word::div:
       return i == 0 ? d / b : -(d / b * y);
     case Word::min:
-      return i == 0 ? select(a > b, 0.0F, d) : select(a <= b, 0.0F, d);
     case Word::max:
-      return i == 0 ? select(a < b, 0.0F, d) : select(a >= b, 0.0F, d);
+    case Word::select:
+      return d;  // guarded
     case Word::neg:
       return -d;
     case Word::abs:
@@ -56,13 +56,50 @@ Expr contribution(const Node& n, int i, Expr y, Expr d, std::span<const Expr> in
       return d * (-kTwoOverRootPi * exp(-(a * a)));
     case Word::round:
       return d;
-    case Word::select: {
-      const Condition c{n.rel(), in[0], in[1]};
-      return i == 2 ? select(c, d, 0.0F) : select(c, 0.0F, d);
-    }
     default:
       fail(Code::unsupported, "grad: the word ", info(n.word).name, " has no derivative");
   }
+}
+
+// A choice that an adjoint passed through: it is exactly 0 where the branch is not taken.
+struct Guard {
+  Rel rel;
+  uint32_t left, right;
+  bool taken;  // whether the condition selects the branch, or the other one
+  friend bool operator==(const Guard&, const Guard&) = default;
+};
+
+std::optional<Guard> guard(const Node& n, int i) {
+  if (n.word == Word::select) return Guard{n.rel(), n.in[0], n.in[1], i == 2};
+  if (n.word == Word::min) return Guard{i == 0 ? Rel::gt : Rel::le, n.in[0], n.in[1], false};
+  if (n.word == Word::max) return Guard{i == 0 ? Rel::lt : Rel::ge, n.in[0], n.in[1], false};
+  return std::nullopt;
+}
+
+// The guards stay outside the value until it is summed or asked for, so that no factor of a branch
+// not taken, be it NaN or infinite, ever meets the 0.
+struct Adjoint {
+  Expr value;
+  std::vector<Guard> guards;
+
+  void close(Graph& graph, size_t keep) {
+    for (; guards.size() > keep; guards.pop_back()) {
+      const Guard& g = guards.back();
+      const Condition c{g.rel, {&graph, g.left}, {&graph, g.right}};
+      value = g.taken ? select(c, value, 0.0F) : select(c, 0.0F, value);
+    }
+  }
+};
+
+void add(Graph& graph, std::optional<Adjoint>& sum, Adjoint d) {
+  if (!sum) {
+    sum = std::move(d);
+    return;
+  }
+  const auto common = std::ranges::mismatch(sum->guards, d.guards).in1 - sum->guards.begin();
+  sum->close(graph, static_cast<size_t>(common));
+  d.close(graph, static_cast<size_t>(common));
+  sum->value = sum->value + d.value;
 }
 
 }  // namespace
@@ -83,8 +120,8 @@ std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
     for (int i = 0; i < graph[id].arity(); ++i)
       if (wanted[graph[id].in[i]]) wanted[id] = true;
 
-  std::vector<std::optional<Expr>> adjoint(wanted.size());
-  adjoint[root] = seed;
+  std::vector<std::optional<Adjoint>> adjoint(wanted.size());
+  adjoint[root] = Adjoint{seed, {}};
   for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
     const Node n = graph[*it];  // a copy: contributions add nodes
     if (!adjoint[*it]) continue;
@@ -92,12 +129,16 @@ std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
     for (int i = 0; i < n.arity(); ++i) in.emplace_back(&graph, n.in[i]);
     for (int i = n.arity() - 1; i >= (n.word == Word::select ? 2 : 0); --i) {
       if (!wanted[n.in[i]]) continue;
-      const Expr d = contribution(n, i, {&graph, *it}, *adjoint[*it], in);
-      std::optional<Expr>& sum = adjoint[n.in[i]];
-      sum = sum ? *sum + d : d;
+      Adjoint d{contribution(n, i, {&graph, *it}, adjoint[*it]->value, in), adjoint[*it]->guards};
+      if (const auto g = guard(n, i)) d.guards.push_back(*g);
+      add(graph, adjoint[n.in[i]], std::move(d));
     }
   }
-  for (size_t i = 0; i < wrt.size(); ++i) result[i] = adjoint[targets[i]].value_or(Expr(0.0F));
+  for (size_t i = 0; i < wrt.size(); ++i) {
+    std::optional<Adjoint>& a = adjoint[targets[i]];
+    if (a) a->close(graph, 0);
+    result[i] = a ? a->value : Expr(0.0F);
+  }
   return result;
 }
 

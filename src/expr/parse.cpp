@@ -6,6 +6,7 @@
 #include <cmath>
 #include <optional>
 
+#include "core/fp_mode.h"
 #include "expr/order.h"
 #include "expr/registry.h"
 #include "tenon/error.h"
@@ -40,7 +41,8 @@ class Parser {
     at_ = 0;
     end_ = body_end_;
     const Expr result = expression();
-    if (peek() != '\0') error("an operator or the end of the formula");
+    peek();
+    if (at_ < end_) error("an operator or the end of the formula");
     const uint32_t root = graph_->id(result);
     return {graph_, root, parameters_, used_};
   }
@@ -80,7 +82,8 @@ class Parser {
       const float value = number();
       parameters_.push_back({name, sign == '-' ? -value : value});
     }
-    if (peek() != '\0') error("';' or the end of the formula");
+    peek();
+    if (at_ < end_) error("';' or the end of the formula");
   }
 
   Expr expression() {
@@ -135,6 +138,8 @@ class Parser {
       if (parameters_[i].name == name)
         return graph_->load(static_cast<uint32_t>(inputs_.size() + i));
     at_ = start;
+    if (is_reserved(name) || registered(name))
+      fail_here(str("'", name, "' is a function; call it, as in ", name, "(", inputs_[0], ")"));
     std::string offered;
     for (const std::string& input : inputs_) offered += str(offered.empty() ? "" : ", ", input);
     fail_here(str("'", name, "' is neither an input (", offered, ") nor given a default; add `; ",
@@ -160,11 +165,23 @@ class Parser {
       fail_here(str("unknown function '", name, "'", suggestion(name),
                     "; a function is a word, clamp, round, select or a registered activation"));
     }
+    if (f->scaled) {
+      at_ = start;
+      fail_here(str("'", name, "' is scaled and cannot be called inside a formula; scale outside"));
+    }
     const auto inputs = static_cast<size_t>(f->inputs);
     check_count(name, start, in.size(), inputs, inputs + f->parameters.size());
     std::vector<Expr> parameters;
-    for (size_t i = 0; i < f->parameters.size(); ++i)
-      parameters.push_back(inputs + i < in.size() ? in[inputs + i] : Expr(f->parameters[i].value));
+    for (size_t i = 0; i < f->parameters.size(); ++i) {
+      const Parameter& p = f->parameters[i];
+      const Expr value = inputs + i < in.size() ? in[inputs + i] : Expr(p.value);
+      if (value.is_constant() && !(value.constant() >= p.least && value.constant() <= p.most)) {
+        at_ = start;
+        fail_here(str(name, ": ", p.name, " = ", value.constant(), " is outside [", p.least, ", ",
+                      p.most, "]; give a value inside"));
+      }
+      parameters.push_back(value);
+    }
     return counted(call(*f, std::span(in).first(inputs), parameters));
   }
 
@@ -244,28 +261,31 @@ class Parser {
       error("the end of the number (no suffix, no hexadecimal)");
     }
     float value = 0;
-    double wide = 0;
     const char* first = text_.data() + at_;
     const char* last = text_.data() + i;
+    // Out of range is either too large or, below half of 2^-149, zero.
     if (std::from_chars(first, last, value).ec != std::errc()) {
-      const auto read = std::from_chars(first, last, wide);
-      const bool tiny = read.ec == std::errc() ? std::fabs(wide) < 1 : underflows(first, last);
-      if (!tiny) fail_here("the number is too large for fp32 (at most 3.4028235e38)");
-      value = static_cast<float>(wide);
+      if (decimal_exponent({first, last}) > 0)
+        fail_here("the number is too large for fp32 (at most 3.4028235e38)");
+      value = 0;
     }
     at_ = i;
     return value;
   }
 
-  // Out of float64's range on the small side: a zero mantissa or a negative exponent.
-  static bool underflows(const char* first, const char* last) {
-    const std::string_view token(first, static_cast<size_t>(last - first));
-    const size_t e = token.find_first_of("eE");
+  // The power of ten of a literal's first digit that is not 0, cut at ±1e9; at most 4096 bytes.
+  static int64_t decimal_exponent(std::string_view token) {
+    constexpr int64_t kMost = 1'000'000'000;
+    const size_t e = std::min(token.find_first_of("eE"), token.size());
     const std::string_view mantissa = token.substr(0, e);
-    if (mantissa.find_first_of("123456789") == std::string_view::npos) return true;
-    if (e != std::string_view::npos && token[e + 1] == '-') return true;
-    return e == std::string_view::npos && mantissa.find_first_not_of("0.") > 300 &&
-           mantissa.starts_with("0.");
+    const auto first = static_cast<int64_t>(mantissa.find_first_of("123456789"));
+    if (first < 0) return -kMost;
+    const auto point = static_cast<int64_t>(std::min(mantissa.find('.'), mantissa.size()));
+    int64_t power = 0;
+    for (size_t i = e; i < token.size(); ++i)
+      if (is_digit(token[i])) power = std::min(10 * power + (token[i] - '0'), kMost);
+    if (e + 1 < token.size() && token[e + 1] == '-') power = -power;
+    return power + (first < point ? point - first - 1 : point - first);
   }
 
   std::string_view identifier() {
@@ -285,8 +305,8 @@ class Parser {
   }
 
   Expr counted(Expr e) const {
-    require(graph_->size() <= kMaxFormulaNodes, "formula: more than ", kMaxFormulaNodes,
-            " nodes; split it into several activations");
+    if (graph_->size() > kMaxFormulaNodes)
+      fail_here(str("more than ", kMaxFormulaNodes, " nodes; split it into several activations"));
     return e;
   }
 
@@ -336,6 +356,7 @@ bool is_identifier(std::string_view name) {
 }
 
 Formula parse(std::string_view text, std::span<const std::string> inputs) {
+  const FpMode ieee;  // constants are folded while reading
   return Parser(text, inputs).run();
 }
 

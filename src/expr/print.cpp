@@ -12,8 +12,6 @@ namespace tenon {
 
 namespace {
 
-std::string name(uint32_t id) { return str("t", id); }
-
 template <class Name>
 std::string call(std::string_view function, const Node& n, const Name& in) {
   std::string text = str("tenon_", function, "(");
@@ -72,12 +70,17 @@ std::string literal(float value) {
 
 std::string print(const Graph& graph, std::span<const uint32_t> roots) {
   std::string text;
+  // Numbered in order of use, so that the text does not depend on how the graph was built.
+  std::vector<uint32_t> number(graph.size(), 0);
+  uint32_t next = 0;
   const auto in = [&](uint32_t id) {
-    return graph[id].word == Word::constant ? literal(graph[id].value) : name(id);
+    return graph[id].word == Word::constant ? literal(graph[id].value) : str("t", number[id]);
   };
-  for (const uint32_t id : order(graph, roots))
-    if (graph[id].word != Word::constant)
-      text += str("const float ", name(id), " = ", statement(graph[id], in), ";\n");
+  for (const uint32_t id : order(graph, roots)) {
+    if (graph[id].word == Word::constant) continue;
+    number[id] = next++;
+    text += str("const float ", in(id), " = ", statement(graph[id], in), ";\n");
+  }
   for (size_t i = 0; i < roots.size(); ++i) text += str("out[", i, "] = ", in(roots[i]), ";\n");
   return text;
 }

@@ -112,7 +112,8 @@ std::optional<WithParameters> with_parameters(std::string_view text) {
     if (equals == std::string_view::npos) return std::nullopt;
     const std::string_view name = trimmed(item.substr(0, equals));
     const std::string_view number = trimmed(item.substr(equals + 1));
-    if (!is_identifier(name)) return std::nullopt;  // a comparison of a formula
+    // A comparison of a formula.
+    if (!is_identifier(name) || number.starts_with('=')) return std::nullopt;
     float value = 0;
     const auto read = std::from_chars(number.data(), number.data() + number.size(), value);
     require(read.ec == std::errc() && read.ptr == number.data() + number.size(), result.name, ": ",
@@ -161,7 +162,7 @@ std::optional<Activation> registered(std::string_view name) {
 
 std::string suggestion(std::string_view name) {
   std::string best;
-  size_t least = 1 + name.size() / 3;  // a third of the letters may be wrong
+  size_t least = (name.size() + 1) / 3;  // a third of the letters may be wrong
   const auto offer = [&](std::string_view candidate) {
     const size_t d = distance(name, candidate);
     if (d > least || (d == least && !best.empty())) return;
@@ -170,7 +171,7 @@ std::string suggestion(std::string_view name) {
   };
   for (const std::string& candidate : activation_names()) offer(candidate);
   for (const WordInfo& w : kWords)
-    if (w.kind == Kind::transcendental || w.arity == 1) offer(w.name);
+    if (is_reserved(w.name)) offer(w.name);
   return best.empty() ? "" : str(" (did you mean '", best, "'?)");
 }
 
@@ -226,6 +227,12 @@ void define(Activation f) {
   require(f.inputs == 1 || f.inputs == 2, "define '", f.name, "': ", f.inputs,
           " inputs; an activation has 1 (x) or 2 (a and b)");
   require(static_cast<bool>(f.body), "define '", f.name, "': no function given");
+  for (const Parameter& p : f.parameters)
+    require(p.value >= p.least && p.value <= p.most, "define '", f.name, "': the default ", p.name,
+            " = ", p.value, " is outside [", p.least, ", ", p.most, "]; give a value inside");
+  for (const std::string& alias : f.aliases)
+    require(is_identifier(alias) && !is_reserved(alias) && !find(built_in_activations(), alias),
+            "define '", f.name, "': the alias '", alias, "' is taken or no name; choose another");
   // One trial build finds what is wrong now, not at the first call.
   Graph graph;
   std::vector<Expr> inputs, parameters;

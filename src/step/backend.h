@@ -27,6 +27,7 @@ class Kernel {
  public:
   virtual ~Kernel() = default;
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
+  virtual void prepare() const {}  // does ahead what the first run would do, e.g. compile
   virtual void run(const RunArgs& args) const = 0;
 };
 

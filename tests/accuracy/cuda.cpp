@@ -1,4 +1,5 @@
 // CUDA against the CPU: the same strict calls on the same inputs, compared bit by bit.
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -49,7 +50,7 @@ std::vector<Elements> run_on_device(const Function& f, const Points& at) {
   const size_t n = at.a.size();
   const Options options{.precision = Precision::strict, .device = Device::cuda};
   Elements ones(dtype, n);
-  for (size_t i = 0; i < n; ++i) ones.set(i, encode(dtype, 1.0F));
+  ones.fill(1);
   std::vector<Elements> out;
   for (size_t r = 0; r < f.roots(); ++r) out.emplace_back(dtype, n);
   const OnDevice a(at.a);
@@ -63,7 +64,10 @@ std::vector<Elements> run_on_device(const Function& f, const Points& at) {
   }
   forward(f.activation(), {.x = a.view(), .b = b ? b->view() : View{}, .y = y.view()}, options);
   backward(f.activation(),
-           {.grad = grad.view(), .x = a.view(), .b = b ? b->view() : View{}, .dx = dx.view(),
+           {.grad = grad.view(),
+            .x = a.view(),
+            .b = b ? b->view() : View{},
+            .dx = dx.view(),
             .db = db ? db->view() : View{}},
            options);
   y.fetch(out[0]);
@@ -106,6 +110,7 @@ int run_cuda(const std::vector<Function>& list, const Amounts& amounts) {
     const Function* f;
     DType dtype;
   };
+  const auto start = std::chrono::steady_clock::now();
   std::vector<Job> jobs;
   for (const Function& f : list)
     for (const DType d : {DType::f32, DType::bf16, DType::f16}) jobs.push_back({&f, d});
@@ -131,6 +136,8 @@ int run_cuda(const std::vector<Function>& list, const Amounts& amounts) {
       say(job, 0, 0, e.what());
     }
   });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  std::fprintf(stderr, "%.0f s\n", seconds.count());
   std::printf("%zu passed, %zu failed\n", passed, failed);
   return failed == 0 ? 0 : 1;
 }

@@ -36,15 +36,6 @@ double times(double derivative, double error) {
   return derivative == 0 ? 0 : some;
 }
 
-// ulp32 by the exponent's bits alone, so that the loop has no calls.
-double ulp(double v) {
-  const uint64_t exponent = std::bit_cast<uint64_t>(v) & 0x7ff0000000000000U;
-  const auto scaled = static_cast<int64_t>(exponent) - (int64_t{23} << 52);
-  const double u = std::bit_cast<double>(scaled);
-  const double floored = std::fabs(v) < 0x1p-126 ? 0x1p-149 : u;
-  return std::fabs(v) < kInf ? floored : 0;
-}
-
 double minimum(double a, double b) {
   const uint64_t signs = std::bit_cast<uint64_t>(a) | std::bit_cast<uint64_t>(b);
   const double ordered = a < b ? a : b;
@@ -97,28 +88,32 @@ class Kernel {
 
   Kernel(std::span<const double> natives, size_t count) : natives_(natives), count_(count) {}
 
-  void run(const Node& n, const B& a, const B& b, const B& c, const B& d, B& r) {
+  // Bounds as a parent sees them or, for a `root`, as they are.
+  void run(const Node& n, bool root, const B& a, const B& b, const B& c, const B& d, B& r) {
+    beta_ = n.word == Word::round ? 0 : info(n.word).beta;
+    overflow_ = root ? kInf : kOverflow32;
     switch (n.word) {
       case Word::add:
         values([&](size_t i) { return a.v[i] + b.v[i]; }, r);
-        bounds([&](int k, size_t i) { return a.e[k][i] + b.e[k][i]; }, r);
+        arithmetic([&](int k, size_t i) { return a.e[k][i] + b.e[k][i]; }, a, b, r);
         break;
       case Word::sub:
         values([&](size_t i) { return a.v[i] - b.v[i]; }, r);
-        bounds([&](int k, size_t i) { return a.e[k][i] + b.e[k][i]; }, r);
+        arithmetic([&](int k, size_t i) { return a.e[k][i] + b.e[k][i]; }, a, b, r);
         break;
       case Word::mul:
         values([&](size_t i) { return a.v[i] * b.v[i]; }, r);
-        bounds([&](int k, size_t i) { return times(b.v[i], a.e[k][i]) + times(a.v[i], b.e[k][i]); },
-               r);
+        arithmetic(
+            [&](int k, size_t i) { return times(b.v[i], a.e[k][i]) + times(a.v[i], b.e[k][i]); }, a,
+            b, r);
         break;
       case Word::div:
         values([&](size_t i) { return a.v[i] / b.v[i]; }, r);
-        bounds(
+        arithmetic(
             [&](int k, size_t i) {
               return times(1 / b.v[i], a.e[k][i]) + times(r.v[i] / b.v[i], b.e[k][i]);
             },
-            r);
+            a, b, r);
         break;
       case Word::min:
       case Word::max:
@@ -147,41 +142,66 @@ class Kernel {
         rounded(n.dtype(), a, r);
         break;
       default:
-        for (size_t i = 0; i < count_; ++i) {
-          const Point p = point(n.word, a.v[i]);
-          r.v[i] = p.y;
-          for (int k = 0; k < K; ++k) r.e[k][i] = times(p.slope, a.e[k][i]);
-        }
+        transcendental(n.word, a, r);
     }
-    own_error(n, r);
-    const bool arithmetic = index(n.word) <= index(Word::div);
-    for (int k = 0; k < K; ++k)
-      for (size_t i = 0; i < count_; ++i) {
-        const double e = r.e[k][i];
-        const bool lost = either(a.e[k][i] == kInf, b.e[k][i] == kInf);
-        r.e[k][i] = either(e != e, both(arithmetic, lost)) ? kInf : e;
-      }
   }
 
   // What a parent sees: an overflowed fp32 value bounds nothing any more.
   void as_input(B& r) {
     for (int k = 0; k < K; ++k)
-      for (size_t i = 0; i < count_; ++i) {
-        const double v = std::fabs(r.v[i]);
-        const bool over = both(v < kInf, v + r.e[k][i] >= kOverflow32);
-        r.e[k][i] = over ? kInf : r.e[k][i];
-      }
+      for (size_t i = 0; i < count_; ++i) r.e[k][i] = seen(r.v[i], r.e[k][i], kOverflow32);
   }
 
  private:
+  static double seen(double v, double e, double overflow) {
+    const bool over = both(std::fabs(v) < kInf, std::fabs(v) + e >= overflow);
+    return either(e != e, over) ? kInf : e;
+  }
+
   template <class F>
   void values(F f, B& r) {
     for (size_t i = 0; i < count_; ++i) r.v[i] = f(i);
   }
   template <class F>
   void bounds(F f, B& r) {
+    const double beta = beta_;
+    const double overflow = overflow_;
     for (int k = 0; k < K; ++k)
-      for (size_t i = 0; i < count_; ++i) r.e[k][i] = f(k, i);
+      for (size_t i = 0; i < count_; ++i)
+        r.e[k][i] = seen(r.v[i], f(k, i) + beta * fast_ulp32(r.v[i]), overflow);
+  }
+  // ∞·0 is NaN in fp32: an unbounded operand makes the result unbounded even where its factor is 0.
+  template <class F>
+  void arithmetic(F f, const B& a, const B& b, B& r) {
+    bounds(
+        [&](int k, size_t i) {
+          const bool lost = either(a.e[k][i] == kInf, b.e[k][i] == kInf);
+          const double e = f(k, i);
+          return lost ? kInf : e;
+        },
+        r);
+  }
+
+  void transcendental(Word w, const B& a, B& r) {
+    alignas(64) std::array<double, kBatch> slope;
+    for (size_t i = 0; i < count_; ++i) {
+      const Point p = point(w, a.v[i]);
+      r.v[i] = p.y;
+      slope[i] = p.slope;
+    }
+    const double beta = beta_;
+    const double overflow = overflow_;
+    for (int k = 0; k < K; ++k) {
+      const double native = natives_[static_cast<size_t>(k)];
+      for (size_t i = 0; i < count_; ++i) {
+        const double v = std::fabs(r.v[i]);
+        const double u = fast_ulp32(v);
+        const double most = native * v < 0.5 * u ? 0.5 * u : native * v;
+        const double allowed = v < kInf ? most : 0;
+        const double own = native > 0 ? allowed : beta * u;
+        r.e[k][i] = seen(v, times(slope[i], a.e[k][i]) + own, overflow);
+      }
+    }
   }
 
   void extreme(Word w, const B& a, const B& b, B& r) {
@@ -256,27 +276,10 @@ class Kernel {
         r);
   }
 
-  void own_error(const Node& n, B& r) {
-    if (n.word == Word::round) return;
-    const double beta = info(n.word).beta;
-    std::array<double, kBatch> u;
-    for (size_t i = 0; i < count_; ++i) u[i] = ulp(r.v[i]);
-    for (int k = 0; k < K; ++k) {
-      const double native = natives_[static_cast<size_t>(k)];
-      if (native == 0 || info(n.word).kind != Kind::transcendental) {
-        for (size_t i = 0; i < count_; ++i) r.e[k][i] += beta * u[i];
-        continue;
-      }
-      for (size_t i = 0; i < count_; ++i) {
-        const double relative = native * std::fabs(r.v[i]);
-        const double most = relative < 0.5 * u[i] ? 0.5 * u[i] : relative;
-        r.e[k][i] += std::fabs(r.v[i]) < kInf ? most : 0;
-      }
-    }
-  }
-
   std::span<const double> natives_;
   size_t count_;
+  double beta_ = 0;
+  double overflow_ = kOverflow32;
 };
 
 struct Work {
@@ -297,15 +300,21 @@ void run_blocks(const Work& w) {
     for (const uint32_t id : w.nodes) {
       const Node& node = w.graph[id];
       Block<K>& r = blocks[id];
-      if (node.word == Word::constant || node.word == Word::load) {
-        for (size_t i = 0; i < count; ++i)
-          r.v[i] = node.word == Word::load ? w.loads[node.slot][start + i] : node.value;
-        if (start == 0)
+      const bool is_root = std::ranges::find(w.roots, id) != w.roots.end();
+      if (node.arity() == 0) {
+        if (start == 0) {
+          r.v.fill(node.value);
           for (auto& e : r.e) e.fill(0);
+        }
+        if (node.word == Word::load) {
+          const Column& load = w.loads[node.slot];
+          for (size_t i = 0; i < count; ++i) r.v[i] = load[start + i];
+        }
       } else {
-        kernel.run(node, blocks[node.in[0]], blocks[node.in[1]], blocks[node.in[2]],
+        kernel.run(node, is_root, blocks[node.in[0]], blocks[node.in[1]], blocks[node.in[2]],
                    blocks[node.in[3]], r);
       }
+      if (!is_root) continue;
       const auto at = static_cast<ptrdiff_t>(start);
       for (size_t root = 0; root < w.roots.size(); ++root) {
         if (w.roots[root] != id) continue;
@@ -313,7 +322,7 @@ void run_blocks(const Work& w) {
         for (size_t k = 0; k < K; ++k)
           std::copy_n(r.e[k].begin(), count, w.out.bound[k][root].begin() + at);
       }
-      if (node.arity() > 0) kernel.as_input(r);
+      kernel.as_input(r);
     }
   }
 }

@@ -2,6 +2,10 @@
 // bounds of several precisions at once. `agrees_with_oracle` shows that both give the same bits.
 #pragma once
 
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -9,6 +13,15 @@
 #include "tenon/expr.h"
 
 namespace tenon::accuracy {
+
+// ulp32 by the exponent's bits alone, so that loops have no calls.
+inline double fast_ulp32(double v) {
+  const uint64_t exponent = std::bit_cast<uint64_t>(v) & 0x7ff0000000000000U;
+  const auto scaled = static_cast<int64_t>(exponent) - (int64_t{23} << 52);
+  const double u = std::bit_cast<double>(scaled);
+  const double floored = std::fabs(v) < 0x1p-126 ? 0x1p-149 : u;
+  return std::fabs(v) < std::numeric_limits<double>::infinity() ? floored : 0;
+}
 
 // value[root][i]; bound[precision][root][i].
 struct Values {

@@ -29,9 +29,10 @@ bool one(const std::string& name) {
   bool passed = true;
   for (size_t r = 0; r < f.roots(); ++r) {
     const RootReport& root = report.roots()[r];
-    std::printf("%s: 4294967296 inputs, worst %.3f ulp at %s (E %.3f ulp), worst error/E %.4f at %s",
-                f.root_name(r).c_str(), root.ulp.value, number(root.ulp.a).c_str(), root.ulp.bound,
-                root.ratio[kStrict].value, number(root.ratio[kStrict].a).c_str());
+    std::printf(
+        "%s: 4294967296 inputs, worst %.3f ulp at %s (E %.3f ulp), worst error/E %.4f at %s",
+        f.root_name(r).c_str(), root.ulp.value, number(root.ulp.a).c_str(), root.ulp.bound,
+        root.ratio[kStrict].value, number(root.ratio[kStrict].a).c_str());
     for (const Check c : {Check::strict, Check::limits}) {
       const auto k = static_cast<size_t>(c);
       if (root.failures[k] == 0) continue;

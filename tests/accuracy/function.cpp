@@ -15,11 +15,21 @@ namespace {
 constexpr float kOne = 1;
 
 Graph backward_graph(const Activation& f, std::vector<uint32_t>& roots) {
-  const Step step = activation_step(
-      {.f = f, .backward = true, .cols = kCols, .layout = {}, .separate = f.inputs == 2,
-       .precision = Precision::strict, .b = DType::f32, .bias = {}, .scale = {},
-       .grad = DType::f32, .y = DType::f32, .db = DType::f32, .dbias = {}, .dscale = {},
-       .amax = {}});
+  const Step step = activation_step({.f = f,
+                                     .backward = true,
+                                     .cols = kCols,
+                                     .layout = {},
+                                     .separate = f.inputs == 2,
+                                     .precision = Precision::strict,
+                                     .b = DType::f32,
+                                     .bias = {},
+                                     .scale = {},
+                                     .grad = DType::f32,
+                                     .y = DType::f32,
+                                     .db = DType::f32,
+                                     .dbias = {},
+                                     .dscale = {},
+                                     .amax = {}});
   Graph graph(*step.graph);
   // The value is a node already: equal nodes are one node.
   const auto inputs = static_cast<uint32_t>(f.inputs);
@@ -32,9 +42,7 @@ Graph backward_graph(const Activation& f, std::vector<uint32_t>& roots) {
   return graph;
 }
 
-std::vector<double> natives() {
-  return {0, native_error(DType::bf16), native_error(DType::f16)};
-}
+std::vector<double> natives() { return {0, native_error(DType::bf16), native_error(DType::f16)}; }
 std::vector<double> strict_only() { return {0}; }
 
 // fp32 numbers in the order of their values, as integers.
@@ -81,12 +89,14 @@ std::vector<Elements> Function::run(const Points& at, DType output, Precision pr
   std::vector<Elements> out;
   for (size_t r = 0; r < roots(); ++r) out.emplace_back(output, n);
   Elements ones(at.a.dtype(), n);
-  const uint32_t one = encode(at.a.dtype(), kOne);
-  for (size_t i = 0; i < n; ++i) ones.set(i, one);
+  ones.fill(kOne);
   const View b = gated() ? at.b.view() : View{};
   forward(f_, {.x = at.a.view(), .b = b, .y = out[0].view()}, options);
   backward(f_,
-           {.grad = ones.view(), .x = at.a.view(), .b = b, .dx = out[1].view(),
+           {.grad = ones.view(),
+            .x = at.a.view(),
+            .b = b,
+            .dx = out[1].view(),
             .db = gated() ? out[2].view() : View{}},
            options);
   return out;

@@ -1,6 +1,7 @@
 // A function under test, value and derivatives in one graph, and its calls through the public API.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string>
@@ -39,9 +40,18 @@ class Elements {
     return c;
   }
   void set(size_t i, uint32_t code) { std::memcpy(bytes_.data() + i * width(), &code, width()); }
+  void fill(float value) {
+    visit(dtype_, [&](auto tag) {
+      auto* codes = reinterpret_cast<Storage<tag()>*>(bytes_.data());
+      std::fill_n(codes, size(), static_cast<Storage<tag()>>(encode<tag()>(value)));
+    });
+  }
   [[nodiscard]] std::vector<float> decoded() const {
     std::vector<float> values(size());
-    for (size_t i = 0; i < values.size(); ++i) values[i] = decode(dtype_, code(i));
+    visit(dtype_, [&](auto tag) {
+      const auto* codes = reinterpret_cast<const Storage<tag()>*>(bytes_.data());
+      for (size_t i = 0; i < values.size(); ++i) values[i] = decode<tag()>(codes[i]);
+    });
     return values;
   }
   [[nodiscard]] View view(void* data) const {
@@ -75,7 +85,7 @@ class Function {
   [[nodiscard]] const Graph& graph() const { return graph_; }
   [[nodiscard]] std::span<const uint32_t> root_ids() const { return root_ids_; }
 
-  [[nodiscard]] const Exact& exact() const { return exact_; }            // three bounds
+  [[nodiscard]] const Exact& exact() const { return exact_; }                // three bounds
   [[nodiscard]] const Exact& strict_exact() const { return strict_exact_; }  // one
   [[nodiscard]] const Reference& reference() const { return reference_; }
 
@@ -83,7 +93,8 @@ class Function {
   [[nodiscard]] std::vector<Column> columns(Column a, Column b) const;
 
   // Value and derivatives on the CPU, one Elements a root.
-  [[nodiscard]] std::vector<Elements> run(const Points& at, DType output, Precision precision) const;
+  [[nodiscard]] std::vector<Elements> run(const Points& at, DType output,
+                                          Precision precision) const;
 
   // fp32 numbers where the exact value or a derivative is zero or changes its sign, or where a
   // comparison of the lowered words turns; along input `which`, the other one being `other`.

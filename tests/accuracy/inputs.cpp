@@ -1,4 +1,5 @@
-// Chunks are made when they are needed: all of them together would not fit into a cache or a CI job.
+// Chunks are made when they are needed: all of them together would not fit into a cache or a CI
+// job.
 #include "inputs.h"
 
 #include <array>
@@ -18,8 +19,8 @@ uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Chunk c of `count`: one number from each of kChunk equal slices of all bit patterns, ascending, so
-// that every chunk has every exponent and both signs.
+// Chunk c of `count`: one number from each of kChunk equal slices of all bit patterns, ascending,
+// so that every chunk has every exponent and both signs.
 uint32_t spread(uint32_t c, uint32_t count, size_t i) {
   const uint64_t slices = uint64_t{count} * kChunk;
   const uint64_t slice = i * count + c;
@@ -48,11 +49,38 @@ Points spread_points(const Function& f, uint32_t c, uint32_t count) {
   return p;
 }
 
-constexpr std::array<float, 32> kOthers{
-    __builtin_nanf(""), __builtin_inff(), -__builtin_inff(), 0.0F, -0.0F, 0x1p-149F, -0x1p-149F,
-    0x1p-133F, -0x1p-133F, 0x1p-24F, -0x1p-24F, 0x1.fep127F, -0x1.fep127F, 65504.0F, -65504.0F,
-    1.0F, -1.0F, 7.0F, -7.0F, 12.0F, -12.0F, 15.0F, -15.0F, 128.0F, -128.0F, 3.0F, -3.0F,
-    -75.2F, 0.5F, -1.2784645F, 0x1p-14F, 0x1p14F};
+constexpr std::array<float, 32> kOthers{__builtin_nanf(""),
+                                        __builtin_inff(),
+                                        -__builtin_inff(),
+                                        0.0F,
+                                        -0.0F,
+                                        0x1p-149F,
+                                        -0x1p-149F,
+                                        0x1p-133F,
+                                        -0x1p-133F,
+                                        0x1p-24F,
+                                        -0x1p-24F,
+                                        0x1.fep127F,
+                                        -0x1.fep127F,
+                                        65504.0F,
+                                        -65504.0F,
+                                        1.0F,
+                                        -1.0F,
+                                        7.0F,
+                                        -7.0F,
+                                        12.0F,
+                                        -12.0F,
+                                        15.0F,
+                                        -15.0F,
+                                        128.0F,
+                                        -128.0F,
+                                        3.0F,
+                                        -3.0F,
+                                        -75.2F,
+                                        0.5F,
+                                        -1.2784645F,
+                                        0x1p-14F,
+                                        0x1p14F};
 
 // Special values first in the full run; a quick one takes every few of them.
 uint32_t other_code(DType dtype, uint32_t k, uint32_t count) {

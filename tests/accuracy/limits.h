@@ -1,5 +1,5 @@
-// The Limits of spec.md 0 for the built-in activations: where NaN is due, where it is forbidden, and
-// what infinities give.
+// The Limits of spec.md 0 for the built-in activations: where NaN is due, where it is forbidden,
+// and what infinities give.
 #pragma once
 
 #include <array>
@@ -48,9 +48,11 @@ inline Nan gated_nan(std::string_view name, size_t root, float a, float b) {
   const bool nan_b = std::isnan(b);
   const bool bounded = name == "clamped_swiglu" || name == "situglu";
   if (!nan_a && !nan_b) {
-    // The others promise it where f(a), f'(a) and b are finite.
+    // The others promise it where f(a), f'(a) and b are finite; here, where no product of b inside
+    // the derivative overflows either: reverse mode over the formula meets ∞·0 there.
     const bool overflows = name == "glu" ? false : name == "sreglu" ? a > 1e18F : a == kInfinity;
-    return bounded || (!overflows && std::isfinite(b)) ? Nan::forbidden : Nan::open;
+    const bool ordinary = std::fabs(b) < (root == 1 ? 0x1p113F : kInfinity);
+    return bounded || (!overflows && ordinary) ? Nan::forbidden : Nan::open;
   }
   if (root == 0 || name == "situglu") return Nan::due;
   const bool rectified = name == "reglu" || name == "sreglu";

@@ -17,9 +17,9 @@ struct Where {
   float a = 0, b = 0;
 };
 
-class Chunk {
+class Trial {
  public:
-  Chunk(const Function& f, const Points& at)
+  Trial(const Function& f, const Points& at)
       : f_(f), at_(at), a_(at.a.decoded()), b_(at.b.decoded()), reports_(f.roots()) {
     columns_ = f.columns({a_.data(), 1}, {b_.data(), 1});
   }
@@ -92,6 +92,7 @@ class Chunk {
     const auto* result = reinterpret_cast<const float*>(out.bytes());
     RootReport& report = reports_[root];
     double worst_ulp = 0;
+    double worst_plain = 0;
     double worst_ratio = 0;
     for (size_t i = 0; i < out.size(); ++i) {
       const double e = bound[i];
@@ -108,11 +109,16 @@ class Chunk {
         report.ratio[kStrict] = {worst_ratio, w.a, w.b, 0};
       }
       if (error == 0) continue;
-      const double u = ulp32(value[i]);
+      const double u = fast_ulp32(value[i]);
       if (error > worst_ulp * u) {
         worst_ulp = error / u;
         const Where w = where(i);
         report.ulp = {worst_ulp, w.a, w.b, e / u};
+      }
+      if (e <= kPlainUlp * u && error > worst_plain * u) {
+        worst_plain = error / u;
+        const Where w = where(i);
+        report.plain_ulp = {worst_plain, w.a, w.b, e / u};
       }
     }
   }
@@ -160,10 +166,11 @@ class Chunk {
   // Strict results are the reference's, rounded once to the output's dtype.
   void bits(size_t root, const Elements& out) {
     visit(out.dtype(), [&](auto tag) {
+      const auto* codes = reinterpret_cast<const Storage<tag()>*>(out.bytes());
       for (size_t i = 0; i < out.size(); ++i) {
         const float expected = reference_[root][i];
         const uint32_t code = encode<tag()>(expected);
-        const uint32_t got = out.code(i);
+        const uint32_t got = codes[i];
         if (code == got || (expected != expected && std::isnan(decode<tag()>(got)))) continue;
         fail(root, Check::bits, i,
              str(number(decode<tag()>(got)), " in ", info(tag()).name, ", the reference has ",
@@ -178,9 +185,10 @@ class Chunk {
     for (const Ends& e : kEnds)
       if (e.name == f_.name()) ends = &e;
     visit(out.dtype(), [&](auto tag) {
+      const auto* codes = reinterpret_cast<const Storage<tag()>*>(out.bytes());
       for (size_t i = 0; i < out.size(); ++i) {
         const Where w = where(i);
-        const float got = decode<tag()>(out.code(i));
+        const float got = decode<tag()>(codes[i]);
         const Nan rule = nan_rule(f_, root, w.a, w.b);
         if (rule != Nan::open && std::isnan(got) != (rule == Nan::due))
           fail(root, Check::limits, i, rule == Nan::due ? "not NaN" : "NaN");
@@ -216,6 +224,7 @@ void Report::merge(const std::vector<RootReport>& part) {
   const std::lock_guard guard(mutex_);
   for (size_t r = 0; r < roots_.size(); ++r) {
     roots_[r].ulp.offer(part[r].ulp);
+    roots_[r].plain_ulp.offer(part[r].plain_ulp);
     for (size_t k = 0; k < part[r].ratio.size(); ++k) roots_[r].ratio[k].offer(part[r].ratio[k]);
     for (size_t c = 0; c < kChecks.size(); ++c) {
       if (roots_[r].failures[c] == 0) roots_[r].first[c] = part[r].first[c];
@@ -225,11 +234,11 @@ void Report::merge(const std::vector<RootReport>& part) {
 }
 
 std::vector<RootReport> measure(const Function& f, const Points& at, bool check_oracle) {
-  return Chunk(f, at).all(check_oracle);
+  return Trial(f, at).all(check_oracle);
 }
 
 std::vector<RootReport> measure_strict(const Function& f, const Points& at) {
-  return Chunk(f, at).strict_only();
+  return Trial(f, at).strict_only();
 }
 
 // At ±∞ these are what they are at the largest finite numbers.
@@ -237,8 +246,8 @@ std::vector<RootReport> measure_infinities(const Function& f) {
   std::vector<RootReport> reports(f.roots());
   if (f.name() != "clamped_swiglu" && f.name() != "situglu") return reports;
   constexpr float kMost = std::numeric_limits<float>::max();
-  constexpr std::array<float, 12> kValues{kInfinity, -kInfinity, kMost,    -kMost,  0.0F,  -0.0F,
-                                          1.0F,      -1.0F,      0x1p-149F, 7.0F, -75.0F, 30.0F};
+  constexpr std::array<float, 12> kValues{kInfinity, -kInfinity, kMost,     -kMost, 0.0F,   -0.0F,
+                                          1.0F,      -1.0F,      0x1p-149F, 7.0F,   -75.0F, 30.0F};
   const auto finite = [](float v) { return std::isinf(v) ? std::copysign(kMost, v) : v; };
   Points infinite{{DType::f32, kChunk}, {DType::f32, kChunk}};
   Points largest = infinite;

@@ -24,8 +24,12 @@ struct Worst {
   void offer(const Worst& other);
 };
 
+// Bounds above this many ulp mean that terms cancel or that something inside underflows.
+inline constexpr double kPlainUlp = 10;
+
 struct RootReport {
   Worst ulp;                     // strict f32: error in ulp of the exact value
+  Worst plain_ulp;               // the same where E is at most kPlainUlp
   std::array<Worst, 3> ratio{};  // error/E for each Bound; native: beyond the final rounding
   std::array<size_t, kChecks.size()> failures{};
   std::array<std::string, kChecks.size()> first{};  // of the failures

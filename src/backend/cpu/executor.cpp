@@ -10,6 +10,7 @@
 #include "backend/cpu/pool.h"
 #include "backend/cpu/program.h"
 #include "backend/cpu/sums.h"
+#include "core/fp_mode.h"
 #include "tenon/format.h"
 
 namespace tenon::cpu {
@@ -103,6 +104,7 @@ class Executor final : public Kernel {
   }
 
   void run(const RunArgs& args) const override {
+    const FpMode ieee;  // sums are finished in the calling thread
     const Grid g = grid(args.rows);
     Partials partials;
     auto* memory = static_cast<float*>(args.workspace);
@@ -113,11 +115,13 @@ class Executor final : public Kernel {
     std::vector<std::atomic<uint32_t>> amax(step_.stores.size());
     const bool empty = g.rows == 0 || g.cols == 0;
     const int64_t items = empty ? 0 : g.blocks() * g.chunks();
-    std::vector<Forest> forests(sums_all_ ? static_cast<size_t>(items) : 0);
+    // One a store and item, those of a store side by side.
+    std::vector<Forest> forests(sums_all_ ? static_cast<size_t>(items) * step_.stores.size() : 0);
     parallel_for(items, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         Forest* forest = sums_all_ ? &forests[static_cast<size_t>(i)] : nullptr;
-        run_item(args, g, i / g.chunks(), i % g.chunks(), partials, amax, forest);
+        run_item(args, g, i / g.chunks(), i % g.chunks(), partials, amax, forest,
+                 static_cast<size_t>(items));
       }
     });
     for (size_t k = 0; k < step_.stores.size(); ++k) finish(args, g, k, partials, amax, forests);
@@ -194,15 +198,16 @@ class Executor final : public Kernel {
   }
 
   void run_item(const RunArgs& args, const Grid& g, int64_t block, int64_t chunk,
-                const Partials& partials, std::vector<std::atomic<uint32_t>>& amax,
-                Forest* forest) const {
+                const Partials& partials, std::vector<std::atomic<uint32_t>>& amax, Forest* forest,
+                size_t items) const {
     const int64_t r0 = block * g.block_rows, r1 = std::min(g.rows, r0 + g.block_rows);
     const int64_t c0 = chunk * g.chunk_cols, c1 = std::min(g.cols, c0 + g.chunk_cols);
     const Scratch s = scratch(g);
     const size_t row_floats = g.row_floats(), stack_floats = g.stack_floats();
     std::vector<float*> slot(program_.slots);
     prepare(args, g, c0, c1, s, slot);
-    if (forest) *forest = Forest(static_cast<uint64_t>(r0 * g.cols));
+    for (size_t k = 0; forest && k < step_.stores.size(); ++k)
+      forest[k * items] = Forest(static_cast<uint64_t>(r0 * g.cols));
     std::vector<uint32_t> most(step_.stores.size(), 0);
 
     for (int64_t r = r0; r < r1; r += g.tile_rows) {
@@ -242,7 +247,7 @@ class Executor final : public Kernel {
               }
               break;
             case Store::To::sum:
-              for (size_t i = 0; i < n; ++i) forest[0].push(value[i]);
+              for (size_t i = 0; i < n; ++i) forest[k * items].push(value[i]);
               break;
             case Store::To::amax:
               most[k] = std::max(most[k], loops_.max_bits(value, n));
@@ -313,7 +318,8 @@ class Executor final : public Kernel {
       }
     } else {
       Forest all;
-      for (const Forest& f : forests) all.append(f);
+      const size_t items = forests.size() / step_.stores.size();
+      for (size_t i = 0; i < items; ++i) all.append(forests[k * items + i]);
       const uint32_t bits = amax[k].load();
       const float value =
           store.to == Store::To::sum ? all.total() : __builtin_bit_cast(float, bits);

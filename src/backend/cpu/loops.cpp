@@ -7,14 +7,26 @@ namespace tenon::cpu {
 
 namespace {
 
+#if defined(__x86_64__)
+// What -march=x86-64-v3 and -v4 let the compiler use; clang 14 does not know the levels by name.
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+         __builtin_cpu_supports("popcnt");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+#endif
+
 const Loops& choose() {
 #if defined(__x86_64__)
   const char* asked = std::getenv("TENON_ISA");
   const std::string_view most = asked ? asked : "avx512";
-  // The names of the psABI levels are what the files were compiled for.
-  if (most == "avx512" && __builtin_cpu_supports("x86-64-v4")) return loops_avx512();
-  if ((most == "avx512" || most == "avx2") && __builtin_cpu_supports("x86-64-v3"))
-    return loops_avx2();
+  if (most == "avx512" && has_avx512()) return loops_avx512();
+  if ((most == "avx512" || most == "avx2") && has_avx2()) return loops_avx2();
 #endif
   return loops_baseline();
 }

@@ -11,6 +11,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -36,8 +37,13 @@ void run_part(const Range& body, int64_t begin, int64_t end) {
 
 class Pool {
  public:
-  explicit Pool(int count) : count_(count) {
-    for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
+  explicit Pool(int count) {
+    try {
+      for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
+    } catch (const std::system_error&) {
+      // The system has no more threads for us; those that started are enough.
+    }
+    count_ = static_cast<int>(workers_.size()) + 1;
   }
   ~Pool() {
     {
@@ -71,8 +77,6 @@ class Pool {
     return true;
   }
 
-  [[nodiscard]] int count() const { return count_; }
-
  private:
   void part(int i) {
     const int64_t begin = size_ * i / count_;
@@ -100,7 +104,7 @@ class Pool {
     }
   }
 
-  const int count_;
+  int count_ = 1;
   std::mutex use_, mutex_;
   std::condition_variable wake_, done_;
   const Range* body_ = nullptr;

@@ -23,7 +23,7 @@ class Source {
       : name_(std::move(name)), text_(std::move(text)), entry_(std::move(entry)) {}
 
   // Compiles on first use in a context; equal texts are compiled once.
-  [[nodiscard]] LoadedKernel load(const CurrentContext& context) const;
+  LoadedKernel load(const CurrentContext& context) const;
 
   [[nodiscard]] const std::string& name() const { return name_; }
 

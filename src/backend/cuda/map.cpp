@@ -110,6 +110,11 @@ class Map final : public Kernel {
         cols_(step.cols),
         source_(step.name, map_source(step), kMapKernel) {}
 
+  void prepare() const override {
+    const CurrentContext context;
+    source_.load(context);
+  }
+
   void run(const RunArgs& args) const override {
     if (args.rows == 0 || cols_ == 0) return;
     const CurrentContext context;
