@@ -126,6 +126,7 @@ void l2_normalization_backward(const View& grad, const View& x, const View& r, c
   check_overlap(kOp, {{"grad", grad}, {"x", x}, {"r", r}}, {{"dx", dx}},
                 {{"grad", grad}, {"x", x}});
 
+  if (x.cols == 0) return;  // nothing to write
   const L2Form form{
       .cols = x.cols, .x = x.dtype, .y = dx.dtype, .grad = grad.dtype, .options = options};
   std::vector<float> memory(static_cast<size_t>(x.rows));

@@ -1,0 +1,44 @@
+// How a call is cut into items. Bits do not depend on it: items are aligned subtrees of every sum.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cpu/program.h"
+#include "backend/cpu/sums.h"
+#include "tenon/format.h"
+
+namespace tenon::cpu {
+
+inline constexpr int64_t kTileCols = static_cast<int64_t>(kTile);
+
+// Items are blocks of 2^k rows by chunks of columns; an item walks its tiles row by row.
+struct Grid {
+  int64_t rows = 0, cols = 0;
+  int64_t tile_rows = 1;   // more than one only if a tile holds whole rows
+  int64_t block_rows = 1;  // a power of two
+  int64_t chunk_cols = 1;  // a power of two tiles, or all columns
+
+  [[nodiscard]] int64_t blocks() const { return cdiv(rows, block_rows); }
+  [[nodiscard]] int64_t chunks() const { return cdiv(cols, chunk_cols); }
+  [[nodiscard]] int64_t items() const { return rows == 0 ? 0 : blocks() * chunks(); }
+  [[nodiscard]] int64_t tile_cols() const { return std::min(cols, kTileCols); }
+
+  // Floats of one row vector of an item, repeated for every row of a tile.
+  [[nodiscard]] size_t row_floats() const {
+    return static_cast<size_t>(rup(std::max(chunk_cols, tile_rows * cols), 16));
+  }
+  // Floats of one store's stack of partial sums; 64 levels are enough for any row sum.
+  [[nodiscard]] size_t stack_floats() const {
+    const size_t levels = TreeStack::levels(static_cast<uint64_t>(block_rows / tile_rows));
+    return std::max(levels * row_floats(), size_t{64});
+  }
+};
+
+Grid make_grid(const Step& step, int64_t rows);
+
+// One thread's memory, 64-byte aligned; grows once and is kept.
+float* scratch_memory(size_t floats);
+
+}  // namespace tenon::cpu

@@ -1,0 +1,211 @@
+// The walk over an item's tiles.
+#include "backend/cpu/item.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tenon::cpu {
+
+namespace {
+
+// Runs of a column map: f(first step column, tensor column, count, stride).
+template <class F>
+void for_runs(const ColumnMap& map, int64_t begin, int64_t n, F f) {
+  if (map.contiguous()) return f(0, begin + map.offset, n, 1);
+  if (map.block == 1) return f(0, map(begin), n, map.stride);
+  for (int64_t c = begin; c < begin + n;) {
+    const int64_t run = std::min(map.block - c % map.block, begin + n - c);
+    f(c - begin, map(c), run, 1);
+    c += run;
+  }
+}
+
+void load_columns(const Loops& loops, const Load& l, const View& v, int64_t row, int64_t begin,
+                  int64_t n, float* out) {
+  for_runs(l.columns, begin, n, [&](int64_t first, int64_t c, int64_t count, int64_t stride) {
+    loops.load[index(l.dtype)](out + first, element(v, row, c), stride, static_cast<size_t>(count));
+  });
+}
+
+float load_one(const Loops& loops, const Load& l, const void* from) {
+  float value = 0;
+  loops.load[index(l.dtype)](&value, from, 1, 1);
+  return value;
+}
+
+}  // namespace
+
+void* element(const View& v, int64_t r, int64_t c) {
+  return static_cast<char*>(v.data) + (r * v.stride + c) * info(v.dtype).bytes;
+}
+
+void store_columns(const Loops& loops, const Store& s, const View& v, int64_t row, int64_t begin,
+                   int64_t n, const float* from) {
+  for_runs(s.columns, begin, n, [&](int64_t first, int64_t c, int64_t count, int64_t stride) {
+    loops.store[index(s.dtype)](element(v, row, c), stride, from + first,
+                                static_cast<size_t>(count));
+  });
+}
+
+Item::Item(const Step& step, const Program& program, const Loops& loops, const RunArgs& args,
+           const Grid& grid, int64_t index, Leftovers& leftovers)
+    : step_(step),
+      program_(program),
+      loops_(loops),
+      args_(args),
+      grid_(grid),
+      leftovers_(leftovers),
+      index_(index),
+      block_(index / grid.chunks()),
+      chunk_(index % grid.chunks()),
+      row_begin_(block_ * grid.block_rows),
+      row_end_(std::min(grid.rows, row_begin_ + grid.block_rows)),
+      col_begin_(chunk_ * grid.chunk_cols),
+      col_end_(std::min(grid.cols, col_begin_ + grid.chunk_cols)),
+      slot_(program.slots),
+      most_(step.stores.size(), 0) {
+  const size_t slots = program_.slots * kTile;
+  const size_t rows = (step_.loads.size() + 1) * grid_.row_floats();  // one more to collapse into
+  const size_t stacks = step_.stores.size() * grid_.stack_floats();
+  float* memory = scratch_memory(slots + rows + stacks + 3 * kTile);
+  for (size_t i = 0; i < slot_.size(); ++i) slot_[i] = memory + i * kTile;
+  rows_ = memory + slots;
+  stacks_ = rows_ + rows;
+  spare_ = stacks_ + stacks;
+}
+
+void Item::run() {
+  fill_constants();
+  for (size_t k = 0; k < step_.stores.size(); ++k)
+    if (step_.stores[k].to == Store::To::sum)
+      leftovers_.forests[k][static_cast<size_t>(index_)] =
+          Forest(static_cast<uint64_t>(row_begin_ * grid_.cols));
+  for (int64_t r = row_begin_; r < row_end_; r += grid_.tile_rows)
+    for (int64_t c = col_begin_; c < col_end_; c += grid_.tile_cols()) {
+      const Tile t{r, std::min(grid_.tile_rows, row_end_ - r), c,
+                   std::min(grid_.tile_cols(), col_end_ - c)};
+      load(t);
+      execute(program_.tile, t.size());
+      for (size_t k = 0; k < step_.stores.size(); ++k) store(k, t);
+    }
+  close();
+}
+
+// Values that are the same in every tile of the item.
+void Item::fill_constants() {
+  const int64_t width = col_end_ - col_begin_;
+  for (const auto& [id, value] : program_.constants) std::fill_n(slot_[id], kTile, value);
+  for (size_t i = 0; i < step_.loads.size(); ++i) {
+    const Load& l = step_.loads[i];
+    if (l.from == Load::From::parameter) {
+      std::fill_n(slot_[i], kTile, args_.parameters[l.arg]);
+    } else if (l.from == Load::From::scalar) {
+      std::fill_n(slot_[i], kTile, load_one(loops_, l, args_.in[l.arg].data));
+    } else if (l.from == Load::From::row) {
+      float* row = rows_ + i * grid_.row_floats();
+      load_columns(loops_, l, args_.in[l.arg], 0, col_begin_, width, row);
+      for (int64_t r = 1; r < grid_.tile_rows; ++r)
+        std::memcpy(row + r * width, row, static_cast<size_t>(width) * sizeof(float));
+    }
+  }
+  execute(program_.once, kTile);
+}
+
+void Item::load(const Tile& t) {
+  for (size_t i = 0; i < step_.loads.size(); ++i) {
+    const Load& l = step_.loads[i];
+    switch (l.from) {
+      case Load::From::tile:
+        for (int64_t k = 0; k < t.rows; ++k)
+          load_columns(loops_, l, args_.in[l.arg], t.row + k, t.col, t.cols, slot_[i] + k * t.cols);
+        break;
+      case Load::From::row:
+        slot_[i] = rows_ + i * grid_.row_floats() + (t.col - col_begin_);
+        break;
+      case Load::From::column:
+        for (int64_t k = 0; k < t.rows; ++k)
+          std::fill_n(slot_[i] + k * t.cols, t.cols,
+                      load_one(loops_, l, element(args_.in[l.arg], t.row + k, 0)));
+        break;
+      case Load::From::scalar:
+      case Load::From::parameter:
+        break;  // filled once an item
+    }
+  }
+}
+
+void Item::execute(const std::vector<Instruction>& list, size_t n) const {
+  for (const Instruction& i : list) {
+    std::array<const float*, 4> in{};
+    for (int k = 0; k < i.arity; ++k) in[k] = slot_[i.in[k]];
+    i.loop(slot_[i.out], in.data(), n);
+  }
+}
+
+void Item::store(size_t k, const Tile& t) {
+  const Store& s = step_.stores[k];
+  const float* value = slot_[program_.results[k]];
+  switch (s.to) {
+    case Store::To::tile:
+      for (int64_t i = 0; i < t.rows; ++i)
+        store_columns(loops_, s, args_.out[s.arg], t.row + i, t.col, t.cols, value + i * t.cols);
+      break;
+    case Store::To::column_sum:
+      sum_columns(k, t, value);
+      break;
+    case Store::To::row_sum:
+      sum_rows(k, t, value);
+      break;
+    case Store::To::sum: {
+      Forest& forest = leftovers_.forests[k][static_cast<size_t>(index_)];
+      for (size_t i = 0; i < t.size(); ++i) forest.push(value[i]);
+      break;
+    }
+    case Store::To::amax:
+      most_[k] = std::max(most_[k], loops_.max_bits(value, t.size()));
+      break;
+  }
+}
+
+void Item::sum_columns(size_t k, const Tile& t, const float* value) {
+  const auto cols = static_cast<size_t>(t.cols);
+  const auto group = static_cast<uint64_t>((t.row - row_begin_) / grid_.tile_rows);
+  std::memcpy(spare_, value, t.size() * sizeof(float));
+  tree_sum_rows(loops_, spare_, static_cast<size_t>(t.rows), cols);
+  TreeStack stack(stacks_ + k * grid_.stack_floats(), grid_.row_floats());
+  stack.push(loops_, group, static_cast<size_t>(t.col - col_begin_), spare_, cols);
+}
+
+void Item::sum_rows(size_t k, const Tile& t, const float* value) {
+  const bool last = t.col + t.cols == col_end_;
+  for (int64_t i = 0; i < t.rows; ++i) {
+    float sum = tree_sum(loops_, value + i * t.cols, spare_, static_cast<size_t>(t.cols));
+    if (grid_.tile_rows == 1) {
+      const auto count = static_cast<uint64_t>((t.col - col_begin_) / kTileCols);
+      TreeStack stack(stacks_ + k * grid_.stack_floats(), 1);
+      stack.push(loops_, count, 0, &sum, 1);
+      if (last) stack.collapse(loops_, count + 1, &sum);
+    }
+    if (last) leftovers_.partials[k][(t.row + i) * grid_.chunks() + chunk_] = sum;
+  }
+}
+
+void Item::close() {
+  const auto groups = static_cast<uint64_t>(cdiv(row_end_ - row_begin_, grid_.tile_rows));
+  const auto width = static_cast<size_t>(col_end_ - col_begin_);
+  for (size_t k = 0; k < step_.stores.size(); ++k) {
+    if (step_.stores[k].to == Store::To::column_sum) {
+      const TreeStack stack(stacks_ + k * grid_.stack_floats(), grid_.row_floats());
+      float* sums = rows_ + step_.loads.size() * grid_.row_floats();
+      stack.collapse(loops_, groups, sums);
+      std::memcpy(leftovers_.partials[k] + block_ * grid_.cols + col_begin_, sums,
+                  width * sizeof(float));
+    }
+    std::atomic<uint32_t>& amax = leftovers_.amax[k];
+    uint32_t seen = amax.load(std::memory_order_relaxed);
+    while (most_[k] > seen && !amax.compare_exchange_weak(seen, most_[k])) {
+    }
+  }
+}
+
+}  // namespace tenon::cpu

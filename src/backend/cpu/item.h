@@ -1,0 +1,65 @@
+// One item of a run: loads tiles, runs the program, stores, and keeps its part of every sum.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "backend/cpu/grid.h"
+#include "backend/cpu/loops.h"
+#include "backend/cpu/program.h"
+#include "backend/cpu/sums.h"
+#include "step/backend.h"
+
+namespace tenon::cpu {
+
+// What the items leave behind for the results that are not tiles, by store.
+struct Leftovers {
+  std::vector<float*> partials;              // column sums: blocks x cols; row sums: rows x chunks
+  std::vector<std::vector<Forest>> forests;  // total sums: one an item
+  std::vector<std::atomic<uint32_t>> amax;
+};
+
+// Column c of row r; the dtype's size decides what a column is.
+void* element(const View& view, int64_t r, int64_t c);
+
+// The columns [begin, begin + n) of a step, through the column map of a store.
+void store_columns(const Loops& loops, const Store& store, const View& view, int64_t row,
+                   int64_t begin, int64_t n, const float* from);
+
+class Item {
+ public:
+  Item(const Step& step, const Program& program, const Loops& loops, const RunArgs& args,
+       const Grid& grid, int64_t index, Leftovers& leftovers);
+  void run();
+
+ private:
+  struct Tile {
+    int64_t row, rows, col, cols;
+    [[nodiscard]] size_t size() const { return static_cast<size_t>(rows * cols); }
+  };
+
+  void fill_constants();
+  void load(const Tile& t);
+  void execute(const std::vector<Instruction>& list, size_t n) const;
+  void store(size_t k, const Tile& t);
+  void sum_columns(size_t k, const Tile& t, const float* value);
+  void sum_rows(size_t k, const Tile& t, const float* value);
+  void close();
+
+  const Step& step_;
+  const Program& program_;
+  const Loops& loops_;
+  const RunArgs& args_;
+  const Grid& grid_;
+  Leftovers& leftovers_;
+  int64_t index_, block_, chunk_;
+  int64_t row_begin_, row_end_, col_begin_, col_end_;
+  // Memory of the thread: row vectors, stacks of partial sums, a place to add in.
+  float* rows_ = nullptr;
+  float* stacks_ = nullptr;
+  float* spare_ = nullptr;
+  std::vector<float*> slot_;
+  std::vector<uint32_t> most_;  // largest bits of |value| by store
+};
+
+}  // namespace tenon::cpu
