@@ -486,6 +486,24 @@ TEST(ApiErrors, Views) {
   b.fails("relu", Forward{.x = b.x.view(), .y = {nullptr, DType::f32, 6, 8, 8}}, {"y", "null"});
 }
 
+TEST(ApiErrors, OptionsThatDoNotExist) {
+  std::vector<float> x(4, 1), y(4, 7);
+  const auto view = [](std::vector<float>& v) { return matrix(v.data(), DType::f32, 2, 2); };
+  const auto f = activation("relu");
+  EXPECT_THROW(forward(f, {.x = view(x), .y = view(y)}, {.device = static_cast<Device>(7)}), Error);
+  EXPECT_THROW(forward(f, {.x = view(x), .y = view(y)}, {.precision = static_cast<Precision>(7)}),
+               Error);
+  EXPECT_THROW(forward(activation("glu"), {.x = view(x),
+                                           .y = matrix(y.data(), DType::f32, 2, 1),
+                                           .layout = {static_cast<Layout::Kind>(9), 1}}),
+               Error);
+  EXPECT_THROW(fuse_text("tanh", {}), Error);
+  Activation changed = activation("x*p; p = 2");
+  changed.parameters.clear();
+  EXPECT_THROW(forward(changed, {.x = view(x), .y = view(y)}), Error);
+  EXPECT_EQ(y, std::vector<float>(4, 7));
+}
+
 TEST(ApiErrors, Overlaps) {
   Mat big(DType::f32, 12, 32);
   big.fill(9);

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <locale>
 #include <random>
 #include <regex>
 #include <set>
@@ -397,6 +398,20 @@ TEST(Print, EveryConstantOfTheGraphAndNoOther) {
   EXPECT_TRUE(expected.contains(bits(kInf)) && expected.contains(bits(-kInf)));
   EXPECT_NE(text.find("in[0]"), std::string::npos);
   EXPECT_NE(text.find("out[1] = "), std::string::npos);
+}
+
+// A host may have set any locale; kernel text, keys and messages are not for its readers.
+class CommaLocale : public std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+TEST(Print, NumbersDoNotDependOnTheLocale) {
+  const std::locale before = std::locale::global(std::locale(std::locale(), new CommaLocale));
+  const std::string joined = str(1234567, " ", 1.5F, " ", literal(__builtin_inff()), literal(1.5F));
+  std::locale::global(before);
+  EXPECT_EQ(joined, "1234567 1.5 tenon_bits(2139095040u)0x1.8p+0f");
 }
 
 TEST(Print, StatementsOfASmallFormula) {

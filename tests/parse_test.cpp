@@ -401,6 +401,28 @@ TEST(Named, GatedAndScaled) {
 }
 
 // Formulas that look like a name with parameters.
+TEST(Named, EveryNameLeadsToOneActivation) {
+  define(
+      {.name = "tests_one", .body = [](const Args& in) { return in.x; }, .aliases = {"tests_two"}});
+  const auto message = [](Activation f) -> std::string {
+    try {
+      define(std::move(f));
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  const auto body = [](const Args& in) { return in.x; };
+  EXPECT_TRUE(has(message({.name = "tests_two", .body = body}), "tests_one"));
+  for (const char* alias : {"x", "gelu", "quick_gelu", "tanh", "2x", "tests_one"})
+    EXPECT_NE(message({.name = "tests_three", .body = body, .aliases = {alias}}), "") << alias;
+  for (const char* name : {"bias_relu", "dgelu", "bgrad_dsilu"})
+    EXPECT_TRUE(has(message({.name = name, .body = body}), "named function")) << name;
+  EXPECT_TRUE(has(message({.name = "tests_p", .parameters = {{"p q", 1}}, .body = body}), "p q"));
+  EXPECT_TRUE(
+      has(message({.name = "tests_p", .parameters = {{"p", 1}, {"p", 2}}, .body = body}), "once"));
+}
+
 TEST(Named, FormulasOfOneCall) {
   for (const char* t : {"select(x == 0, 1, x)", "select(x==0,1,x)", "select(x <= 0, 1, x)",
                         "select(x != 0, 1, x)", "max(x, 1)", "elu(x, 0.5)", "gelu(x)"})

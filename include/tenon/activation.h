@@ -33,11 +33,11 @@ struct Args {
 };
 
 struct Activation {
-  std::string name;
+  std::string name = {};
   int inputs = 1;
-  std::vector<Parameter> parameters;
-  std::function<Expr(const Args&)> body;
-  std::vector<std::string> aliases;
+  std::vector<Parameter> parameters = {};
+  std::function<Expr(const Args&)> body = {};
+  std::vector<std::string> aliases = {};
   bool scaled = false;  // the result is multiplied by a column vector s, one number a row
 };
 

@@ -2,11 +2,12 @@
 // remedy.
 #pragma once
 
-#include <sstream>
+#include <array>
+#include <charconv>
 #include <stdexcept>
 #include <string>
-
-#pragma GCC visibility push(default)
+#include <string_view>
+#include <type_traits>
 
 namespace tenon {
 
@@ -17,6 +18,7 @@ enum class Code : int {
   runtime = 3,           // the machine failed: no memory, no driver, a failed launch
 };
 
+#pragma GCC visibility push(default)
 class Error : public std::runtime_error {
  public:
   Error(Code code, const std::string& message) : std::runtime_error(message), code_(code) {}
@@ -25,13 +27,27 @@ class Error : public std::runtime_error {
  private:
   Code code_;
 };
+#pragma GCC visibility pop
+
+namespace detail {
+inline void append(std::string& out, std::string_view text) { out += text; }
+inline void append(std::string& out, char c) { out += c; }
+// Numbers are kernel text and cache keys too, so they must not depend on the host's locale.
+template <class T>
+requires std::is_arithmetic_v<T>
+void append(std::string& out, T number) {
+  std::array<char, 64> buffer{};
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), number).ptr;
+  out.append(buffer.data(), end);
+}
+}  // namespace detail
 
 // Joins its arguments into one string.
 template <class... Parts>
 std::string str(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
+  std::string out;
+  (detail::append(out, parts), ...);
+  return out;
 }
 
 template <class... Parts>
@@ -46,5 +62,3 @@ void require(bool holds, const Parts&... parts) {
 }
 
 }  // namespace tenon
-
-#pragma GCC visibility pop

@@ -109,7 +109,8 @@ class Graph {
  public:
   static constexpr uint32_t kMaxNodes = 1U << 16;
 
-  Graph() = default;
+  // A lowered graph is never differentiated, so there abs(−x) is abs(x) and words share more.
+  explicit Graph(bool lowered = false) : lowered_(lowered) {}
   Graph(const Graph&) = default;  // Exprs keep pointing to the graph they were made in
   Graph& operator=(const Graph&) = delete;
   ~Graph() = default;
@@ -118,6 +119,7 @@ class Graph {
   Expr constant(float value);
   uint32_t id(Expr e);  // puts a free constant into this graph
 
+  [[nodiscard]] bool lowered() const { return lowered_; }
   [[nodiscard]] uint32_t size() const { return static_cast<uint32_t>(nodes_.size()); }
   [[nodiscard]] const Node& operator[](uint32_t id) const { return nodes_[id]; }
 
@@ -130,6 +132,7 @@ class Graph {
   struct Equal {
     bool operator()(const Node& a, const Node& b) const;
   };
+  bool lowered_;
   std::vector<Node> nodes_;
   std::unordered_map<Node, uint32_t, Hash, Equal> ids_;
 };

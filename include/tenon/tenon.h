@@ -15,7 +15,7 @@ extern "C" {
 #define TENON_API
 #endif
 
-/* Every function returns one of these; tenon_last_error() then says what, why and what to do. */
+/* What calls return; after a failure tenon_last_error() says what, why and what to do. */
 enum tenon_code {
   TENON_OK = 0,
   TENON_INVALID_ARGUMENT = 1,

@@ -35,6 +35,9 @@ struct Common {
 
 ActivationForm check_inputs(const std::string& op, const Activation& f, const Common& in,
                             const Options& options) {
+  check_options(op, options);
+  require(static_cast<size_t>(in.layout.kind) <= 2, op, ": layout number ",
+          static_cast<int>(in.layout.kind), " does not exist; use stacked, swapped or interleaved");
   require(static_cast<bool>(f.body) && (f.inputs == 1 || f.inputs == 2), op,
           ": the activation has no formula; make it with activation(\"name\") or define it first");
   for (const Named& v :

@@ -35,6 +35,7 @@ std::vector<std::string> numbered(std::string_view what, size_t count) {
 
 FuseForm form_of(const std::string& op, const Fused& fused, const Fused::Body& body,
                  std::span<const View> arguments, const Named& result, const Options& options) {
+  check_options(op, options);
   check_spec(op, result);
   require(arguments.size() == fused.arguments(), op, ": ", arguments.size(),
           " arguments given, the function takes ", fused.arguments());
@@ -56,6 +57,11 @@ FuseForm form_of(const std::string& op, const Fused& fused, const Fused::Body& b
   return form;
 }
 
+void check_count(std::string_view op, size_t arguments) {
+  require(arguments >= 1 && arguments <= 64, op, ": ", arguments,
+          " arguments; a fused function takes 1 to 64");
+}
+
 }  // namespace
 
 Fused::Fused(std::string name, size_t arguments, Body body, std::vector<float> parameters)
@@ -64,8 +70,7 @@ Fused::Fused(std::string name, size_t arguments, Body body, std::vector<float> p
       body_(std::move(body)),
       parameters_(std::move(parameters)) {
   require(static_cast<bool>(body_), "fuse '", name_, "': no function given");
-  require(arguments_ >= 1 && arguments_ <= 64, "fuse '", name_, "': ", arguments_,
-          " arguments; a fused function takes 1 to 64");
+  check_count(str("fuse '", name_, "'"), arguments_);
 }
 
 void Fused::forward(std::span<const View> arguments, const View& y, const Options& options) const {
@@ -132,6 +137,7 @@ void Fused::warmup(std::span<const View> arguments, const View& y, const Options
 }
 
 Fused fuse_text(std::string_view formula, std::span<const std::string> arguments) {
+  check_count("fuse", arguments.size());
   for (size_t i = 0; i < arguments.size(); ++i) {
     require(is_identifier(arguments[i]) && !is_reserved(arguments[i]), "fuse: '", arguments[i],
             "' cannot name an argument; use letters, digits and _, and no word's name");
@@ -141,7 +147,7 @@ Fused fuse_text(std::string_view formula, std::span<const std::string> arguments
   const Formula parsed = parse(formula, arguments);
   std::vector<float> parameters;
   for (const Parameter& p : parsed.parameters) parameters.push_back(p.value);
-  return {std::string(formula), arguments.size(),
+  return {formula_label(formula), arguments.size(),
           [parsed](std::span<const Expr> in) { return substitute(parsed, in); },
           std::move(parameters)};
 }

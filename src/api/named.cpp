@@ -49,6 +49,7 @@ bool run_l2(const Call& c) {
 
 // Row statistics are kept in memory of the host between the steps.
 void check_l2(std::string_view op, const View& r, int64_t rows, const Options& options) {
+  check_options(op, options);
   if (options.device == Device::cuda)
     fail(Code::unsupported, op, " on cuda: row sums are not made there; run it on the cpu device");
   check_view(op, {"r", r});

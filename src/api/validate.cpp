@@ -25,6 +25,16 @@ bool empty(const View& v) { return v.rows == 0 || v.cols == 0; }
 
 }  // namespace
 
+void check_options(std::string_view op, const Options& options) {
+  const auto check = [&](std::string_view name, size_t value, size_t count) {
+    require(value < count, op, ": ", name, " number ", value, " does not exist; it must be below ",
+            count);
+  };
+  check("precision", static_cast<size_t>(options.precision), kPrecisions.size());
+  check("rounding", static_cast<size_t>(options.rounding), kRoundings.size());
+  check("device", static_cast<size_t>(options.device), kDevices.size());
+}
+
 void check_spec(std::string_view op, const Named& v) {
   const View& x = v.view;
   require(static_cast<size_t>(x.dtype) < kDTypes.size(), op, ": ", v.name, " has the dtype number ",

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tenon/options.h"
 #include "tenon/view.h"
 
 namespace tenon {
@@ -14,6 +15,9 @@ struct Named {
   std::string_view name;
   View view;
 };
+
+// Every enumerator of the options exists.
+void check_options(std::string_view op, const Options& options);
 
 // Sizes, stride and dtype of one view; check_view also looks at its pointer.
 void check_spec(std::string_view op, const Named& v);

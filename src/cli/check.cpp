@@ -348,13 +348,16 @@ size_t run_all(const std::vector<Case>& chosen, Run run) {
 int compile_only(const std::vector<Case>& chosen, const std::string& why) {
   constexpr const char* kArch = "sm_90a";
   if (const auto missing = cuda::why_no_nvrtc()) {
-    fmt::print(stderr, "tenon check: nothing to run or compile on: {}\n", why);
+    fmt::print(stderr, "tenon check: nothing to run on: {}; nothing to compile with: {}\n", why,
+               *missing);
+    fmt::print("0 passed, 0 failed\n");
     return no_device;
   }
   const size_t compiled =
       run_all(chosen, [&](const Case& c) { return Trial(c, Device::cpu).compile_for(kArch); });
-  fmt::print("{} compiled for {}, {} failed; nothing was run: {}\n", compiled, kArch,
+  fmt::print("{} compiled for {}, {} not; none was run: {}\n", compiled, kArch,
              chosen.size() - compiled, why);
+  fmt::print("0 passed, {} failed\n", chosen.size() - compiled);
   return compiled == chosen.size() ? no_device : failed;
 }
 
@@ -371,16 +374,16 @@ int check(const CheckArgs& args) {
     else
       chosen.push_back(std::move(c));
   }
+  if (chosen.empty()) {
+    fmt::print(stderr, "tenon check: no case contains all of the given substrings; see --list\n");
+    return usage;
+  }
   if (args.list) {
     for (const Case& c : chosen) fmt::print("{}\n", c.text());
     return ok;
   }
   if (left_out > 0)
     fmt::print(stderr, "{} cases with sums are left out: cuda has the flat map only\n", left_out);
-  if (chosen.empty()) {
-    fmt::print(stderr, "tenon check: no case contains all of the given substrings; see --list\n");
-    return usage;
-  }
   if (device == Device::cuda)
     if (const auto why = cuda::why_no_gpu()) return compile_only(chosen, *why);
   const size_t passed = run_all(chosen, [&](const Case& c) { return Trial(c, device).run(); });

@@ -142,7 +142,7 @@ int demo() {
              plain, plain / ours);
   fmt::print("   backward  tenon {:6.1f} ms   plain C++, one thread {:6.1f} ms   {:4.1f}x\n",
              ours_back, plain_back, plain_back / ours_back);
-  fmt::print("\nNext: build/tenon show \"{}\" --backward, build/tenon list, build/tenon check\n",
+  fmt::print("\nNext: tenon show \"{}\" --backward, tenon list, tenon check (build/tenon here)\n",
              kFormula);
   return good ? ok : failed;
 }

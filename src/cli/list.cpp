@@ -69,7 +69,7 @@ int list(bool markdown) {
   for (const std::string& name : activation_names()) {
     const Activation f = activation(name);
     const std::string aliases = joined(f.aliases, ", ");
-    fmt::print("{:<16}{:<6}{}{}\n", name, f.inputs == 2 ? "a, b" : "x", parameters(f),
+    fmt::print("{:<16}{:<6}{:<36}{}\n", name, f.inputs == 2 ? "a, b" : "x", parameters(f),
                aliases.empty() ? "" : "also " + aliases);
   }
   return ok;

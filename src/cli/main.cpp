@@ -1,5 +1,6 @@
 // The `tenon` command.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 
 #include "cli/commands.h"
@@ -12,6 +13,9 @@ int run(int argc, char** argv) {
   using namespace tenon;  // NOLINT: the command is the library's
   CLI::App app{"Tenon: fused transformer operations on CPU and CUDA", "tenon"};
   app.require_subcommand(1);
+  app.footer(
+      "Exit codes: 0 fine, 1 a check failed or the machine did, 2 wrong usage or input, "
+      "3 no such device here.");
   app.set_version_flag("--version", version());
 
   bool json = false;
@@ -25,7 +29,9 @@ int run(int argc, char** argv) {
   std::string text;
   bool backward = false;
   auto* show = app.add_subcommand("show", "formula, derivative, error bound and printed code");
-  show->add_option("ACTIVATION", text, "a name, gated(…), or a formula")->required();
+  show->add_option("ACTIVATION", text,
+                   "a name, gated(…), or a formula (after -- if it starts with a minus)")
+      ->required();
   show->add_flag("--backward", backward, "print the code of the derivative");
 
   cli::CheckArgs args;
@@ -37,6 +43,14 @@ int run(int argc, char** argv) {
 
   auto* demo = app.add_subcommand("demo", "define an activation, derive, run, check and time it");
 
+  const auto known = [&](const std::string& name) {
+    const auto all = app.get_subcommands([](const CLI::App*) { return true; });
+    return std::ranges::any_of(all, [&](const CLI::App* c) { return c->get_name() == name; });
+  };
+  if (argc > 1 && argv[1][0] != '-' && !known(argv[1])) {
+    std::fprintf(stderr, "tenon: there is no command '%s'; see tenon --help\n", argv[1]);
+    return cli::usage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -54,7 +68,10 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return run(argc, argv);
+    const int code = run(argc, argv);
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    std::fprintf(stderr, "tenon: the output could not be written\n");
+    return tenon::cli::failed;
   } catch (const tenon::Error& e) {
     std::fprintf(stderr, "tenon: %s\n", e.what());
     return e.code() == tenon::Code::invalid_argument ? tenon::cli::usage : tenon::cli::failed;

@@ -54,8 +54,9 @@ void print_lines(const std::string& text) {
   }
 }
 
-// The largest E over all bf16 inputs of ordinary size (g, b, s = 1), in ulp of the fp32 result.
-void print_bound(const Activation& f, const Step& step) {
+// The largest E over all bf16 values of the first input up to 128 in size, the others 1.
+void print_bounds(const Activation& f, const Step& step) {
+  const char* input = f.inputs == 2 ? "a" : "x";
   std::vector<float> x;
   for (uint32_t code = 0; code < 0x10000; ++code) {
     const float v = decode<DType::bf16>(code);
@@ -73,21 +74,31 @@ void print_bound(const Activation& f, const Step& step) {
   }
   for (const auto& l : loads) pointers.push_back(l.data());
   const Evaluation e = Oracle(*step.graph, step.roots(), 0).run(x.size(), pointers);
-  double ulps = 0;
-  double where = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    if (std::fabs(e.value[0][i]) < 0x1p-100) continue;  // subnormal parts dominate there
-    const double u = e.bound[0][i] / ulp32(e.value[0][i]);
-    if (std::isfinite(u) && u > ulps) ulps = u, where = x[i];
+  for (size_t root = 0; root < step.stores.size(); ++root) {
+    double ulps = -1;
+    float where = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double value = e.value[root][i];
+      // Below, subnormal intermediates count; the ulp of infinities and NaN means nothing.
+      if (!std::isfinite(value) || std::fabs(value) < 0x1p-100) continue;
+      const double u = e.bound[root][i] / ulp32(value);
+      if (u > ulps) ulps = u, where = x[i];
+    }
+    if (ulps < 0)
+      fmt::print("  E: no result of ordinary size to measure it at\n");
+    else if (std::isinf(ulps))
+      fmt::print("  E: not bounded at {} = {:.6g}, where fp32 overflows inside\n", input, where);
+    else
+      fmt::print(
+          "  E: at most {:.3g} ulp, at {} = {:.6g} (bf16 {} up to 128 in size, the rest 1)\n", ulps,
+          input, where, input);
   }
-  fmt::print("  E <= {:.3g} ulp for |x| <= 128, |result| >= 2^-100 (largest at x = {:.6g})\n", ulps,
-             where);
 }
 
 void print_formula(const char* title, const Activation& f, const Step& step) {
   fmt::print("{}\n", title);
   print_lines(formula_text(*step.graph, step.roots(), load_names(f, step)));
-  print_bound(f, step);
+  print_bounds(f, step);
 }
 
 }  // namespace

@@ -100,7 +100,7 @@ Expr apply_word(Word w, std::span<const Expr> in, uint8_t detail) {
   if (w == Word::neg && inner->word == Word::neg) return {graph, inner->in[0]};
   Node node{.word = w, .detail = detail};
   for (size_t i = 0; i < in.size(); ++i) node.in[i] = graph->id(in[i]);
-  if (w == Word::abs && inner->word == Word::neg) node.in[0] = inner->in[0];
+  if (w == Word::abs && inner->word == Word::neg && graph->lowered()) node.in[0] = inner->in[0];
   return graph->intern(node);
 }
 

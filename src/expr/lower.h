@@ -15,7 +15,7 @@ Expr exponent(Expr x);
 Expr mantissa(Expr x);
 
 struct Lowered {
-  Graph graph;
+  Graph graph{true};
   std::vector<uint32_t> roots;
 };
 

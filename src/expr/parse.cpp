@@ -41,7 +41,10 @@ class Parser {
     at_ = 0;
     end_ = body_end_;
     const Expr result = expression();
-    peek();
+    const char next = peek();
+    if (next == '<' || next == '>' || next == '=' || next == '!')
+      error("an operator or the end; a comparison stands inside select(l < r, then, else)");
+    if (next == '^') error("an operator; there is no power, write x*x");
     if (at_ < end_) error("an operator or the end of the formula");
     const uint32_t root = graph_->id(result);
     return {graph_, root, parameters_, used_};
@@ -139,7 +142,7 @@ class Parser {
         return graph_->load(static_cast<uint32_t>(inputs_.size() + i));
     at_ = start;
     if (is_reserved(name) || registered(name))
-      fail_here(str("'", name, "' is a function; call it, as in ", name, "(", inputs_[0], ")"));
+      fail_here(str("'", name, "' is a function; call it, as in ", name, "(…)"));
     std::string offered;
     for (const std::string& input : inputs_) offered += str(offered.empty() ? "" : ", ", input);
     fail_here(str("'", name, "' is neither an input (", offered, ") nor given a default; add `; ",
@@ -355,6 +358,14 @@ bool is_identifier(std::string_view name) {
          std::ranges::all_of(name, [](char c) { return is_letter(c) || is_digit(c); });
 }
 
+std::string formula_label(std::string_view text) {
+  constexpr size_t kMost = 60;
+  std::string name(text.substr(0, kMost));
+  for (char& c : name)
+    if (static_cast<unsigned char>(c) < ' ') c = ' ';
+  return text.size() > kMost ? name + "..." : name;
+}
+
 Formula parse(std::string_view text, std::span<const std::string> inputs) {
   const FpMode ieee;  // constants are folded while reading
   return Parser(text, inputs).run();
@@ -362,6 +373,9 @@ Formula parse(std::string_view text, std::span<const std::string> inputs) {
 
 Expr substitute(const Formula& formula, std::span<const Expr> loads) {
   const Graph& graph = *formula.graph;
+  require(loads.size() == formula.used.size() + formula.parameters.size(),
+          "formula: ", loads.size(), " values for ", formula.used.size(), " inputs and ",
+          formula.parameters.size(), " parameters; the activation's parameters were changed");
   std::vector<Expr> image(graph.size());
   for (const uint32_t id : order(graph, std::span(&formula.root, 1))) {
     const Node& n = graph[id];

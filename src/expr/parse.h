@@ -31,6 +31,9 @@ Formula parse(std::string_view text, std::span<const std::string> inputs);
 // The formula with its loads replaced, in the graph of the replacements.
 Expr substitute(const Formula& formula, std::span<const Expr> loads);
 
+// What a formula without a name is called in messages: its beginning, on one line.
+std::string formula_label(std::string_view text);
+
 // Whether a word, `clamp`, `round` or `select` has this name.
 bool is_reserved(std::string_view name);
 bool is_identifier(std::string_view name);

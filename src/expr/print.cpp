@@ -3,7 +3,6 @@
 
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 
 #include "expr/order.h"
 #include "tenon/error.h"
@@ -64,8 +63,11 @@ std::string decimal(float value) {
 std::string literal(float value) {
   if (!std::isfinite(value)) return str("tenon_bits(", __builtin_bit_cast(uint32_t, value), "u)");
   std::array<char, 40> buffer{};
-  std::snprintf(buffer.data(), buffer.size(), "%af", static_cast<double>(value));
-  return value < 0 || std::signbit(value) ? str("(", buffer.data(), ")") : buffer.data();
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), std::fabs(value),
+                                 std::chars_format::hex)
+                       .ptr;
+  const std::string digits = str("0x", std::string_view(buffer.data(), end), "f");
+  return std::signbit(value) ? str("(-", digits, ")") : digits;
 }
 
 std::string print(const Graph& graph, std::span<const uint32_t> roots) {

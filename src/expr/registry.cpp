@@ -15,7 +15,7 @@ namespace {
 
 // User-made activations in the order of their definition; guarded by library_lock().
 std::vector<Activation>& user_activations() {
-  static std::vector<Activation> list;
+  static auto& list = *new std::vector<Activation>;  // other threads may outlive static objects
   return list;
 }
 
@@ -43,14 +43,17 @@ size_t distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// `text` = "gated(inner)": the inner part, if the outer name matches.
+// `text` = "gated(inner)": the inner part, if the parenthesis after the name closes at the end.
 std::optional<std::string_view> inside(std::string_view text, std::string_view outer) {
-  if (!text.starts_with(outer) || !text.ends_with(')')) return std::nullopt;
+  if (!text.starts_with(outer)) return std::nullopt;
   text.remove_prefix(outer.size());
-  if (!text.starts_with('(')) return std::nullopt;
-  text.remove_prefix(1);
-  text.remove_suffix(1);
-  return text;
+  if (!text.starts_with('(') || !text.ends_with(')')) return std::nullopt;
+  int depth = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    depth += text[i] == '(' ? 1 : text[i] == ')' ? -1 : 0;
+    if (depth == 0 && i + 1 < text.size()) return std::nullopt;
+  }
+  return text.substr(1, text.size() - 2);
 }
 
 std::string_view trimmed(std::string_view text) {
@@ -103,21 +106,24 @@ std::optional<WithParameters> with_parameters(std::string_view text) {
   const size_t open = text.find('(');
   if (open == std::string_view::npos || !text.ends_with(')')) return std::nullopt;
   WithParameters result{trimmed(text.substr(0, open)), {}};
-  std::string_view rest = text.substr(open + 1, text.size() - open - 2);
   if (!is_identifier(result.name)) return std::nullopt;
+  std::string_view rest = text.substr(open + 1, text.size() - open - 2);
   while (true) {
     const size_t comma = std::min(rest.find(','), rest.size());
     const std::string_view item = rest.substr(0, comma);
     const size_t equals = item.find('=');
-    if (equals == std::string_view::npos) return std::nullopt;
-    const std::string_view name = trimmed(item.substr(0, equals));
-    const std::string_view number = trimmed(item.substr(equals + 1));
-    // A comparison of a formula.
-    if (!is_identifier(name) || number.starts_with('=')) return std::nullopt;
+    if (equals == std::string_view::npos || item.substr(equals + 1).starts_with('='))
+      return std::nullopt;  // a formula
+    const std::string name(trimmed(item.substr(0, equals)));
+    if (!is_identifier(name)) return std::nullopt;
+    std::string_view number = trimmed(item.substr(equals + 1));
+    if (number.starts_with('+')) number.remove_prefix(1);
     float value = 0;
     const auto read = std::from_chars(number.data(), number.data() + number.size(), value);
     require(read.ec == std::errc() && read.ptr == number.data() + number.size(), result.name, ": ",
             name, " = ", number, " is not a number that fp32 holds");
+    for (const auto& [other, _] : result.values)
+      require(other != name, result.name, ": ", name, " is given twice; give it once");
     result.values.emplace_back(name, value);
     if (comma == rest.size()) return result;
     rest.remove_prefix(comma + 1);
@@ -141,7 +147,7 @@ Activation resolve(std::string_view text) {
   if (is_identifier(text) && text != "x" && text != "a" && text != "b")
     fail(Code::invalid_argument, "activation '", text, "' is not known", suggestion(text),
          "; `tenon list` prints the names, or write a formula of x, or of a and b");
-  return from_formula(std::string(text), text);
+  return from_formula(formula_label(text), text);
 }
 
 }  // namespace
@@ -217,22 +223,43 @@ void define(const std::string& name, std::string_view formula) {
   define(from_formula(name, formula));
 }
 
-void define(Activation f) {
-  require(is_identifier(f.name), "define: '", f.name,
+namespace {
+
+// Every name by which an activation can be asked for obeys the same rules.
+void check_name(const std::string& name, std::string_view owner) {
+  require(is_identifier(name), "define: '", name,
           "' is not a name; use letters, digits and _, not starting with a digit");
-  require(!is_reserved(f.name) && f.name != "x" && f.name != "a" && f.name != "b", "define: '",
-          f.name, "' is a word of the formula language; choose another name");
-  require(!find(built_in_activations(), f.name), "define: '", f.name,
+  require(!is_reserved(name) && name != "x" && name != "a" && name != "b", "define: '", name,
+          "' is a word of the formula language; choose another name");
+  require(!find(built_in_activations(), name), "define: '", name,
           "' is built in and cannot be replaced; choose another name");
+  for (const std::string_view prefix : {"bias_", "bgrad_d", "d"})
+    if (name.starts_with(prefix))
+      require(!find(built_in_activations(), std::string_view(name).substr(prefix.size())),
+              "define: '", name, "' is a named function of a built-in activation; ",
+              "choose another name");
+  const std::lock_guard guard(library_lock());
+  for (const Activation& other : user_activations())
+    require(other.name == owner || !answers_to(other, name), "define '", owner, "': '", name,
+            "' already means '", other.name, "'; choose another name");
+}
+
+}  // namespace
+
+void define(Activation f) {
+  check_name(f.name, f.name);
+  for (const std::string& alias : f.aliases) check_name(alias, f.name);
   require(f.inputs == 1 || f.inputs == 2, "define '", f.name, "': ", f.inputs,
           " inputs; an activation has 1 (x) or 2 (a and b)");
   require(static_cast<bool>(f.body), "define '", f.name, "': no function given");
+  for (size_t i = 0; i < f.parameters.size(); ++i)
+    require(is_identifier(f.parameters[i].name) &&
+                std::ranges::count(f.parameters, f.parameters[i].name, &Parameter::name) == 1,
+            "define '", f.name, "': '", f.parameters[i].name,
+            "' cannot name a parameter; names are identifiers, each given once");
   for (const Parameter& p : f.parameters)
     require(p.value >= p.least && p.value <= p.most, "define '", f.name, "': the default ", p.name,
             " = ", p.value, " is outside [", p.least, ", ", p.most, "]; give a value inside");
-  for (const std::string& alias : f.aliases)
-    require(is_identifier(alias) && !is_reserved(alias) && !find(built_in_activations(), alias),
-            "define '", f.name, "': the alias '", alias, "' is taken or no name; choose another");
   // One trial build finds what is wrong now, not at the first call.
   Graph graph;
   std::vector<Expr> inputs, parameters;
@@ -251,6 +278,8 @@ void define(Activation f) {
 }
 
 Expr call(const Activation& f, std::span<const Expr> inputs, std::span<const Expr> parameters) {
+  require(parameters.size() == f.parameters.size(), f.name, ": ", parameters.size(),
+          " parameter values given, it has ", f.parameters.size());
   const Args args{.x = inputs[0],
                   .a = inputs[0],
                   .b = inputs.size() > 1 ? inputs[1] : inputs[0],

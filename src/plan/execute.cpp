@@ -21,7 +21,7 @@ constexpr size_t kMaxKernels = 4096;  // a kernel holds a few kilobytes
 using Cache = std::unordered_map<std::string, Chosen>;
 
 Cache& cache() {
-  static Cache kernels;
+  static auto& kernels = *new Cache;  // other threads may outlive static objects
   return kernels;
 }
 
@@ -77,16 +77,22 @@ void execute(const Step& step, RunArgs args, const Options& options) {
   const size_t bytes = chosen.kernel->workspace(args.rows);
   args.workspace = bytes ? workspace(bytes) : nullptr;
   args.stream = options.stream;
-  if (observer()) return observer()(step, args, options, [&] { chosen.kernel->run(args); });
-  if (!logging()) return chosen.kernel->run(args);
-
-  const auto start = std::chrono::steady_clock::now();
-  chosen.kernel->run(args);
-  const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - start;
+  double microseconds = 0;
+  const auto run = [&] {
+    const auto start = std::chrono::steady_clock::now();
+    chosen.kernel->run(args);
+    const auto time = std::chrono::steady_clock::now() - start;
+    microseconds = std::chrono::duration<double, std::micro>(time).count();
+  };
+  if (observer())
+    observer()(step, args, options, run);
+  else
+    run();
+  if (!logging()) return;
   std::fprintf(stderr, "tenon: %s rows=%lld maker=%.*s bytes=%lld time_us=%.1f\n",
                step.describe().c_str(), static_cast<long long>(args.rows),
                static_cast<int>(chosen.maker.size()), chosen.maker.data(),
-               static_cast<long long>(step.bytes(args.rows)), us.count());
+               static_cast<long long>(step.bytes(args.rows)), microseconds);
 }
 
 }  // namespace tenon

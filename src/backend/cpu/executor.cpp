@@ -92,7 +92,7 @@ class Executor final : public Kernel {
       std::memcpy(part, parts + static_cast<int64_t>(b) * g.cols + c, width * sizeof(float));
       stack.push(loops_, b, 0, part, width);
     }
-    if (blocks > 0) stack.collapse(loops_, blocks, sum);
+    if (blocks > 0) stack.collapse(loops_, blocks, sum, width);
     store_columns(loops_, s, out, 0, c, n, sum);
   }
 

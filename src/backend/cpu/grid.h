@@ -27,12 +27,13 @@ struct Grid {
 
   // Floats of one row vector of an item, repeated for every row of a tile.
   [[nodiscard]] size_t row_floats() const {
-    return static_cast<size_t>(rup(std::max(chunk_cols, tile_rows * cols), 16));
+    return static_cast<size_t>(rup(chunk_cols * tile_rows, 16));
   }
   // Floats of one store's stack of partial sums; 64 levels are enough for any row sum.
-  [[nodiscard]] size_t stack_floats() const {
+  [[nodiscard]] size_t stack_floats(Store::To to) const {
     const size_t levels = TreeStack::levels(static_cast<uint64_t>(block_rows / tile_rows));
-    return std::max(levels * row_floats(), size_t{64});
+    if (to == Store::To::column_sum) return levels * row_floats();
+    return to == Store::To::row_sum ? 64 : 0;
   }
 };
 

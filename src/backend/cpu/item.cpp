@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace tenon::cpu {
 
@@ -64,14 +65,19 @@ Item::Item(const Step& step, const Program& program, const Loops& loops, const R
       col_end_(std::min(grid.cols, col_begin_ + grid.chunk_cols)),
       slot_(program.slots),
       most_(step.stores.size(), 0) {
-  const size_t slots = program_.slots * kTile;
-  const size_t rows = (step_.loads.size() + 1) * grid_.row_floats();  // one more to collapse into
-  const size_t stacks = step_.stores.size() * grid_.stack_floats();
-  float* memory = scratch_memory(slots + rows + stacks + 3 * kTile);
-  for (size_t i = 0; i < slot_.size(); ++i) slot_[i] = memory + i * kTile;
-  rows_ = memory + slots;
-  stacks_ = rows_ + rows;
-  spare_ = stacks_ + stacks;
+  const auto row_floats = [&](const Load& l) {
+    return l.from == Load::From::row ? grid_.row_floats() : 0;
+  };
+  size_t floats = program_.slots * kTile + grid_.row_floats() + 3 * kTile;
+  for (const Load& l : step_.loads) floats += row_floats(l);
+  for (const Store& s : step_.stores) floats += grid_.stack_floats(s.to);
+  float* memory = scratch_memory(floats);
+  const auto take = [&](size_t n) { return std::exchange(memory, memory + n); };
+  for (float*& slot : slot_) slot = take(kTile);
+  for (const Load& l : step_.loads) row_.push_back(take(row_floats(l)));
+  for (const Store& s : step_.stores) stack_.push_back(take(grid_.stack_floats(s.to)));
+  wide_ = take(grid_.row_floats());
+  spare_ = take(3 * kTile);
 }
 
 void Item::run() {
@@ -102,7 +108,7 @@ void Item::fill_constants() {
     } else if (l.from == Load::From::scalar) {
       std::fill_n(slot_[i], kTile, load_one(loops_, l, args_.in[l.arg].data));
     } else if (l.from == Load::From::row) {
-      float* row = rows_ + i * grid_.row_floats();
+      float* row = row_[i];
       load_columns(loops_, l, args_.in[l.arg], 0, col_begin_, width, row);
       for (int64_t r = 1; r < grid_.tile_rows; ++r)
         std::memcpy(row + r * width, row, static_cast<size_t>(width) * sizeof(float));
@@ -120,7 +126,7 @@ void Item::load(const Tile& t) {
           load_columns(loops_, l, args_.in[l.arg], t.row + k, t.col, t.cols, slot_[i] + k * t.cols);
         break;
       case Load::From::row:
-        slot_[i] = rows_ + i * grid_.row_floats() + (t.col - col_begin_);
+        slot_[i] = row_[i] + (t.col - col_begin_);
         break;
       case Load::From::column:
         for (int64_t k = 0; k < t.rows; ++k)
@@ -158,7 +164,7 @@ void Item::store(size_t k, const Tile& t) {
       break;
     case Store::To::sum: {
       Forest& forest = leftovers_.forests[k][static_cast<size_t>(index_)];
-      for (size_t i = 0; i < t.size(); ++i) forest.push(value[i]);
+      forest.push(loops_, value, t.size(), spare_);
       break;
     }
     case Store::To::amax:
@@ -172,7 +178,7 @@ void Item::sum_columns(size_t k, const Tile& t, const float* value) {
   const auto group = static_cast<uint64_t>((t.row - row_begin_) / grid_.tile_rows);
   std::memcpy(spare_, value, t.size() * sizeof(float));
   tree_sum_rows(loops_, spare_, static_cast<size_t>(t.rows), cols);
-  TreeStack stack(stacks_ + k * grid_.stack_floats(), grid_.row_floats());
+  TreeStack stack(stack_[k], grid_.row_floats());
   stack.push(loops_, group, static_cast<size_t>(t.col - col_begin_), spare_, cols);
 }
 
@@ -182,9 +188,9 @@ void Item::sum_rows(size_t k, const Tile& t, const float* value) {
     float sum = tree_sum(loops_, value + i * t.cols, spare_, static_cast<size_t>(t.cols));
     if (grid_.tile_rows == 1) {
       const auto count = static_cast<uint64_t>((t.col - col_begin_) / kTileCols);
-      TreeStack stack(stacks_ + k * grid_.stack_floats(), 1);
+      TreeStack stack(stack_[k], 1);
       stack.push(loops_, count, 0, &sum, 1);
-      if (last) stack.collapse(loops_, count + 1, &sum);
+      if (last) stack.collapse(loops_, count + 1, &sum, 1);
     }
     if (last) leftovers_.partials[k][(t.row + i) * grid_.chunks() + chunk_] = sum;
   }
@@ -195,10 +201,9 @@ void Item::close() {
   const auto width = static_cast<size_t>(col_end_ - col_begin_);
   for (size_t k = 0; k < step_.stores.size(); ++k) {
     if (step_.stores[k].to == Store::To::column_sum) {
-      const TreeStack stack(stacks_ + k * grid_.stack_floats(), grid_.row_floats());
-      float* sums = rows_ + step_.loads.size() * grid_.row_floats();
-      stack.collapse(loops_, groups, sums);
-      std::memcpy(leftovers_.partials[k] + block_ * grid_.cols + col_begin_, sums,
+      const TreeStack stack(stack_[k], grid_.row_floats());
+      stack.collapse(loops_, groups, wide_, width);
+      std::memcpy(leftovers_.partials[k] + block_ * grid_.cols + col_begin_, wide_,
                   width * sizeof(float));
     }
     std::atomic<uint32_t>& amax = leftovers_.amax[k];

@@ -54,11 +54,11 @@ class Item {
   Leftovers& leftovers_;
   int64_t index_, block_, chunk_;
   int64_t row_begin_, row_end_, col_begin_, col_end_;
-  // Memory of the thread: row vectors, stacks of partial sums, a place to add in.
-  float* rows_ = nullptr;
-  float* stacks_ = nullptr;
+  // Memory of the thread: tiles, row vectors by load, stacks of partial sums by store, and places
+  // to add in: one as wide as a row vector, one for a tile and its tree.
+  std::vector<float*> slot_, row_, stack_;
+  float* wide_ = nullptr;
   float* spare_ = nullptr;
-  std::vector<float*> slot_;
   std::vector<uint32_t> most_;  // largest bits of |value| by store
 };
 

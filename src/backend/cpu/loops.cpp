@@ -1,6 +1,7 @@
 // Which table of loops this processor gets.
 #include "backend/cpu/loops.h"
 
+#include <cstdio>
 #include <cstdlib>
 
 namespace tenon::cpu {
@@ -25,8 +26,12 @@ const Loops& choose() {
 #if defined(__x86_64__)
   const char* asked = std::getenv("TENON_ISA");
   const std::string_view most = asked ? asked : "avx512";
-  if (most == "avx512" && has_avx512()) return loops_avx512();
-  if ((most == "avx512" || most == "avx2") && has_avx2()) return loops_avx2();
+  if (most == "baseline") return loops_baseline();
+  if (most == "avx2" && has_avx2()) return loops_avx2();
+  if (most != "avx2" && most != "avx512")
+    std::fprintf(stderr, "tenon: TENON_ISA=%s is ignored; give baseline, avx2 or avx512\n", asked);
+  if (has_avx512()) return loops_avx512();
+  if (has_avx2()) return loops_avx2();
 #endif
   return loops_baseline();
 }

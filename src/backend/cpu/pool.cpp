@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <memory>
@@ -119,8 +120,12 @@ class Pool {
 int default_threads() {
   for (const char* name : {"TENON_THREADS", "OMP_NUM_THREADS"})
     if (const char* text = std::getenv(name)) {
-      const long value = std::strtol(text, nullptr, 10);
-      if (value > 0) return static_cast<int>(std::min(value, 1024L));
+      char* end = nullptr;
+      const long value = std::strtol(text, &end, 10);
+      // OMP_NUM_THREADS may be a list; its first number counts.
+      const bool whole = end != text && (*end == '\0' || *end == ',');
+      if (whole && value > 0 && value <= kMaxThreads) return static_cast<int>(value);
+      std::fprintf(stderr, "tenon: %s=%s is ignored; give 1 to %d\n", name, text, kMaxThreads);
     }
   cpu_set_t set;
   CPU_ZERO(&set);

@@ -15,6 +15,8 @@ void parallel_for(int64_t n, const Range& body);
 // A host's own scheduler in place of the pool; an empty function restores the pool.
 void set_parallel_for(std::function<void(int64_t n, const Range& body)> replacement);
 
+inline constexpr int kMaxThreads = 1024;
+
 // TENON_THREADS, else OMP_NUM_THREADS, else the cores this process may use.
 int threads();
 void set_threads(int count);  // 0: as at the start

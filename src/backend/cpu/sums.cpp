@@ -1,6 +1,7 @@
 // The trees, built bottom up.
 #include "backend/cpu/sums.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -26,7 +27,6 @@ void add_to_right(const Loops& loops, const float* left, float* right, size_t n)
 }  // namespace
 
 float tree_sum(const Loops& loops, const float* values, float* scratch, size_t n) {
-  // Two regions of scratch take turns, because the loop's input and output must not overlap.
   const float* from = values;
   float* to = scratch;
   while (n > 1) {
@@ -62,16 +62,27 @@ void TreeStack::push(const Loops& loops, uint64_t count, size_t begin, float* pi
   std::memcpy(storage_ + level * width_ + begin, piece, n * sizeof(float));
 }
 
-void TreeStack::collapse(const Loops& loops, uint64_t count, float* out) const {
+void TreeStack::collapse(const Loops& loops, uint64_t count, float* out, size_t n) const {
   bool first = true;
   for (size_t level = 0; count >> level; ++level) {
     if (!((count >> level) & 1)) continue;
     const float* part = storage_ + level * width_;
     if (first)
-      std::memcpy(out, part, width_ * sizeof(float));
+      std::memcpy(out, part, n * sizeof(float));
     else
-      add_to_right(loops, part, out, width_);
+      add_to_right(loops, part, out, n);
     first = false;
+  }
+}
+
+void Forest::push(const Loops& loops, const float* values, size_t n, float* scratch) {
+  while (n > 0) {
+    // The largest subtree that starts here and ends in what is given.
+    const uint64_t aligned = next_ == 0 ? n : next_ & (~next_ + 1);
+    const size_t size = std::bit_floor(std::min<uint64_t>(aligned, n));
+    push(std::countr_zero(size), tree_sum(loops, values, scratch, size));
+    values += size;
+    n -= size;
   }
 }
 

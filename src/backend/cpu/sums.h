@@ -10,7 +10,7 @@
 
 namespace tenon::cpu {
 
-// Tree sum of n ≥ 1 numbers in place of scratch; both hold at least n floats.
+// Tree sum of n ≥ 1 numbers; the levels lie one behind the other in scratch, n + 64 floats.
 float tree_sum(const Loops& loops, const float* values, float* scratch, size_t n);
 
 // Tree sum over the rows of a matrix of `rows` ≥ 1 contiguous rows, leaving the result in row 0.
@@ -26,8 +26,8 @@ class TreeStack {
   TreeStack(float* storage, size_t width) : storage_(storage), width_(width) {}
   // Piece number `count` (0 first), columns [begin, begin + n). `piece` is overwritten.
   void push(const Loops& loops, uint64_t count, size_t begin, float* piece, size_t n);
-  // Sum of all `count` ≥ 1 pieces, left in `out`.
-  void collapse(const Loops& loops, uint64_t count, float* out) const;
+  // Sum of all `count` ≥ 1 pieces, of the columns [0, n), left in `out`.
+  void collapse(const Loops& loops, uint64_t count, float* out, size_t n) const;
 
  private:
   float* storage_;
@@ -39,7 +39,8 @@ class TreeStack {
 class Forest {
  public:
   explicit Forest(uint64_t begin = 0) : next_(begin) {}
-  void push(float value) { push(0, value); }
+  // The next n numbers of the sequence; scratch as for tree_sum.
+  void push(const Loops& loops, const float* values, size_t n, float* scratch);
   void append(const Forest& later);
   // The tree sum, padded with −0; +0 if nothing was pushed.
   [[nodiscard]] float total() const;
