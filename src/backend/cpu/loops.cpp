@@ -39,8 +39,8 @@ const Loops& choose() {
 }  // namespace
 
 const Loops& loops() {
-  static const Loops& kChosen = choose();
-  return kChosen;
+  static const Loops& chosen = choose();
+  return chosen;
 }
 
 }  // namespace tenon::cpu

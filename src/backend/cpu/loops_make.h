@@ -17,11 +17,11 @@ struct LoopMaker {
   // One word, one loop: the compiler vectorises it, and a reluctant word costs only itself.
   template <Word w, class Sequences>
   [[gnu::noinline]] static void word_loop(float* __restrict out, const float* const* in, size_t n) {
-    constexpr int arity = info(w).arity;
+    constexpr int kArity = info(w).arity;
     const float* __restrict a = in[0];
-    if constexpr (arity == 1) {
+    if constexpr (kArity == 1) {
       for (size_t i = 0; i < n; ++i) out[i] = word<w, Sequences>(V(a[i]), V(), V()).v;
-    } else if constexpr (arity == 2) {
+    } else if constexpr (kArity == 2) {
       const float* __restrict b = in[1];
       for (size_t i = 0; i < n; ++i) out[i] = word<w, Sequences>(V(a[i]), V(b[i]), V()).v;
     } else if constexpr (w == Word::fma) {
