@@ -63,17 +63,18 @@ Step step_of(const std::string& act, bool backward, size_t turn, Precision preci
   return activation_step(form);
 }
 
-TEST(Cuda, EveryActivationCompilesForHopper) {
+TEST(Cuda, EveryActivationCompilesForAmpereAndHopper) {
   if (!have_nvrtc()) return;
   size_t turn = 0;
   for (const std::string& name : activation_names())
     for (const bool backward : {false, true}) {
-      expect_compiles(step_of(name, backward, turn, Precision::strict), "sm_90a");
+      for (const char* arch : {"sm_80", "sm_90a"})
+        expect_compiles(step_of(name, backward, turn, Precision::strict), arch);
       ++turn;
     }
 }
 
-TEST(Cuda, EveryThirdActivationCompilesForAmpereAndNative) {
+TEST(Cuda, EveryThirdActivationCompilesNativeAndWrapped) {
   if (!have_nvrtc()) return;
   size_t turn = 1;
   const auto names = activation_names();
