@@ -483,7 +483,7 @@ TEST(ApiErrors, Views) {
   b.fails("relu", x([](View& v) { v.rows = INT64_MAX; }), {"does not fit"});
   b.fails("relu", x([](View& v) { v.stride = INT64_MAX / 2; }), {"does not fit"});
   b.fails("relu", x([](View& v) { v.rows = 1, v.cols = INT64_MAX; }), {"x"});
-  b.fails("relu", Forward{.x = b.x.view(), .y = {nullptr, DType::f32, 6, 8, 8}}, {"y", "null"});
+  b.fails("relu", Forward{.x = b.x.view(), .y = View{nullptr, DType::f32, 6, 8, 8}}, {"y", "null"});
 }
 
 TEST(ApiErrors, OptionsThatDoNotExist) {

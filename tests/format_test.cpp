@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -27,7 +28,7 @@ std::string where(int64_t m, int64_t k, Scaling s) {
 
 template <class F>
 void for_all_shapes(Scaling s, F f) {
-  const Format format{DType::e4m3, s, true, true};
+  const Format format{.dtype = DType::e4m3, .scaling = s};
   for (const int64_t m : kSizes)
     for (const int64_t k : kSizes) f(format, m, k);
 }
@@ -118,27 +119,61 @@ TEST(Format, ScaleTypesAndBlocks) {
     Scaling scaling;
     std::string_view name;
     DType scale;
-    int64_t rows, cols;
+    Shape rowwise, columnwise;
   };
   constexpr std::array<Row, 6> kRows{
-      {{Scaling::none, "none", DType::f32, 0, 0},
-       {Scaling::delayed, "delayed", DType::f32, 0, 0},
-       {Scaling::current, "current", DType::f32, 0, 0},
-       {Scaling::mxfp8, "mxfp8", DType::e8m0, 1, 32},
-       {Scaling::block1x128, "block1x128", DType::f32, 1, 128},
-       {Scaling::block128x128, "block128x128", DType::f32, 128, 128}}};
+      {{Scaling::none, "none", DType::f32, {0, 0}, {0, 0}},
+       {Scaling::delayed, "delayed", DType::f32, {0, 0}, {0, 0}},
+       {Scaling::current, "current", DType::f32, {0, 0}, {0, 0}},
+       {Scaling::mxfp8, "mxfp8", DType::e8m0, {1, 32}, {32, 1}},
+       {Scaling::block1x128, "block1x128", DType::f32, {1, 128}, {128, 1}},
+       {Scaling::block128x128, "block128x128", DType::f32, {128, 128}, {128, 128}}}};
   for (const Row& r : kRows) {
     EXPECT_EQ(info(r.scaling).name, r.name);
     EXPECT_EQ(info(r.scaling).scale, r.scale) << r.name;
-    EXPECT_EQ(info(r.scaling).block_rows, r.rows) << r.name;
-    EXPECT_EQ(info(r.scaling).block_cols, r.cols) << r.name;
+    EXPECT_EQ(scaling_named(r.name), r.scaling);
+    const Format f{.dtype = DType::e4m3, .scaling = r.scaling};
+    const Blocks row = f.blocks(Orientation::rowwise);
+    const Blocks column = f.blocks(Orientation::columnwise);
+    EXPECT_EQ((Shape{row.rows, row.cols}), r.rowwise) << r.name;
+    EXPECT_EQ((Shape{column.rows, column.cols}), r.columnwise) << r.name;
+    // The padded tensor of scales holds one for each block.
+    for (const Orientation o : {Orientation::rowwise, Orientation::columnwise}) {
+      if (f.blocks(o).single()) continue;
+      const Shape count = f.blocks(o).count(300, 1000);
+      const Shape padded = f.scale_shape(300, 1000, o);
+      const bool transposed = f.blocks(o).transposed;
+      EXPECT_LE(count.rows, transposed ? padded.cols : padded.rows) << r.name;
+      EXPECT_LE(count.cols, transposed ? padded.rows : padded.cols) << r.name;
+    }
   }
 }
 
-TEST(Format, DefaultIsPlainRowwise) {
+// The order that tensor cores read, from the formula of the specification.
+TEST(Format, SwizzledOffsetsAreAPermutation) {
+  const Format f{.dtype = DType::e4m3, .scaling = Scaling::mxfp8, .swizzled = true};
+  for (const Orientation o : {Orientation::rowwise, Orientation::columnwise}) {
+    const bool rowwise = o == Orientation::rowwise;
+    const Shape s = f.scale_shape(300, 700, o);
+    std::vector<bool> seen(static_cast<size_t>(s.rows * s.cols), false);
+    for (int64_t i = 0; i < s.rows; ++i)
+      for (int64_t j = 0; j < s.cols; ++j) {
+        const int64_t line = rowwise ? i : j, block = rowwise ? j : i;
+        const int64_t tiles = (rowwise ? s.cols : s.rows) / 4;
+        const int64_t at = scale_offset(f, o, i, j, s, s.cols);
+        EXPECT_EQ(at, ((line / 128) * tiles + block / 4) * 512 + (line % 32) * 16 +
+                          ((line % 128) / 32) * 4 + block % 4);
+        ASSERT_TRUE(at >= 0 && at < s.rows * s.cols && !seen[static_cast<size_t>(at)]);
+        seen[static_cast<size_t>(at)] = true;
+      }
+  }
+  // By hand: row 33, block 5 of 8: second tile of four blocks, line 1, second group of 32.
+  EXPECT_EQ(scale_offset(f, Orientation::rowwise, 33, 5, {128, 8}, 8), 512 + 16 + 4 + 1);
+}
+
+TEST(Format, DefaultIsPlain) {
   constexpr Format kDefault;
   static_assert(kDefault.dtype == DType::f32 && kDefault.scaling == Scaling::none);
-  static_assert(kDefault.rowwise && !kDefault.columnwise);
   static_assert(kDefault.data_shape(3, 5, Orientation::columnwise) == Shape{5, 3});
 }
 

@@ -130,12 +130,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 namespace {
 
-using Random = std::mt19937;
+using Generator = std::mt19937;
 
-size_t below(Random& r, size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(r); }
+size_t below(Generator& r, size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(r); }
 
 template <size_t n>
-std::string pick(Random& r, const std::array<const char*, n>& list) {
+std::string pick(Generator& r, const std::array<const char*, n>& list) {
   return list[below(r, n)];
 }
 
@@ -148,7 +148,7 @@ constexpr std::array<const char*, 6> kOperators{"+", "-", "*", "/", " + ", "*-"}
 constexpr std::array<const char*, 6> kRelations{"<", "<=", ">", ">=", "==", "!="};
 constexpr std::array<const char*, 4> kFormats{"bf16", "f16", "e4m3", "e5m2"};
 
-std::string sentence(Random& r, int depth) {
+std::string sentence(Generator& r, int depth) {
   const auto inner = [&] { return sentence(r, depth - 1); };
   if (depth <= 0) return pick(r, kLeaves);
   switch (below(r, 8)) {
@@ -172,7 +172,7 @@ std::string sentence(Random& r, int depth) {
   }
 }
 
-std::string mutated(Random& r, std::string text) {
+std::string mutated(Generator& r, std::string text) {
   constexpr std::string_view kBytes = "xab().,;=<>+-*/ \n019eE_\0\xff";
   for (size_t n = 1 + below(r, 4); n > 0 && !text.empty(); --n) {
     const size_t at = below(r, text.size());
@@ -195,13 +195,13 @@ std::string mutated(Random& r, std::string text) {
   return text;
 }
 
-std::string noise(Random& r) {
+std::string noise(Generator& r) {
   std::string text(below(r, 64), ' ');
   for (char& c : text) c = static_cast<char>(below(r, 256));
   return text;
 }
 
-std::string example(Random& r) {
+std::string example(Generator& r) {
   std::string text = sentence(r, static_cast<int>(below(r, 6)));
   if (below(r, 3) == 0) text += "; p = -0.5";
   const size_t wrap = below(r, 12);
@@ -217,7 +217,7 @@ std::string example(Random& r) {
 
 int main(int argc, char** argv) {
   const long iterations = argc > 1 ? std::atol(argv[1]) : 20000;
-  Random random(argc > 2 ? static_cast<uint32_t>(std::atol(argv[2])) : 1);
+  Generator random(argc > 2 ? static_cast<uint32_t>(std::atol(argv[2])) : 1);
   const std::vector<std::string> inputs{"x", "a", "b"};
   long parsed = 0;
   for (long i = 0; i < iterations; ++i) {

@@ -22,38 +22,70 @@ struct Shape {
 constexpr int64_t cdiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t rup(int64_t a, int64_t b) { return cdiv(a, b) * b; }
 
-// One row for each scaling mode. Shapes are functions of the tensor's M rows and K columns as seen
-// along the scaled direction, so that columnwise is rowwise with M and K exchanged unless told.
+// Element (r, c) has scale (r ÷ rows, c ÷ cols); 0 stands for one scale for the whole tensor.
+struct Blocks {
+  int64_t rows = 0, cols = 0;
+  bool transposed = false;  // scale (i, j) lies in row j, column i of its tensor
+
+  [[nodiscard]] constexpr bool single() const { return rows == 0; }
+  // How many scales a tensor of m x k has.
+  [[nodiscard]] constexpr Shape count(int64_t m, int64_t k) const {
+    return single() ? Shape{1, 1} : Shape{cdiv(m, rows), cdiv(k, cols)};
+  }
+  friend bool operator==(const Blocks&, const Blocks&) = default;
+};
+
+// One row for each scaling mode.
 struct ScalingInfo {
   std::string_view name;
-  DType scale;         // dtype of scale_inv
-  int64_t block_rows;  // 0: one scale for the whole tensor
-  int64_t block_cols;
-  bool transposes;  // columnwise data are [K, M]
+  DType scale;        // dtype of scale_inv
+  bool transposes;    // columnwise data are [K, M]
+  bool power_of_two;  // whether fp32 scales are powers of two unless told
+  std::array<Blocks, 2> blocks;
   Shape (*scales)(int64_t m, int64_t k, Orientation);
 };
 
 inline constexpr std::array<ScalingInfo, 6> kScalings{{
-    {"none", DType::f32, 0, 0, true, [](int64_t, int64_t, Orientation) { return Shape{}; }},
-    {"delayed", DType::f32, 0, 0, true,
+    {"none", DType::f32, true, false, {}, [](int64_t, int64_t, Orientation) { return Shape{}; }},
+    {"delayed",
+     DType::f32,
+     true,
+     false,
+     {},
      [](int64_t, int64_t, Orientation) {
        return Shape{1, 1};
      }},
-    {"current", DType::f32, 0, 0, true,
+    {"current",
+     DType::f32,
+     true,
+     false,
+     {},
      [](int64_t, int64_t, Orientation) {
        return Shape{1, 1};
      }},
-    {"mxfp8", DType::e8m0, 1, 32, false,
+    {"mxfp8",
+     DType::e8m0,
+     false,
+     true,
+     {{{1, 32, false}, {32, 1, false}}},
      [](int64_t m, int64_t k, Orientation o) {
        return o == Orientation::rowwise ? Shape{rup(m, 128), rup(cdiv(k, 32), 4)}
                                         : Shape{rup(cdiv(m, 32), 4), rup(k, 128)};
      }},
-    {"block1x128", DType::f32, 1, 128, true,
+    {"block1x128",
+     DType::f32,
+     true,
+     true,
+     {{{1, 128, true}, {128, 1, false}}},
      [](int64_t m, int64_t k, Orientation o) {
        return o == Orientation::rowwise ? Shape{cdiv(k, 128), rup(m, 4)}
                                         : Shape{cdiv(m, 128), rup(k, 4)};
      }},
-    {"block128x128", DType::f32, 128, 128, true,
+    {"block128x128",
+     DType::f32,
+     true,
+     true,
+     {{{128, 128, false}, {128, 128, true}}},
      [](int64_t m, int64_t k, Orientation o) {
        return o == Orientation::rowwise ? Shape{cdiv(m, 128), rup(cdiv(k, 128), 4)}
                                         : Shape{cdiv(k, 128), rup(cdiv(m, 128), 4)};
@@ -62,26 +94,82 @@ inline constexpr std::array<ScalingInfo, 6> kScalings{{
 
 constexpr const ScalingInfo& info(Scaling s) { return kScalings[static_cast<size_t>(s)]; }
 
+constexpr std::optional<Scaling> scaling_named(std::string_view name) {
+  for (size_t i = 0; i < kScalings.size(); ++i)
+    if (kScalings[i].name == name) return static_cast<Scaling>(i);
+  return std::nullopt;
+}
+
 struct Format {
   DType dtype = DType::f32;
   Scaling scaling = Scaling::none;
-  bool rowwise = true, columnwise = false;
+  float eps = 0;                          // current, block: the least amax
+  std::optional<bool> power_of_two = {};  // current, block: scales are powers of two
+  bool swizzled = false;                  // mxfp8: scales in the order of the tensor cores
 
+  [[nodiscard]] constexpr Blocks blocks(Orientation o) const {
+    return info(scaling).blocks[static_cast<size_t>(o)];
+  }
   [[nodiscard]] constexpr Shape data_shape(int64_t m, int64_t k, Orientation o) const {
     return o == Orientation::columnwise && info(scaling).transposes ? Shape{k, m} : Shape{m, k};
   }
   [[nodiscard]] constexpr Shape scale_shape(int64_t m, int64_t k, Orientation o) const {
     return info(scaling).scales(m, k, o);
   }
+  [[nodiscard]] constexpr bool powers() const {
+    return power_of_two.value_or(info(scaling).power_of_two);
+  }
+  friend bool operator==(const Format&, const Format&) = default;
 };
 
-// A tensor may hold a rowwise and a columnwise encoding, each data and scales.
+// Where scale (i, j) lies in a tensor of scales of the given shape and stride, in elements.
+// Swizzled scales are dense: tiles of 128 lines x 4 blocks, a line being a row (rowwise) or a
+// column (columnwise).
+constexpr int64_t scale_offset(const Format& f, Orientation o, int64_t i, int64_t j, Shape scales,
+                               int64_t stride) {
+  if (!f.swizzled) return f.blocks(o).transposed ? j * stride + i : i * stride + j;
+  const bool rowwise = o == Orientation::rowwise;
+  const int64_t line = rowwise ? i : j;
+  const int64_t block = rowwise ? j : i;
+  const int64_t tiles = (rowwise ? scales.cols : scales.rows) / 4;
+  return (line / 128 * tiles + block / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + block % 4;
+}
+
+// Data and their scales; without data the encoding is not there.
 struct Encoding {
-  View data, scale_inv;
+  View data = {}, scale_inv = {};
 };
+
+// A tensor of M x K holds a rowwise and a columnwise encoding, or one of them. A View is a Tensor
+// too: its own rowwise encoding, without a scale.
 struct Tensor {
   Format format;
-  Encoding rowwise, columnwise;
+  Encoding rowwise = {}, columnwise = {};
+  View scale = {};          // delayed, written: [1, 1] f32, the multiplier
+  View amax = {};           // delayed, written: [1, 1] f32, joined by maximum (a history's slot 0);
+                            // current, written: [1, 1] f32, the amax that was found
+  bool amax_given = false;  // current, written: amax is read, e.g. a group's, and not found
+  View health = {};  // written: [1, 3] f32, how many were saturated, flushed to zero, not finite
+
+  Tensor() = default;
+  Tensor(const View& plain) : format{.dtype = plain.dtype}, rowwise{plain, {}} {}  // NOLINT
+  Tensor(const Format& f, const Encoding& row, const Encoding& column = {})
+      : format(f), rowwise(row), columnwise(column) {}
+
+  [[nodiscard]] bool given() const { return rowwise.data.given() || columnwise.data.given(); }
+  // A matrix of numbers as they are.
+  [[nodiscard]] bool plain() const {
+    return format.scaling == Scaling::none && !columnwise.data.given();
+  }
+  [[nodiscard]] const Encoding& encoding(Orientation o) const {
+    return o == Orientation::rowwise ? rowwise : columnwise;
+  }
+  // M x K, from the encoding that is there.
+  [[nodiscard]] Shape shape() const {
+    if (rowwise.data.given()) return {rowwise.data.rows, rowwise.data.cols};
+    const View& d = columnwise.data;
+    return info(format.scaling).transposes ? Shape{d.cols, d.rows} : Shape{d.rows, d.cols};
+  }
 };
 
 }  // namespace tenon

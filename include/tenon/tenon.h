@@ -23,7 +23,14 @@ enum tenon_code {
   TENON_RUNTIME = 3
 };
 
-enum tenon_dtype { TENON_F32 = 0, TENON_F16 = 1, TENON_BF16 = 2 };
+enum tenon_dtype {
+  TENON_F32 = 0,
+  TENON_F16 = 1,
+  TENON_BF16 = 2,
+  TENON_E4M3 = 3,
+  TENON_E5M2 = 4,
+  TENON_E8M0 = 5
+};
 enum tenon_precision { TENON_NATIVE = 0, TENON_STRICT = 1 };
 enum tenon_rounding { TENON_ONCE = 0, TENON_EAGER = 1 };
 enum tenon_device { TENON_CPU = 0, TENON_CUDA = 1 };
@@ -42,7 +49,34 @@ typedef struct tenon_options {
   void* stream; /* CUDA only; views then hold device pointers */
 } tenon_options;
 
-/* y = f(x + bias)*scale. Pointers that are NULL do not take part. */
+enum tenon_power_of_two { TENON_MODE_DEFAULT = 0, TENON_POWER_OF_TWO = 1, TENON_EXACT_SCALE = 2 };
+
+/* A tensor of M x K with scales; tenon_encoding_shape() gives the shapes of its views. It holds a
+   rowwise encoding, a columnwise one, or both. */
+typedef struct tenon_tensor {
+  size_t size;
+  const char* scaling;  /* "delayed", "current", "mxfp8", "block1x128", "block128x128"; "none" with
+                           plain numbers is for transposed copies */
+  int32_t dtype;        /* TENON_E4M3, TENON_E5M2; plain for "none" */
+  int32_t power_of_two; /* tenon_power_of_two, of current and block scales */
+  float eps;            /* current, block: the least amax */
+  int32_t swizzled;     /* mxfp8: scales in the order of the tensor cores */
+  int32_t amax_given;   /* current: amax is read, not found */
+  const tenon_view* data;
+  const tenon_view* scale_inv;
+  const tenon_view* columnwise_data;
+  const tenon_view* columnwise_scale_inv;
+  const tenon_view* scale;  /* delayed, written: [1,1] f32, the multiplier */
+  const tenon_view* amax;   /* delayed: joined by maximum; current: found or given; [1,1] f32 */
+  const tenon_view* health; /* written: [1,3] f32, saturated, flushed to zero, not finite */
+} tenon_tensor;
+
+/* Rows and columns of an encoding's data and scale_inv for a tensor of rows x cols. */
+TENON_API int tenon_encoding_shape(const char* scaling, int64_t rows, int64_t cols,
+                                   int32_t columnwise, int64_t data[2], int64_t scale_inv[2]);
+
+/* y = f(x + bias)*scale. Pointers that are NULL do not take part; a tensor is given as a view or,
+   encoded, in its other field, not in both. */
 typedef struct tenon_forward_args {
   size_t size;
   const tenon_view* x;     /* [M,K]; gated: [M,2H], or a alone with b */
@@ -52,6 +86,9 @@ typedef struct tenon_forward_args {
   const tenon_view* y;
   const tenon_view* amax; /* [1,1] f32 */
   const char* layout;     /* "stacked" (default), "swapped", "interleaved(k)" */
+  const tenon_tensor* x_encoded;
+  const tenon_tensor* b_encoded;
+  const tenon_tensor* y_encoded;
 } tenon_forward_args;
 
 typedef struct tenon_backward_args {
@@ -67,7 +104,49 @@ typedef struct tenon_backward_args {
   const tenon_view* dscale; /* row sums of grad*f */
   const tenon_view* amax;
   const char* layout;
+  const tenon_tensor* grad_encoded;
+  const tenon_tensor* x_encoded;
+  const tenon_tensor* b_encoded;
+  const tenon_tensor* dx_encoded;
+  const tenon_tensor* db_encoded;
 } tenon_backward_args;
+
+/* y = x in another encoding: quantise, dequantise, or both in one pass. */
+typedef struct tenon_quantize_args {
+  size_t size;
+  const tenon_view* x;
+  const tenon_view* y;
+  const tenon_view* dbias; /* [1,K]: column sums of x */
+  const tenon_view* amax;  /* [1,1] f32 */
+  const tenon_tensor* x_encoded;
+  const tenon_tensor* y_encoded;
+} tenon_quantize_args;
+
+/* y = residual + dropout(x + bias). `random` is five numbers: seed, offset, row0, col0, columns;
+   element (r, c) is number (row0 + r)*columns + col0 + c of the stream. A training call moves the
+   offset on by one. */
+typedef struct tenon_dropout_args {
+  size_t size;
+  const tenon_view* x;
+  const tenon_view* bias;
+  const tenon_view* residual;
+  const tenon_view* y;
+  double p;
+  int32_t training;
+  uint64_t* random;
+} tenon_dropout_args;
+
+/* `random` holds what it held before the forward call. */
+typedef struct tenon_dropout_backward_args {
+  size_t size;
+  const tenon_view* grad;
+  const tenon_view* dx;
+  const tenon_view* dbias;
+  const tenon_view* dresidual;
+  double p;
+  int32_t training;
+  const uint64_t* random;
+} tenon_dropout_backward_args;
 
 TENON_API const char* tenon_version(void);
 
@@ -80,6 +159,18 @@ TENON_API int tenon_forward(const char* act, const tenon_forward_args* args,
                             const tenon_options* options);
 TENON_API int tenon_backward(const char* act, const tenon_backward_args* args,
                              const tenon_options* options);
+
+TENON_API int tenon_quantize(const tenon_quantize_args* args, const tenon_options* options);
+
+/* Delayed scaling: history [L,n] and scale [1,n], f32; row 0 holds what was found since the last
+   update. dtype is TENON_E4M3 or TENON_E5M2. */
+TENON_API int tenon_delayed_update(const tenon_view* history, const tenon_view* scale,
+                                   int32_t dtype, int32_t margin, int32_t most_recent,
+                                   const tenon_options* options);
+
+TENON_API int tenon_bias_dropout_add(const tenon_dropout_args* args, const tenon_options* options);
+TENON_API int tenon_bias_dropout_add_backward(const tenon_dropout_backward_args* args,
+                                              const tenon_options* options);
 
 /* A fused function from text: `arguments` names its inputs, e.g. "x, bias". Arguments are [M,K],
    [1,K], [M,1] or [1,1]; gradients[i] is like in[i], or has NULL data and size 0 if not wanted. */

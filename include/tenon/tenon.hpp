@@ -22,31 +22,94 @@ namespace tenon {
 
 const char* version();
 
-// y = f(x + bias)·scale. Views that are left out do not take part; any plain dtypes mix.
+// y = f(x + bias)·scale. Tensors are plain matrices or encoded in any format; what is left out does
+// not take part; any plain dtypes mix.
 struct Forward {
-  View x;           // [M, K]; for a gated f [M, 2H] in `layout`, or a alone, [M, H], with b
-  View b = {};      // the linear half, where it is a tensor of its own
+  Tensor x;         // [M, K]; for a gated f [M, 2H] in `layout`, or a alone, [M, H], with b
+  Tensor b = {};    // the linear half, where it is a tensor of its own
   View bias = {};   // [1, K] or [1, 2H] in the layout of x; a's H first where b is given
   View scale = {};  // [M, 1], for scaled(f)
-  View y;           // [M, K] or [M, H]; may be exactly x (or a, or b)
-  View amax = {};   // [1, 1] f32: the largest |y| before rounding
+  Tensor y = {};    // [M, K] or [M, H]; a plain one may be exactly x (or a, or b)
+  View amax = {};   // [1, 1] f32: the largest |y| before rounding; may be asked for alone
   Layout layout = {};
 };
 void forward(const Activation& f, const Forward& call, const Options& options = {});
 
 // dx = grad·f'(x + bias)·scale in the layout of x; at least one output is given.
 struct Backward {
-  View grad;  // [M, K] or [M, H]
-  View x;     // as in the forward call
-  View b = {}, bias = {}, scale = {};
-  View dx = {};      // like x; may be exactly x, or grad where their shapes are equal
-  View db = {};      // like b
+  Tensor grad;  // [M, K] or [M, H]
+  Tensor x;     // as in the forward call
+  Tensor b = {};
+  View bias = {}, scale = {};
+  Tensor dx = {};    // like x; a plain one may be exactly x, or grad where their shapes are equal
+  Tensor db = {};    // like b
   View dbias = {};   // like bias: column sums of dx
   View dscale = {};  // like scale: row sums of grad·f(x + bias)
   View amax = {};    // [1, 1] f32: the largest |dx|, db included
   Layout layout = {};
 };
 void backward(const Activation& f, const Backward& call, const Options& options = {});
+
+// y = x in another encoding: quantise, dequantise, or one after the other in one pass. Of an x that
+// holds two encodings the rowwise one is read.
+struct Quantize {
+  Tensor x, y = {};
+  View dbias = {};  // [1, K]: column sums of x, where x is a gradient
+  View amax = {};   // [1, 1] f32: the largest |x|
+};
+void quantize(const Quantize& call, const Options& options = {});
+inline void quantize(const Tensor& x, const Tensor& y, const Options& options = {}) {
+  quantize(Quantize{.x = x, .y = y}, options);
+}
+inline void dequantize(const Tensor& x, const View& y, const Options& options = {}) {
+  quantize(Quantize{.x = x, .y = y}, options);
+}
+
+// Delayed scaling of n tensors: history [L, n] and scale [1, n], both f32. Row 0 of the history
+// holds what the calls since the last update found; it moves to the end, the older ones move up,
+// and the scales follow from the largest finite amax.
+struct DelayedUpdate {
+  View history, scale;
+  DType dtype = DType::e4m3;
+  int margin = 0;            // scales are 2^margin smaller
+  bool most_recent = false;  // of row 0 alone
+};
+void update(const DelayedUpdate& call, const Options& options = {});
+
+// The state of the random stream, in memory that the calls share with their device. Element (r, c)
+// of a call is element (row0 + r, col0 + c) of a tensor of `columns` columns: a shard or a tile
+// draws what the whole would.
+struct Random {
+  uint64_t seed = 0, offset = 0, row0 = 0, col0 = 0, columns = 0;
+};
+
+// y = residual + dropout(x + bias); bias [1, K] and residual [M, K] may be left out. An element is
+// kept with probability 1 − p and then divided by it. In training a call moves random->offset on by
+// one; in evaluation nothing is dropped and `random` is not needed.
+struct BiasDropoutAdd {
+  View x, bias = {}, residual = {}, y;
+  double p = 0;
+  bool training = true;
+  Random* random = nullptr;
+};
+void bias_dropout_add(const BiasDropoutAdd& call, const Options& options = {});
+
+// The gradients that are given. `random` is a copy of the state from before the forward call.
+struct BiasDropoutAddBackward {
+  View grad, dx = {}, dbias = {}, dresidual = {};
+  double p = 0;
+  bool training = true;
+  const Random* random = nullptr;
+};
+void bias_dropout_add_backward(const BiasDropoutAddBackward& call, const Options& options = {});
+
+// bias_dropout_add with training fixed.
+inline auto get_bias_dropout_add(bool training) {
+  return [training](BiasDropoutAdd call, const Options& options = {}) {
+    call.training = training;
+    bias_dropout_add(call, options);
+  };
+}
 
 // A function of expressions, compiled at the first call for its dtypes, with a derived backward.
 // An argument is a matrix [M, K], a row [1, K], a column [M, 1] or a number [1, 1]; the gradient of

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "api/encoding.h"
 #include "api/validate.h"
 #include "core/fp_mode.h"
 #include "plan/execute.h"
@@ -17,6 +18,10 @@ std::optional<DType> dtype(const View& v) {
   return v.given() ? std::optional(v.dtype) : std::nullopt;
 }
 
+std::optional<Operand> operand(const Tensor& t) {
+  return t.given() ? std::optional(Operand(t)) : std::nullopt;
+}
+
 std::vector<float> values(const Activation& f) {
   std::vector<float> result;
   for (const Parameter& p : f.parameters) {
@@ -29,8 +34,11 @@ std::vector<float> values(const Activation& f) {
 
 // The inputs that forward and backward share, checked; gives the form with their dtypes.
 struct Common {
-  View x, b, bias, scale;
-  Layout layout;
+  const Tensor& x;
+  const Tensor& b;
+  const View& bias;
+  const View& scale;
+  const Layout& layout;
 };
 
 ActivationForm check_inputs(const std::string& op, const Activation& f, const Common& in,
@@ -40,25 +48,26 @@ ActivationForm check_inputs(const std::string& op, const Activation& f, const Co
           static_cast<int>(in.layout.kind), " does not exist; use stacked, swapped or interleaved");
   require(static_cast<bool>(f.body) && (f.inputs == 1 || f.inputs == 2), op,
           ": the activation has no formula; make it with activation(\"name\") or define it first");
-  for (const Named& v :
-       {Named{"x", in.x}, Named{"b", in.b}, Named{"bias", in.bias}, Named{"scale", in.scale}})
-    check_view(op, v);
-  const int64_t rows = in.x.rows;
+  check_input(op, {"x", in.x});
+  check_input(op, {"b", in.b});
+  check_view(op, {"bias", in.bias});
+  check_view(op, {"scale", in.scale});
+  const auto [rows, x_cols] = in.x.shape();
   ActivationForm form;
   form.f = f;
   form.layout = in.layout;
   form.separate = in.b.given();
-  form.cols = in.x.cols;
-  int64_t bias_cols = in.x.cols;
+  form.cols = x_cols;
+  int64_t bias_cols = x_cols;
   if (f.inputs == 2 && form.separate) {
-    check_shape(op, {"b", in.b}, rows, in.x.cols, "the halves a (x) and b have one shape");
+    check_tensor_shape(op, {"b", in.b}, rows, x_cols, "the halves a (x) and b have one shape");
     require(in.layout == Layout{}, op, ": a layout is given, but a and b are two tensors; ",
             "leave one of the two out");
-    bias_cols = 2 * in.x.cols;
+    bias_cols = 2 * x_cols;
   } else if (f.inputs == 2) {
-    require(in.x.cols % 2 == 0, op, ": x has ", in.x.cols,
+    require(x_cols % 2 == 0, op, ": x has ", x_cols,
             " columns; a gated input holds a and b, so its columns must be even");
-    form.cols = in.x.cols / 2;
+    form.cols = x_cols / 2;
     const Layout& l = in.layout;
     require(l.k >= 1, op, ": interleaved(", l.k, "): k must be at least 1");
     require(l.kind != Layout::Kind::interleaved || form.cols % l.k == 0, op, ": interleaved(", l.k,
@@ -77,8 +86,8 @@ ActivationForm check_inputs(const std::string& op, const Activation& f, const Co
   if (f.scaled) check_shape(op, {"scale", in.scale}, rows, 1, "one number for each row of x");
   form.precision = options.precision;
   form.rounding = options.rounding;
-  form.x = in.x.dtype;
-  form.b = dtype(in.b);
+  form.x = Operand(in.x);
+  form.b = operand(in.b);
   form.bias = dtype(in.bias);
   form.scale = dtype(in.scale);
   return form;
@@ -91,76 +100,139 @@ void check_amax(const std::string& op, const View& amax) {
   require(amax.dtype == DType::f32, op, ": amax is ", info(amax.dtype).name, "; it must be f32");
 }
 
+// The views of a call in the order of ActivationArgs.
+using Inputs = std::array<View, ActivationArgs::inputs>;
+using Outputs = std::array<View, ActivationArgs::outputs>;
+
+// One pass; tensors scaled by their own amax need another one that finds it first.
+void run(ActivationForm form, Inputs in, Outputs out, const Tensor& y, const Tensor& db,
+         int64_t rows, const Options& options) {
+  using A = ActivationArgs;
+  const std::vector<float> parameters = values(form.f);
+  const auto go = [&](const Step& step) {
+    execute(step, {.rows = rows, .in = in, .out = out, .parameters = parameters}, options);
+  };
+  std::array<float, 2> found{};
+  const auto place = [&](const Tensor& t, size_t i, bool& writes_amax) {
+    place_output(t, out.data() + (i == 0 ? A::y : A::db));
+    View& scale = in[A::y_scale + i];
+    View& amax = out[A::y_amax + i];
+    const bool finds = finds_amax(t);
+    amax = t.amax.given() ? t.amax : matrix(&found[i], DType::f32, 1, 1);
+    scale = t.format.scaling == Scaling::delayed ? t.scale : amax;
+    writes_amax = finds || (t.format.scaling == Scaling::delayed && t.amax.given());
+    if (finds && options.device == Device::cuda && !t.amax.given())
+      fail(Code::invalid_argument, form.f.name,
+           ": current scaling on cuda needs a place for the amax; give the tensor's amax");
+  };
+  place(y, 0, form.y_amax);
+  place(db, 1, form.db_amax);
+  form.y = operand(y);
+  form.db = operand(db);
+  if (!finds_amax(y) && !finds_amax(db)) return go(activation_step(form));
+
+  // The amax must be that of the very values which are encoded, so both passes compute alike.
+  ActivationForm second = form;
+  if (finds_amax(y)) second.y_amax = false;
+  if (finds_amax(db)) second.db_amax = false;
+  const Step encode = activation_step(second);
+  ActivationForm first = form;
+  first.amax_only = true;
+  first.y_amax = finds_amax(y);
+  first.db_amax = finds_amax(db);
+  first.precision = encode.effective_precision();
+  go(activation_step(first));
+  go(encode);
+}
+
 }  // namespace
 
 void forward(const Activation& f, const Forward& c, const Options& options) {
   const FpMode ieee;
   const std::string op = f.name + " forward";
   ActivationForm form = check_inputs(op, f, {c.x, c.b, c.bias, c.scale, c.layout}, options);
-  check_view(op, {"y", c.y});
-  check_shape(op, {"y", c.y}, c.x.rows, form.cols,
-              f.inputs == 2 ? "half the columns of the gated input" : "the shape of x");
+  const int64_t rows = c.x.shape().rows;
+  const bool nothing = rows == 0 && form.cols == 0;
+  require(nothing || c.y.given() || c.amax.given(), op, ": no output is given; pass y, or amax");
+  if (c.y.given())
+    check_output(op, {"y", c.y}, rows, form.cols,
+                 f.inputs == 2 ? "half the columns of the gated input" : "the shape of x");
   check_amax(op, c.amax);
-  check_overlap(op, {{"x", c.x}, {"b", c.b}, {"bias", c.bias}, {"scale", c.scale}},
-                {{"y", c.y}, {"amax", c.amax}}, {{"x", c.x}, {"b", c.b}});
-  form.y = c.y.dtype;
+  std::vector<Named> inputs;
+  std::vector<Named> outputs;
+  append_inputs(inputs, {"x", c.x});
+  append_inputs(inputs, {"b", c.b});
+  inputs.insert(inputs.end(), {{"bias", c.bias}, {"scale", c.scale}});
+  append_outputs(inputs, outputs, {"y", c.y});
+  outputs.push_back({"amax", c.amax});
+  check_overlap(op, inputs, outputs, {{"x", {}}, {"b", {}}});
   form.amax = dtype(c.amax);
   using A = ActivationArgs;
-  std::array<View, A::inputs> in{c.x, c.b, c.bias, c.scale, View{}};
-  std::array<View, A::outputs> out{c.y, View{}, View{}, View{}, c.amax};
-  const std::vector<float> parameters = values(f);
-  execute(activation_step(form), {.rows = c.x.rows, .in = in, .out = out, .parameters = parameters},
-          options);
+  Inputs in{};
+  place_input(c.x, in.data() + A::x);
+  place_input(c.b, in.data() + A::b);
+  in[A::bias] = c.bias;
+  in[A::scale] = c.scale;
+  Outputs out{};
+  out[A::amax] = c.amax;
+  run(form, in, out, c.y, {}, rows, options);
 }
 
 void backward(const Activation& f, const Backward& c, const Options& options) {
   const FpMode ieee;
   const std::string op = f.name + " backward";
   ActivationForm form = check_inputs(op, f, {c.x, c.b, c.bias, c.scale, c.layout}, options);
-  check_view(op, {"grad", c.grad});
-  check_shape(op, {"grad", c.grad}, c.x.rows, form.cols, "the shape of the forward's output");
-  const bool nothing = c.x.rows == 0 && c.x.cols == 0;
+  const auto [rows, cols] = c.x.shape();
+  check_input(op, {"grad", c.grad});
+  check_tensor_shape(op, {"grad", c.grad}, rows, form.cols, "the shape of the forward's output");
+  const bool nothing = rows == 0 && cols == 0;
   require(nothing || c.dx.given() || c.db.given() || c.dbias.given() || c.dscale.given() ||
               c.amax.given(),
           op, ": no output is given; pass dx, db, dbias or dscale");
-  if (c.dx.given()) {
-    check_view(op, {"dx", c.dx});
-    check_shape(op, {"dx", c.dx}, c.x.rows, c.x.cols, "the shape of x");
-  }
+  if (c.dx.given()) check_output(op, {"dx", c.dx}, rows, cols, "the shape of x");
   if (c.db.given()) {
     require(form.separate, op, ": db is given, but b is not a tensor of its own; dx holds both");
-    check_view(op, {"db", c.db});
-    check_shape(op, {"db", c.db}, c.b.rows, c.b.cols, "the shape of b");
+    check_output(op, {"db", c.db}, rows, cols, "the shape of b");
   }
   if (c.dbias.given()) {
     // Without a bias the column sums are still well defined: those of a bias of zero.
     check_view(op, {"dbias", c.dbias});
-    check_shape(op, {"dbias", c.dbias}, 1, form.separate ? 2 * c.x.cols : c.x.cols,
+    check_shape(op, {"dbias", c.dbias}, 1, form.separate ? 2 * cols : cols,
                 "one number for each column of the input");
   }
   if (c.dscale.given()) {
     require(f.scaled, op, ": dscale is given, but the activation is not scaled; use scaled(…)");
     check_view(op, {"dscale", c.dscale});
-    check_shape(op, {"dscale", c.dscale}, c.x.rows, 1, "one number for each row of x");
+    check_shape(op, {"dscale", c.dscale}, rows, 1, "one number for each row of x");
   }
   check_amax(op, c.amax);
-  check_overlap(
-      op, {{"grad", c.grad}, {"x", c.x}, {"b", c.b}, {"bias", c.bias}, {"scale", c.scale}},
-      {{"dx", c.dx}, {"db", c.db}, {"dbias", c.dbias}, {"dscale", c.dscale}, {"amax", c.amax}},
-      {{"grad", c.grad}, {"x", c.x}, {"b", c.b}});
+  std::vector<Named> inputs;
+  std::vector<Named> outputs;
+  append_inputs(inputs, {"grad", c.grad});
+  append_inputs(inputs, {"x", c.x});
+  append_inputs(inputs, {"b", c.b});
+  inputs.insert(inputs.end(), {{"bias", c.bias}, {"scale", c.scale}});
+  append_outputs(inputs, outputs, {"dx", c.dx});
+  append_outputs(inputs, outputs, {"db", c.db});
+  outputs.insert(outputs.end(), {{"dbias", c.dbias}, {"dscale", c.dscale}, {"amax", c.amax}});
+  check_overlap(op, inputs, outputs, {{"grad", {}}, {"x", {}}, {"b", {}}});
   form.backward = true;
-  form.grad = c.grad.dtype;
-  form.y = dtype(c.dx);
-  form.db = dtype(c.db);
+  form.grad = Operand(c.grad);
   form.dbias = dtype(c.dbias);
   form.dscale = dtype(c.dscale);
   form.amax = dtype(c.amax);
   using A = ActivationArgs;
-  std::array<View, A::inputs> in{c.x, c.b, c.bias, c.scale, c.grad};
-  std::array<View, A::outputs> out{c.dx, c.db, c.dbias, c.dscale, c.amax};
-  const std::vector<float> parameters = values(f);
-  execute(activation_step(form), {.rows = c.x.rows, .in = in, .out = out, .parameters = parameters},
-          options);
+  Inputs in{};
+  place_input(c.x, in.data() + A::x);
+  place_input(c.b, in.data() + A::b);
+  place_input(c.grad, in.data() + A::grad);
+  in[A::bias] = c.bias;
+  in[A::scale] = c.scale;
+  Outputs out{};
+  out[A::dbias] = c.dbias;
+  out[A::dscale] = c.dscale;
+  out[A::amax] = c.amax;
+  run(form, in, out, c.dx, c.db, rows, options);
 }
 
 }  // namespace tenon

@@ -41,8 +41,8 @@ std::string_view text(const char* value, const char* function, const char* name)
 
 tenon::View view(const tenon_view& v) {
   require(v.dtype >= 0 && v.dtype < static_cast<int32_t>(tenon::kDTypes.size()),
-          "view: the dtype number ", v.dtype, " does not exist; use TENON_F32, TENON_F16 or ",
-          "TENON_BF16");
+          "view: the dtype number ", v.dtype, " does not exist; use TENON_F32, TENON_F16, ",
+          "TENON_BF16, or a TENON_E… for encoded data");
   return {v.data, static_cast<tenon::DType>(v.dtype), v.rows, v.cols, v.stride};
 }
 
@@ -84,6 +84,50 @@ E chosen(int32_t value, size_t count, const char* function, const char* name) {
           "; it must be 0 to ", count - 1);
   return static_cast<E>(value);
 }
+
+tenon::Scaling scaling(const char* name, const char* function) {
+  const auto found = tenon::scaling_named(name ? name : "none");
+  if (!found)
+    tenon::fail(tenon::Code::invalid_argument, function, ": the scaling '", name,
+                "' is not known; use none, delayed, current, mxfp8, block1x128 or block128x128");
+  return *found;
+}
+
+// A tensor as a view, or encoded; neither is an argument that is left out.
+tenon::Tensor tensor(const tenon_view* plain, const tenon_tensor* encoded, const char* function,
+                     const char* name) {
+  require(!plain || !encoded, function, ": ", name, " and ", name,
+          "_encoded are both given; leave one out");
+  if (!encoded) return view(plain);
+  const tenon_tensor t = sized(encoded, function, "tenon_tensor");
+  tenon::Format format{
+      .dtype = chosen<tenon::DType>(t.dtype, tenon::kDTypes.size(), function, "dtype"),
+      .scaling = scaling(t.scaling, function),
+      .eps = t.eps,
+      .swizzled = t.swizzled != 0};
+  require(t.power_of_two >= 0 && t.power_of_two <= 2, function, ": ", name,
+          "_encoded has power_of_two = ", t.power_of_two, "; it must be 0, 1 or 2");
+  if (t.power_of_two != TENON_MODE_DEFAULT)
+    format.power_of_two = t.power_of_two == TENON_POWER_OF_TWO;
+  tenon::Tensor result(format, {view(t.data), view(t.scale_inv)},
+                       {view(t.columnwise_data), view(t.columnwise_scale_inv)});
+  require(t.data || t.columnwise_data, function, ": ", name, "_encoded has no data; give data, ",
+          "columnwise_data or both");
+  result.scale = view(t.scale);
+  result.amax = view(t.amax);
+  result.amax_given = t.amax_given != 0;
+  result.health = view(t.health);
+  return result;
+}
+
+tenon::Tensor needed(const tenon_view* plain, const tenon_tensor* encoded, const char* function,
+                     const char* name) {
+  require(plain || encoded, function, ": ", name, " is NULL; it must be given, plain or encoded");
+  return tensor(plain, encoded, function, name);
+}
+
+// The caller's five numbers are the library's state, in place.
+static_assert(sizeof(tenon::Random) == 5 * sizeof(uint64_t));
 
 tenon::Options options(const tenon_options* given, const char* function) {
   const tenon_options o = sized(given, function, "tenon_options");
@@ -143,11 +187,11 @@ int tenon_forward(const char* act, const tenon_forward_args* args, const tenon_o
     const tenon_forward_args a = sized(args, kName, "tenon_forward_args");
     const tenon::Activation f = tenon::activation(text(act, kName, "act"));
     tenon::forward(f,
-                   {.x = needed(a.x, kName, "x"),
-                    .b = view(a.b),
+                   {.x = needed(a.x, a.x_encoded, kName, "x"),
+                    .b = tensor(a.b, a.b_encoded, kName, "b"),
                     .bias = view(a.bias),
                     .scale = view(a.scale),
-                    .y = needed(a.y, kName, "y"),
+                    .y = tensor(a.y, a.y_encoded, kName, "y"),
                     .amax = view(a.amax),
                     .layout = layout(a.layout, kName)},
                    options(given, kName));
@@ -161,18 +205,94 @@ int tenon_backward(const char* act, const tenon_backward_args* args, const tenon
     const tenon_backward_args a = sized(args, kName, "tenon_backward_args");
     const tenon::Activation f = tenon::activation(text(act, kName, "act"));
     tenon::backward(f,
-                    {.grad = needed(a.grad, kName, "grad"),
-                     .x = needed(a.x, kName, "x"),
-                     .b = view(a.b),
+                    {.grad = needed(a.grad, a.grad_encoded, kName, "grad"),
+                     .x = needed(a.x, a.x_encoded, kName, "x"),
+                     .b = tensor(a.b, a.b_encoded, kName, "b"),
                      .bias = view(a.bias),
                      .scale = view(a.scale),
-                     .dx = view(a.dx),
-                     .db = view(a.db),
+                     .dx = tensor(a.dx, a.dx_encoded, kName, "dx"),
+                     .db = tensor(a.db, a.db_encoded, kName, "db"),
                      .dbias = view(a.dbias),
                      .dscale = view(a.dscale),
                      .amax = view(a.amax),
                      .layout = layout(a.layout, kName)},
                     options(given, kName));
+  });
+}
+
+int tenon_encoding_shape(const char* name, int64_t rows, int64_t cols, int32_t columnwise,
+                         int64_t data[2], int64_t scale_inv[2]) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_encoding_shape";
+    const tenon::Format f{.scaling = scaling(name, kName)};
+    constexpr int64_t kMost = int64_t{1} << 60;
+    require(rows >= 0 && cols >= 0 && rows <= kMost && cols <= kMost, kName, ": ", rows, "x", cols,
+            "; sizes lie in [0, 2^60]");
+    const auto side = columnwise ? tenon::Orientation::columnwise : tenon::Orientation::rowwise;
+    const auto put = [](int64_t* to, const tenon::Shape& s) {
+      if (to) to[0] = s.rows, to[1] = s.cols;
+    };
+    put(data, f.data_shape(rows, cols, side));
+    put(scale_inv, f.scale_shape(rows, cols, side));
+  });
+}
+
+int tenon_quantize(const tenon_quantize_args* args, const tenon_options* given) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_quantize";
+    require(args != nullptr, kName, ": args is NULL; pass the views of the call");
+    const tenon_quantize_args a = sized(args, kName, "tenon_quantize_args");
+    tenon::quantize({.x = needed(a.x, a.x_encoded, kName, "x"),
+                     .y = tensor(a.y, a.y_encoded, kName, "y"),
+                     .dbias = view(a.dbias),
+                     .amax = view(a.amax)},
+                    options(given, kName));
+  });
+}
+
+int tenon_delayed_update(const tenon_view* history, const tenon_view* scale, int32_t dtype,
+                         int32_t margin, int32_t most_recent, const tenon_options* given) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_delayed_update";
+    tenon::update({.history = needed(history, kName, "history"),
+                   .scale = needed(scale, kName, "scale"),
+                   .dtype = chosen<tenon::DType>(dtype, tenon::kDTypes.size(), kName, "dtype"),
+                   .margin = margin,
+                   .most_recent = most_recent != 0},
+                  options(given, kName));
+  });
+}
+
+int tenon_bias_dropout_add(const tenon_dropout_args* args, const tenon_options* given) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_bias_dropout_add";
+    require(args != nullptr, kName, ": args is NULL; pass the views of the call");
+    const tenon_dropout_args a = sized(args, kName, "tenon_dropout_args");
+    tenon::bias_dropout_add({.x = needed(a.x, kName, "x"),
+                             .bias = view(a.bias),
+                             .residual = view(a.residual),
+                             .y = needed(a.y, kName, "y"),
+                             .p = a.p,
+                             .training = a.training != 0,
+                             .random = reinterpret_cast<tenon::Random*>(a.random)},
+                            options(given, kName));
+  });
+}
+
+int tenon_bias_dropout_add_backward(const tenon_dropout_backward_args* args,
+                                    const tenon_options* given) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_bias_dropout_add_backward";
+    require(args != nullptr, kName, ": args is NULL; pass the views of the call");
+    const tenon_dropout_backward_args a = sized(args, kName, "tenon_dropout_backward_args");
+    tenon::bias_dropout_add_backward({.grad = needed(a.grad, kName, "grad"),
+                                      .dx = view(a.dx),
+                                      .dbias = view(a.dbias),
+                                      .dresidual = view(a.dresidual),
+                                      .p = a.p,
+                                      .training = a.training != 0,
+                                      .random = reinterpret_cast<const tenon::Random*>(a.random)},
+                                     options(given, kName));
   });
 }
 

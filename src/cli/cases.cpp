@@ -4,97 +4,172 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
+#include <map>
 #include <set>
+#include <string_view>
 
 #include "tenon/activation.h"
+#include "tenon/format.h"
 
 namespace tenon::cli {
 
 namespace {
 
-constexpr size_t kOp = static_cast<size_t>(Column::op);
-constexpr size_t kDirection = static_cast<size_t>(Column::direction);
-constexpr size_t kLayout = static_cast<size_t>(Column::layout);
-constexpr size_t kShape = static_cast<size_t>(Column::shape);
-constexpr size_t kBias = static_cast<size_t>(Column::bias);
+constexpr size_t at(Column c) { return static_cast<size_t>(c); }
 
 using Indices = std::array<size_t, kColumns>;
 
-// Which columns a row of the table may combine.
+enum class Kind : uint8_t { activation, norm, quantize, dequantize, requantize, dropout };
+
+struct Op {
+  std::string name;
+  Kind kind;
+  bool gated = false;
+  std::string source = {};  // requantize: the mode it reads
+};
+
+struct Number {
+  std::string name;
+  bool plain = false;
+  std::string_view option = {};  // after the plus sign
+};
+
+// Which values a row of the table may combine.
 class Table {
  public:
   Table() {
     for (const std::string& name : activation_names()) {
-      const bool unary = activation(name).inputs == 1;
-      add_op(name, !unary);
-      if (unary) add_op("gated(" + name + ")", true);
-      add_op("scaled(" + name + ")", !unary);
+      const bool gated = activation(name).inputs == 2;
+      ops_.push_back({name, Kind::activation, gated});
+      if (!gated) ops_.push_back({"gated(" + name + ")", Kind::activation, true});
+      ops_.push_back({"scaled(" + name + ")", Kind::activation, gated});
     }
-    add_op("l2normalization", false);
-    values_[kDirection] = {"fwd", "bwd"};
-    values_[static_cast<size_t>(Column::input)] = {"f32", "f16", "bf16"};
-    values_[static_cast<size_t>(Column::output)] = {"f32", "f16", "bf16"};
-    values_[static_cast<size_t>(Column::mode)] = {"none"};
-    values_[static_cast<size_t>(Column::orientation)] = {"row"};
-    values_[kLayout] = {
+    ops_.push_back({"l2normalization", Kind::norm});
+    ops_.push_back({"quantize", Kind::quantize});
+    ops_.push_back({"dequantize", Kind::dequantize});
+    for (const ScalingInfo& s : kScalings) {
+      const std::string mode(s.name);
+      values_[at(Column::mode)].push_back(mode);
+      if (mode != "none")
+        ops_.push_back({"requantize(" + mode + ")", Kind::requantize, false, mode});
+    }
+    ops_.push_back({"bias_dropout_add", Kind::dropout});
+    ops_.push_back({"bias_dropout_add(inference)", Kind::dropout});
+    for (const Op& op : ops_) values_[at(Column::op)].push_back(op.name);
+    values_[at(Column::direction)] = {"fwd", "bwd"};
+    values_[at(Column::input)] = {"f32", "f16", "bf16", "e4m3", "e5m2", "e4m3+swizzled"};
+    values_[at(Column::output)] = {"f32",  "f16",           "bf16",      "e4m3",
+                                   "e5m2", "e4m3+swizzled", "e4m3+pow2", "e5m2+exact"};
+    values_[at(Column::orientation)] = {"row", "col", "rowcol"};
+    values_[at(Column::layout)] = {
         "-",       "stacked", "swapped", "interleaved(1)", "interleaved(8)", "interleaved(32)",
         "separate"};
-    values_[kShape] = {"0x32",
-                       "3x0",
-                       "1x1",
-                       "1x777",
-                       "7x13",
-                       "31x33",
-                       "32x32",
-                       "127x129",
-                       "2x1031",
-                       "513x3",
-                       "16x512",
-                       "9x1024",
-                       "5x4160",
-                       "300x8",
-                       "130x64+strided",
-                       "19x32+unaligned",
-                       "23x61+strided+unaligned",
-                       "3x4608+strided"};
-    values_[kBias] = {"-", "bias", "dbias", "bias+dbias"};
-    values_[static_cast<size_t>(Column::precision)] = {"native", "strict"};
-    values_[static_cast<size_t>(Column::rounding)] = {"once", "eager"};
+    values_[at(Column::shape)] = {"0x32",
+                                  "3x0",
+                                  "1x1",
+                                  "1x777",
+                                  "7x13",
+                                  "31x33",
+                                  "32x32",
+                                  "33x31",
+                                  "127x129",
+                                  "129x127",
+                                  "2x1031",
+                                  "513x3",
+                                  "16x512",
+                                  "9x1024",
+                                  "5x4160",
+                                  "300x8",
+                                  "130x64+strided",
+                                  "19x32+unaligned",
+                                  "23x61+strided+unaligned",
+                                  "3x4608+strided",
+                                  "33x608",
+                                  "129x160"};
+    values_[at(Column::bias)] = {"-", "bias", "dbias", "bias+dbias"};
+    values_[at(Column::precision)] = {"native", "strict"};
+    values_[at(Column::rounding)] = {"once", "eager"};
+    for (const std::string& s : values_[at(Column::shape)]) shapes_.push_back(parse_shape(s));
+    for (const std::string& s : values_[at(Column::layout)])
+      piece_.push_back(s.starts_with("interleaved(") ? std::atoll(s.c_str() + 12) : 0);
+    for (const Column c : {Column::input, Column::output})
+      for (const std::string& s : values_[at(c)]) {
+        const std::string_view name = s;
+        const size_t plus = std::min(name.find('+'), name.size());
+        const bool plain = info(*dtype_named(name.substr(0, plus))).plain;
+        (c == Column::input ? inputs_ : outputs_)
+            .push_back({s, plain, name.substr(std::min(plus + 1, name.size()))});
+      }
   }
 
   [[nodiscard]] size_t size(size_t column) const { return values_[column].size(); }
-  [[nodiscard]] const std::string& value(const Indices& row, size_t column) const {
-    return values_[column][row[column]];
+  [[nodiscard]] const std::string& value(const Indices& row, Column c) const {
+    return values_[at(c)][row[at(c)]];
+  }
+
+  // The columns that make a cell, and the bias.
+  [[nodiscard]] bool allowed_cell(const Indices& row) const {
+    const Op& op = ops_[row[at(Column::op)]];
+    const bool backward = value(row, Column::direction) == "bwd";
+    const std::string& bias = value(row, Column::bias);
+    const bool no_bias = bias == "-";
+    const bool dbias = bias.find("dbias") != std::string::npos;
+    const bool quantised = value(row, Column::mode) != "none";
+    const bool plain = !quantised && value(row, Column::orientation) == "row";
+    if (op.gated == (value(row, Column::layout) == "-")) return false;
+    if (dbias && !backward) return false;
+    switch (op.kind) {
+      case Kind::activation:
+        return true;
+      case Kind::norm:
+        return plain && no_bias;
+      case Kind::quantize:  // backward: a gradient and its column sums
+        return backward ? bias == "dbias" : no_bias;
+      case Kind::dequantize:
+      case Kind::requantize:
+        return quantised && !backward && no_bias;
+      case Kind::dropout:
+        return plain && (no_bias || dbias == backward) && bias != "bias+dbias";
+    }
+    return false;
   }
 
   [[nodiscard]] bool allowed(const Indices& row) const {
-    const bool plain_layout = value(row, kLayout) == "-";
-    if (gated_[row[kOp]] == plain_layout) return false;
-    const std::string& bias = value(row, kBias);
-    const bool dbias = bias.find("dbias") != std::string::npos;
-    if (dbias && value(row, kDirection) == "fwd") return false;
-    if (value(row, kOp) == "l2normalization" && bias != "-") return false;
-    const ShapeCase shape = parse_shape(value(row, kShape));
-    const std::string& layout = value(row, kLayout);
-    if (layout.starts_with("interleaved("))
-      return shape.cols % std::atoll(layout.c_str() + std::string("interleaved(").size()) == 0;
-    return true;
+    if (!allowed_cell(row)) return false;
+    const Op& op = ops_[row[at(Column::op)]];
+    const std::string& mode = value(row, Column::mode);
+    const Number& input = inputs_[row[at(Column::input)]];
+    const Number& output = outputs_[row[at(Column::output)]];
+    const bool reads_codes = op.kind == Kind::dequantize || op.kind == Kind::requantize;
+    if (input.plain == reads_codes) return false;
+    if (!fits(input.option, op.kind == Kind::dequantize ? mode : op.source)) return false;
+    const bool writes_codes = mode != "none" && op.kind != Kind::dequantize;
+    if (output.plain == writes_codes || !fits(output.option, mode)) return false;
+    const int64_t piece = piece_[row[at(Column::layout)]];
+    return piece == 0 || shapes_[row[at(Column::shape)]].cols % piece == 0;
   }
 
   [[nodiscard]] Case make(const Indices& row) const {
     Case c;
-    for (size_t i = 0; i < kColumns; ++i) c.values[i] = value(row, i);
+    for (size_t i = 0; i < kColumns; ++i) c.values[i] = values_[i][row[i]];
     return c;
   }
 
  private:
-  void add_op(const std::string& name, bool gated) {
-    values_[kOp].push_back(name);
-    gated_.push_back(gated);
+  // Options belong to modes.
+  static bool fits(std::string_view option, const std::string& mode) {
+    if (option == "swizzled") return mode == "mxfp8";
+    if (option == "pow2") return mode == "current";
+    if (option == "exact") return mode.starts_with("block");
+    return true;
   }
 
   std::array<std::vector<std::string>, kColumns> values_;
-  std::vector<bool> gated_;
+  std::vector<Op> ops_;
+  std::vector<ShapeCase> shapes_;
+  std::vector<int64_t> piece_;
+  std::vector<Number> inputs_, outputs_;
 };
 
 // A fixed generator, so that the list is the same everywhere.
@@ -111,29 +186,50 @@ class Random {
   uint64_t state_ = 0x2545F4914F6CDD1DULL;
 };
 
-using Pair = std::array<size_t, 4>;  // column, value, column, value
+// All pairs of values of two columns, as bits.
+class Pairs {
+ public:
+  explicit Pairs(const Table& table) {
+    for (size_t a = 0; a < kColumns; ++a)
+      for (size_t b = a + 1; b < kColumns; ++b) {
+        first_[a][b] = count_;
+        width_[b] = table.size(b);
+        count_ += table.size(a) * table.size(b);
+      }
+    open_.assign(count_, true);
+  }
+
+  [[nodiscard]] size_t index(size_t a, size_t i, size_t b, size_t j) const {
+    return first_[a][b] + i * width_[b] + j;
+  }
+  [[nodiscard]] bool open(size_t index) const { return open_[index]; }
+  void close(size_t index) { open_[index] = false; }
+
+ private:
+  std::array<std::array<size_t, kColumns>, kColumns> first_{};
+  std::array<size_t, kColumns> width_{};
+  size_t count_ = 0;
+  std::vector<bool> open_;
+};
+
+using Fixed = std::vector<std::pair<Column, size_t>>;
 
 class Cover {
  public:
-  explicit Cover(const Table& table) : table_(table) {
-    for (size_t a = 0; a < kColumns; ++a)
-      for (size_t b = a + 1; b < kColumns; ++b)
-        for (size_t i = 0; i < table.size(a); ++i)
-          for (size_t j = 0; j < table.size(b); ++j) open_.insert({a, i, b, j});
-  }
+  explicit Cover(const Table& table) : table_(table), pairs_(table) {}
 
   // The allowed completion of the fixed columns that meets most open pairs, if there is one.
-  bool complete(const std::vector<std::pair<size_t, size_t>>& fixed, Indices& best) {
-    constexpr int kTries = 400;
-    constexpr int kEnough = 24;
+  bool complete(const Fixed& fixed, Indices& best, int tries) {
+    constexpr int kEnough = 16;
     int found = 0;
     size_t most = 0;
-    for (int i = 0; i < kTries && found < kEnough; ++i) {
+    for (int i = 0; i < tries && found < kEnough; ++i) {
       Indices row{};
       for (size_t c = 0; c < kColumns; ++c) row[c] = random_.below(table_.size(c));
-      for (const auto& [column, value] : fixed) row[column] = value;
+      for (const auto& [column, value] : fixed) row[at(column)] = value;
       if (!table_.allowed(row)) continue;
-      const size_t gain = 1 + count_open(row);
+      size_t gain = 1;
+      for_pairs(row, [&](size_t p) { gain += pairs_.open(p) ? 1 : 0; });
       if (gain > most) most = gain, best = row;
       ++found;
     }
@@ -141,40 +237,48 @@ class Cover {
   }
 
   void take(const Indices& row) {
-    for (size_t a = 0; a < kColumns; ++a)
-      for (size_t b = a + 1; b < kColumns; ++b) open_.erase({a, row[a], b, row[b]});
+    for_pairs(row, [&](size_t p) { pairs_.close(p); });
   }
 
-  [[nodiscard]] const std::set<Pair>& open() const { return open_; }
+  [[nodiscard]] bool open(size_t a, size_t i, size_t b, size_t j) const {
+    return pairs_.open(pairs_.index(a, i, b, j));
+  }
 
  private:
-  [[nodiscard]] size_t count_open(const Indices& row) const {
-    size_t n = 0;
+  template <class F>
+  void for_pairs(const Indices& row, F f) const {
     for (size_t a = 0; a < kColumns; ++a)
-      for (size_t b = a + 1; b < kColumns; ++b) n += open_.count({a, row[a], b, row[b]});
-    return n;
+      for (size_t b = a + 1; b < kColumns; ++b) f(pairs_.index(a, row[a], b, row[b]));
   }
 
   const Table& table_;
-  std::set<Pair> open_;
+  Pairs pairs_;
   Random random_;
 };
 
-// Op, direction, layout and bias of every cell.
-std::vector<std::vector<std::pair<size_t, size_t>>> cell_rows(const Table& table) {
-  std::vector<std::vector<std::pair<size_t, size_t>>> rows;
-  std::set<std::string> seen;
+// Every cell; where it leaves the bias open, cells take turns.
+std::vector<Fixed> cell_rows(const Table& table) {
+  constexpr std::array kCell{Column::op, Column::direction, Column::mode, Column::orientation,
+                             Column::layout};
+  std::vector<Fixed> rows;
   Indices row{};
-  for (row[kShape] = 0; row[kShape] < table.size(kShape); ++row[kShape])
-    for (row[kOp] = 0; row[kOp] < table.size(kOp); ++row[kOp])
-      for (row[kDirection] = 0; row[kDirection] < table.size(kDirection); ++row[kDirection])
-        for (row[kLayout] = 0; row[kLayout] < table.size(kLayout); ++row[kLayout])
-          for (row[kBias] = 0; row[kBias] < table.size(kBias); ++row[kBias])
-            if (table.allowed(row) && seen.insert(table.make(row).cell()).second)
-              rows.push_back({{kOp, row[kOp]},
-                              {kDirection, row[kDirection]},
-                              {kLayout, row[kLayout]},
-                              {kBias, row[kBias]}});
+  size_t& bias = row[at(Column::bias)];
+  const auto add = [&] {
+    std::map<std::string, std::vector<size_t>> choices;
+    for (bias = 0; bias < table.size(at(Column::bias)); ++bias)
+      if (table.allowed_cell(row)) choices[table.make(row).cell()].push_back(bias);
+    for (const auto& [cell, values] : choices) {
+      Fixed fixed{{Column::bias, values[rows.size() % values.size()]}};
+      for (const Column c : kCell) fixed.emplace_back(c, row[at(c)]);
+      rows.push_back(std::move(fixed));
+    }
+  };
+  const std::function<void(size_t)> walk = [&](size_t depth) {
+    if (depth == kCell.size()) return add();
+    size_t& value = row[at(kCell[depth])];
+    for (value = 0; value < table.size(at(kCell[depth])); ++value) walk(depth + 1);
+  };
+  walk(0);
   return rows;
 }
 
@@ -206,15 +310,17 @@ ShapeCase parse_shape(const std::string& text) {
 std::vector<std::string> cells() {
   const Table table;
   std::vector<std::string> result;
-  for (const auto& fixed : cell_rows(table)) {
+  for (const Fixed& fixed : cell_rows(table)) {
     Indices row{};
-    for (const auto& [column, value] : fixed) row[column] = value;
+    for (const auto& [column, value] : fixed) row[at(column)] = value;
     result.push_back(table.make(row).cell());
   }
   return result;
 }
 
 std::vector<Case> cases() {
+  constexpr int kTries = 2000;       // cells are never empty; most tries fit
+  constexpr int kPairTries = 20000;  // a pair may be rare, or not exist
   const Table table;
   Cover cover(table);
   std::vector<Case> result;
@@ -225,12 +331,17 @@ std::vector<Case> cases() {
     if (seen.insert(c.text()).second) result.push_back(std::move(c));
   };
   Indices row{};
-  for (const auto& fixed : cell_rows(table))
-    if (cover.complete(fixed, row)) add(row);
+  for (const Fixed& fixed : cell_rows(table))
+    if (cover.complete(fixed, row, kTries)) add(row);
   // What the cells left open; a pair that no allowed case has is left out.
-  const std::vector<Pair> rest(cover.open().begin(), cover.open().end());
-  for (const Pair& p : rest)
-    if (cover.open().count(p) && cover.complete({{p[0], p[1]}, {p[2], p[3]}}, row)) add(row);
+  for (size_t a = 0; a < kColumns; ++a)
+    for (size_t b = a + 1; b < kColumns; ++b)
+      for (size_t i = 0; i < table.size(a); ++i)
+        for (size_t j = 0; j < table.size(b); ++j)
+          if (cover.open(a, i, b, j) &&
+              cover.complete({{static_cast<Column>(a), i}, {static_cast<Column>(b), j}}, row,
+                             kPairTries))
+            add(row);
   return result;
 }
 

@@ -55,7 +55,7 @@ std::string checked(const std::function<void()>& call) {
   set_observer(
       [&](const Step& s, const RunArgs& a, const Options&, const std::function<void()>& run) {
         run();
-        const auto wrong = verify(s, a.rows, a.in, a.out, a.parameters);
+        const auto wrong = verify(s, a);
         result = wrong ? "WRONG: " + *wrong : "within the bound";
       });
   call();

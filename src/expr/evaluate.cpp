@@ -73,16 +73,11 @@ constexpr std::array<Function, 8> kFunctions{{
 
 const Function& function(Word w) { return kFunctions[index(w) - index(Word::exp)]; }
 
-double stored(double v, DType dtype) {
-  const double r = nearest(v, dtype);
-  return info(dtype).saturates && std::isinf(r) ? std::copysign(info(dtype).max, r) : r;
-}
-
 // Exact unless the argument lies within its error of a midpoint; then either neighbour is right.
 Value rounded(const Value& a, DType dtype) {
-  const double v = stored(a.v, dtype);
-  const double low = stored(a.v - a.e, dtype);
-  const double high = stored(a.v + a.e, dtype);
+  const double v = nearest(a.v, dtype);
+  const double low = nearest(a.v - a.e, dtype);
+  const double high = nearest(a.v + a.e, dtype);
   const auto gap = [&](double other) { return other == v ? 0 : std::fabs(other - v); };
   return {v, a.e == 0 || std::isinf(a.e) ? a.e : std::max(gap(low), gap(high))};
 }
@@ -208,17 +203,19 @@ Evaluation Oracle::run(size_t n, std::span<const float* const> loads) const {
 
 double nearest(double v, DType dtype) {
   const DTypeInfo& f = info(dtype);
-  if (v == 0 || !std::isfinite(v)) return v;
+  const double overflow = std::copysign(f.saturates ? f.max : kInfinity, v);
+  if (std::isinf(v)) return overflow;
+  if (v == 0 || std::isnan(v)) return v;
   const int e = std::max(std::ilogb(v), 1 - f.bias) - f.mantissa_bits;
   const double r = std::ldexp(std::nearbyint(std::ldexp(v, -e)), e);  // exact scalings
-  return std::fabs(r) > f.max ? std::copysign(kInfinity, v) : r;
+  return std::fabs(r) > f.max ? overflow : r;
 }
 
 bool within(float result, DType dtype, double exact, double bound) {
   if (std::isinf(bound)) return true;  // an inner overflow has left nothing to promise
   if (std::isnan(exact)) return std::isnan(result);
   if (std::isnan(result)) return false;
-  if (std::isinf(exact)) return static_cast<double>(result) == exact;
+  if (std::isinf(exact)) return static_cast<double>(result) == nearest(exact, dtype);
   const double slack = 1.01 * bound;
   if (dtype == DType::f32 && std::fabs(static_cast<double>(result) - exact) <= slack) return true;
   const double low = nearest(exact - slack, dtype);

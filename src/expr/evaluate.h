@@ -38,7 +38,8 @@ class Oracle {
 // with bound E (1 % slack): some number within E rounds to it.
 bool within(float result, DType dtype, double exact, double bound);
 
-// Nearest even in any format by float64 arithmetic alone; overflow becomes infinity.
+// Nearest even in any format by float64 arithmetic alone; overflow becomes infinity, or the largest
+// number where the format saturates.
 double nearest(double v, DType dtype);
 
 }  // namespace tenon

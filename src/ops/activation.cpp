@@ -23,21 +23,22 @@ std::array<ColumnMap, 2> halves(const Layout& layout, int64_t h) {
 
 Step activation_step(const ActivationForm& form) {
   using A = ActivationArgs;
-  StepBuilder build(form.f.name + (form.backward ? ".bwd" : ""), form.cols, form.precision);
+  StepBuilder build(form.f.name + (form.backward ? ".bwd" : "") + (form.amax_only ? ".amax" : ""),
+                    form.cols, form.precision);
   const size_t inputs = form.f.inputs == 2 ? 2 : 1;
   const std::array<ColumnMap, 2> half = halves(form.layout, form.cols);
   const std::array<ColumnMap, 2> stacked = halves({}, form.cols);
+  const bool one_tensor = inputs == 2 && !form.separate;
   // The chain's dtype is its input's; `eager` rounds to it between ops.
   const auto between = [&](Expr e) {
-    return form.rounding == Rounding::eager ? round(e, form.x) : e;
+    return form.rounding == Rounding::eager ? round(e, form.x.chain()) : e;
   };
 
   std::vector<Expr> z;
   for (size_t i = 0; i < inputs; ++i) {
-    const ColumnMap map = inputs == 1 || form.separate ? ColumnMap{} : half[i];
     const bool second = form.separate && i == 1;
-    z.push_back(
-        build.load({Load::From::tile, second ? A::b : A::x, second ? *form.b : form.x, map}));
+    z.push_back(build.load(second ? *form.b : form.x, second ? A::b : A::x,
+                           one_tensor ? half[i] : ColumnMap{}));
   }
   for (size_t i = 0; form.bias && i < inputs; ++i) {
     const ColumnMap map = inputs == 1 ? ColumnMap{} : form.separate ? stacked[i] : half[i];
@@ -50,7 +51,7 @@ Step activation_step(const ActivationForm& form) {
     wrt.push_back(*scale);
   }
   std::optional<Expr> seed;
-  if (form.backward) seed = build.load({Load::From::tile, A::grad, *form.grad, {}});
+  if (form.backward) seed = build.load(*form.grad, A::grad, {});
   std::vector<Expr> parameters;
   for (uint32_t i = 0; i < form.f.parameters.size(); ++i)
     parameters.push_back(build.load({Load::From::parameter, i, DType::f32, {}}));
@@ -58,27 +59,44 @@ Step activation_step(const ActivationForm& form) {
   Expr y = call(form.f, z, parameters);
   if (scale) y = y * *scale;
 
+  const auto store_amax = [&](uint32_t arg, Expr value, bool join) {
+    build.store({.to = Store::To::amax, .arg = arg, .dtype = DType::f32, .join = join}, value);
+  };
+  // A tensor with one scale: its amax, and itself unless only that is asked for.
+  const auto store_tensor = [&](const Operand& o, bool second,
+                                std::span<const StepBuilder::Part> parts, int64_t cols) {
+    if (!form.amax_only)
+      build.store(o, second ? A::db : A::y, second ? A::db_scale : A::y_scale, cols, parts);
+    if (second ? form.db_amax : form.y_amax)
+      store_amax(second ? A::db_amax : A::y_amax,
+                 parts.size() == 1 ? parts[0].value : max(abs(parts[0].value), abs(parts[1].value)),
+                 o.format.scaling == Scaling::delayed);
+  };
+
   if (!form.backward) {
     y = between(y);
-    if (form.y) build.store({Store::To::tile, A::y, *form.y, {}}, y);
-    if (form.amax) build.store({Store::To::amax, A::amax, *form.amax, {}}, y);
+    const StepBuilder::Part part{y, {}};
+    if (form.y) store_tensor(*form.y, false, std::span(&part, 1), form.cols);
+    if (form.amax && !form.amax_only) store_amax(A::amax, y, false);
     return build.finish();
   }
   std::vector<Expr> d = build.grad(y, *seed, wrt);
+  std::vector<StepBuilder::Part> parts;
   for (size_t i = 0; i < inputs; ++i) {
-    if (form.bias || form.dbias) d[i] = between(d[i]);  // on its way to the bias
-    const ColumnMap map = inputs == 1 || form.separate ? ColumnMap{} : half[i];
-    const bool second = form.separate && i == 1;
-    const auto dtype = second ? form.db : form.y;
-    if (dtype) build.store({Store::To::tile, second ? A::db : A::y, *dtype, map}, d[i]);
-    if (form.dbias) {
-      const ColumnMap sums = form.separate && inputs == 2 ? stacked[i] : map;
-      build.store({Store::To::column_sum, A::dbias, *form.dbias, sums}, d[i]);
-    }
+    d[i] = between(d[i]);
+    parts.push_back({d[i], one_tensor ? half[i] : ColumnMap{}});
+    if (!form.dbias || form.amax_only) continue;
+    const ColumnMap sums = inputs == 1 ? ColumnMap{} : form.separate ? stacked[i] : half[i];
+    build.store({Store::To::column_sum, A::dbias, *form.dbias, sums}, d[i]);
   }
-  if (form.amax)
-    build.store({Store::To::amax, A::amax, *form.amax, {}},
-                inputs == 1 ? d[0] : max(abs(d[0]), abs(d[1])));
+  if (one_tensor) {
+    if (form.y) store_tensor(*form.y, false, parts, 2 * form.cols);
+  } else {
+    if (form.y) store_tensor(*form.y, false, std::span(parts).first(1), form.cols);
+    if (form.db) store_tensor(*form.db, true, std::span(parts).subspan(1), form.cols);
+  }
+  if (form.amax_only) return build.finish();
+  if (form.amax) store_amax(A::amax, inputs == 1 ? d[0] : max(abs(d[0]), abs(d[1])), false);
   if (form.dscale) build.store({Store::To::row_sum, A::dscale, *form.dscale, {}}, d[inputs]);
   return build.finish();
 }

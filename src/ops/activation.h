@@ -3,13 +3,14 @@
 
 #include <optional>
 
+#include "ops/operand.h"
 #include "step/step.h"
 #include "tenon/activation.h"
 #include "tenon/options.h"
 
 namespace tenon {
 
-// All that the step depends on. Views without a dtype here are absent.
+// All that the step depends on. Operands without a value are absent.
 struct ActivationForm {
   Activation f;
   bool backward = false;
@@ -18,16 +19,36 @@ struct ActivationForm {
   bool separate = false;  // a and b are two tensors
   Precision precision = Precision::native;
   Rounding rounding = Rounding::once;
-  DType x = DType::f32;
-  std::optional<DType> b, bias, scale, grad;
-  std::optional<DType> y;  // the output, or dx
-  std::optional<DType> db, dbias, dscale, amax;
+  Operand x;
+  std::optional<Operand> b, grad;
+  std::optional<Operand> y, db;  // y is the output, or dx
+  std::optional<DType> bias, scale, dbias, dscale, amax;
+  bool y_amax = false, db_amax = false;  // the amax of a tensor with one scale, beside it
+  bool amax_only = false;                // only those: what `current` needs first
 };
 
-// Positions of a call's views.
+// Positions of a call's views; tensors take several.
 struct ActivationArgs {
-  enum In : uint32_t { x, b, bias, scale, grad, inputs };
-  enum Out : uint32_t { y, db, dbias, dscale, amax, outputs };
+  enum In : uint32_t {
+    x = 0,
+    b = x + operand_inputs,
+    grad = b + operand_inputs,
+    bias = grad + operand_inputs,
+    scale,
+    y_scale,  // the multiplier or amax that encodes y
+    db_scale,
+    inputs
+  };
+  enum Out : uint32_t {
+    y = 0,
+    db = y + operand_outputs,
+    dbias = db + operand_outputs,
+    dscale,
+    amax,
+    y_amax,
+    db_amax,
+    outputs
+  };
 };
 
 Step activation_step(const ActivationForm& form);

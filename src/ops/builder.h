@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "ops/operand.h"
 #include "step/step.h"
 
 namespace tenon {
@@ -26,15 +27,25 @@ class StepBuilder {
     step_.stores.push_back(s);
   }
 
+  // An element of an operand whose views start at `arg`: codes times their scale.
+  Expr load(const Operand& o, uint32_t arg, const ColumnMap& columns);
+
+  // One value a column map, all of one tensor of `cols` columns whose views start at `arg`; `scale`
+  // is the input with the multiplier of delayed or the amax of current.
+  struct Part {
+    Expr value;
+    ColumnMap columns;
+  };
+  void store(const Operand& o, uint32_t arg, uint32_t scale, int64_t cols,
+             std::span<const Part> parts);
+
   // A formula that is a constant has no graph; its gradients are zero.
   std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
     return tenon::grad({graph_.get(), graph_->id(out)}, seed, wrt);
   }
 
-  Step finish() {
-    step_.graph = std::move(graph_);
-    return std::move(step_);
-  }
+  // Loads that no store needs are left out: a derivative does not mention all of its inputs.
+  Step finish();
 
  private:
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();

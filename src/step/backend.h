@@ -19,7 +19,8 @@ struct RunArgs {
   int64_t rows = 0;
   std::span<const View> in, out;
   std::span<const float> parameters;
-  void* workspace = nullptr;  // at least workspace(rows) bytes, 64-byte aligned
+  const uint64_t* random = nullptr;  // the state of random loads: five numbers
+  void* workspace = nullptr;         // at least workspace(rows) bytes, 64-byte aligned
   void* stream = nullptr;
 };
 

@@ -16,14 +16,32 @@ std::string text(const ColumnMap& m) {
   return str("[", m.block, "/", m.stride, "+", m.offset, "]");
 }
 
+std::string text(const Format& f) {
+  std::string out = str(":", info(f.scaling).name);
+  if (f.eps != 0) out += str(":eps=", f.eps);
+  if (f.scaling != Scaling::none && f.powers() != info(f.scaling).power_of_two)
+    out += f.powers() ? ":pow2" : ":exact";
+  if (f.swizzled) out += ":swizzled";
+  return out;
+}
+
 std::string text(const Load& l) {
-  return str(kLoadNames[static_cast<size_t>(l.from)], l.arg, ":", info(l.dtype).name,
-             text(l.columns));
+  std::string out = str(kLoadNames[static_cast<size_t>(l.from)], l.arg);
+  if (l.from != Load::From::random) out += str(":", info(l.dtype).name);
+  if (l.from == Load::From::block)
+    out += text(l.format) + (l.orientation == Orientation::rowwise ? ":row" : ":col");
+  return out + (l.transposed ? "^T" : "") + text(l.columns);
 }
 
 std::string text(const Store& s) {
   return str(kStoreNames[static_cast<size_t>(s.to)], s.arg, ":", info(s.dtype).name,
-             text(s.columns));
+             text(s.columns), s.join ? "+" : "");
+}
+
+std::string text(const Encoder& e) {
+  return str("encoder", e.out, ":", info(e.format.dtype).name, text(e.format), ":",
+             e.rowwise ? "row" : "", e.columnwise ? "col" : "", e.counts ? ":health" : "", "[",
+             e.cols, "]", "<", e.scale);
 }
 
 }  // namespace
@@ -35,30 +53,51 @@ std::vector<uint32_t> Step::roots() const {
 }
 
 Precision Step::effective_precision() const {
-  bool exact = true;
   for (const Store& s : stores)
-    if (s.to != Store::To::amax) exact = false;
-  for (const Store& s : stores)
-    if (s.to != Store::To::amax && s.dtype == DType::f32) exact = true;
-  return exact ? Precision::strict : precision;
+    if (s.to != Store::To::amax && s.dtype == DType::f32) return Precision::strict;
+  return precision;
 }
 
 int64_t Step::bytes(int64_t rows) const {
   int64_t total = 0;
+  const auto scales = [&](const Format& f, int64_t columns, Orientation o) {
+    const Shape s = f.scale_shape(rows, columns, o);
+    return s.rows * s.cols * info(info(f.scaling).scale).bytes;
+  };
   for (const Load& l : loads) {
-    const int64_t count = l.from == Load::From::tile     ? rows * cols
-                          : l.from == Load::From::row    ? cols
-                          : l.from == Load::From::column ? rows
-                                                         : 1;
-    total += count * info(l.dtype).bytes;
+    switch (l.from) {
+      case Load::From::tile:
+        total += rows * cols * info(l.dtype).bytes;
+        break;
+      case Load::From::row:
+        total += cols * info(l.dtype).bytes;
+        break;
+      case Load::From::column:
+        total += rows * info(l.dtype).bytes;
+        break;
+      case Load::From::block:
+        total += scales(l.format, cols, l.orientation);
+        break;
+      case Load::From::scalar:
+      case Load::From::parameter:
+        total += info(l.dtype).bytes;
+        break;
+      case Load::From::random:
+        break;  // made, not read
+    }
   }
   for (const Store& s : stores) {
     const int64_t count = s.to == Store::To::tile         ? rows * cols
                           : s.to == Store::To::column_sum ? cols
                           : s.to == Store::To::row_sum    ? rows
+                          : s.to == Store::To::encoded    ? 0
                                                           : 1;
     total += count * info(s.dtype).bytes;
   }
+  for (const Encoder& e : encoders)
+    for (const Orientation o : kOrientations)
+      if (e.has(o))
+        total += rows * e.cols * info(e.format.dtype).bytes + scales(e.format, e.cols, o);
   return total;
 }
 
@@ -78,6 +117,7 @@ std::string Step::key() const {
   }
   out += " |";
   for (const Store& s : stores) out += str(" ", position[s.value], ">", text(s));
+  for (const Encoder& e : encoders) out += " " + text(e);
   return out;
 }
 
@@ -89,6 +129,7 @@ std::string Step::describe() const {
   out += str(" | ", words, " words ",
              effective_precision() == Precision::strict ? "strict" : "native", " |");
   for (const Store& s : stores) out += " " + text(s);
+  for (const Encoder& e : encoders) out += " " + text(e);
   return out;
 }
 

@@ -2,21 +2,17 @@
 #pragma once
 
 #include <optional>
-#include <span>
 #include <string>
-#include <vector>
 
-#include "step/step.h"
-#include "tenon/view.h"
+#include "step/backend.h"
 
 namespace tenon {
 
 // Element (r, c) of a load, as fp32.
-float load_element(const Load& l, std::span<const View> in, std::span<const float> parameters,
-                   int64_t r, int64_t c);
+float load_element(const Load& l, const RunArgs& args, int64_t r, int64_t c);
 
-// Host views. Nothing if every result lies within the bound E; else the first that does not.
-std::optional<std::string> verify(const Step& step, int64_t rows, std::span<const View> in,
-                                  std::span<const View> out, std::span<const float> parameters);
+// What a run left in host views. Nothing if every result lies within the bound E; else the first
+// that does not.
+std::optional<std::string> verify(const Step& step, const RunArgs& args);
 
 }  // namespace tenon

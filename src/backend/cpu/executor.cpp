@@ -37,6 +37,7 @@ class Executor final : public Kernel {
     Leftovers left;
     left.amax = std::vector<std::atomic<uint32_t>>(step_.stores.size());
     left.forests.resize(step_.stores.size());
+    left.health = std::vector<std::array<std::atomic<uint64_t>, 3>>(step_.encoders.size());
     auto* memory = static_cast<float*>(args.workspace);
     for (size_t k = 0; k < step_.stores.size(); ++k) {
       left.partials.push_back(memory);
@@ -48,6 +49,9 @@ class Executor final : public Kernel {
       for (int64_t i = begin; i < end; ++i) Item(step_, program_, loops_, args, g, i, left).run();
     });
     for (size_t k = 0; k < step_.stores.size(); ++k) finish(k, args, g, left);
+    for (size_t i = 0; i < step_.encoders.size(); ++i)
+      finish_encoder(step_.encoders[i], args,
+                     {left.health[i][0], left.health[i][1], left.health[i][2]});
   }
 
  private:
@@ -57,6 +61,7 @@ class Executor final : public Kernel {
     const View& out = args.out[s.arg];
     switch (s.to) {
       case Store::To::tile:
+      case Store::To::encoded:
         break;
       case Store::To::column_sum:
         parallel_for(cdiv(g.cols, kTileCols), [&](int64_t begin, int64_t end) {
@@ -73,9 +78,16 @@ class Executor final : public Kernel {
         store_one(s, out.data, all.total());
         break;
       }
-      case Store::To::amax:
-        store_one(s, out.data, __builtin_bit_cast(float, left.amax[k].load()));
+      case Store::To::amax: {
+        uint32_t most = left.amax[k].load();
+        if (s.join) {
+          uint32_t held = 0;
+          std::memcpy(&held, out.data, sizeof held);
+          most = std::max(most, held & 0x7fffffffU);
+        }
+        store_one(s, out.data, __builtin_bit_cast(float, most));
         break;
+      }
     }
   }
 

@@ -10,23 +10,101 @@ namespace {
 
 constexpr int64_t kChunkCols = 8 * kTileCols;
 constexpr int64_t kItemElements = 1 << 15;  // enough work to be worth handing to a thread
+constexpr int64_t kFlatRows = 8;            // a panel of so many rows may be wide
 constexpr int64_t kSumRows = 128;           // partial column sums then cost under 2 % of traffic
 
 bool stores_any(const Step& step, Store::To to) {
   return std::ranges::any_of(step.stores, [&](const Store& s) { return s.to == to; });
 }
 
+std::vector<size_t> stores_of(const Step& step, size_t encoder) {
+  std::vector<size_t> found;
+  for (size_t k = 0; k < step.stores.size(); ++k)
+    if (step.stores[k].to == Store::To::encoded && step.stores[k].arg == encoder)
+      found.push_back(k);
+  return found;
+}
+
+// Columns that share a scale, rows that do; transposing by 32 rows writes whole half lines.
+int64_t block_cols(const Encoder& e) {
+  int64_t most = 1;
+  for (const Orientation o : kOrientations)
+    if (e.has(o)) most = std::max(most, e.format.blocks(o).cols);
+  return most;
+}
+int64_t block_rows(const Encoder& e) {
+  constexpr int64_t kTransposed = 32;
+  int64_t most = e.columnwise ? kTransposed : 1;
+  for (const Orientation o : kOrientations)
+    if (e.has(o)) most = std::max(most, e.format.blocks(o).rows);
+  return most;
+}
+
+// What a store writes of its tensor is made of whole blocks, in itself.
+bool aligned(const Encoder& e, const Store& s, int64_t cols) {
+  const int64_t n = block_cols(e);
+  const bool ends = cols % n == 0 || s.columns.offset + cols == e.cols;
+  return s.columns.contiguous() && s.columns.offset % n == 0 && ends;
+}
+
+// How the panels of an encoder lie: one for each store, one for all of a range, or one whole row.
+enum class Split { stores, range, none };
+Split split(const Step& step, size_t encoder) {
+  const Encoder& e = step.encoders[encoder];
+  const std::vector<size_t> stores = stores_of(step, encoder);
+  const auto all = [&](auto rule) {
+    return std::ranges::all_of(stores, [&](size_t k) { return rule(step.stores[k]); });
+  };
+  if (all([&](const Store& s) { return aligned(e, s, step.cols); })) return Split::stores;
+  // Interleaved halves: every chunk of tiles is one range if it holds whole pieces of both.
+  const auto pieces = [&](const Store& s) {
+    return !s.columns.contiguous() && kTileCols % s.columns.block == 0;
+  };
+  return all(pieces) ? Split::range : Split::none;
+}
+
 }  // namespace
+
+std::vector<PanelRange> panels(const Step& step, int64_t begin, int64_t n) {
+  std::vector<PanelRange> list;
+  for (size_t i = 0; i < step.encoders.size(); ++i) {
+    const std::vector<size_t> stores = stores_of(step, i);
+    switch (split(step, i)) {
+      case Split::stores:
+        for (const size_t k : stores)
+          list.push_back({i, {k}, begin + step.stores[k].columns.offset, n});
+        break;
+      case Split::range: {
+        const ColumnMap& m = step.stores[stores[0]].columns;
+        const int64_t share = m.stride / m.block;  // 2: the halves lie side by side
+        list.push_back({i, stores, begin * share, n * share});
+        break;
+      }
+      case Split::none:
+        list.push_back({i, stores, 0, step.encoders[i].cols});
+        break;
+    }
+  }
+  return list;
+}
 
 Grid make_grid(const Step& step, int64_t rows) {
   Grid g{.rows = rows, .cols = step.cols};
   const int64_t cols = std::max<int64_t>(g.cols, 1);
   if (cols < kTileCols)
     g.tile_rows = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kTileCols / cols)));
-  // A sum over everything follows the rows, so its items must hold whole rows.
-  const bool whole_rows = cols <= kTileCols || stores_any(step, Store::To::sum);
-  g.chunk_cols = whole_rows ? cols : std::min(cols, kChunkCols);
-  g.block_rows = g.tile_rows;
+  // A sum over everything follows the rows, so its items must hold whole rows; so must a panel that
+  // cannot be cut.
+  bool whole_rows = cols <= kTileCols || stores_any(step, Store::To::sum);
+  g.band_rows = g.tile_rows;
+  for (size_t i = 0; i < step.encoders.size(); ++i) {
+    whole_rows = whole_rows || split(step, i) == Split::none;
+    g.band_rows = std::max(g.band_rows, block_rows(step.encoders[i]));
+  }
+  // Tall panels are narrow, so that they stay in the second-level cache.
+  const int64_t chunk = step.encoders.empty() || g.band_rows <= kFlatRows ? kChunkCols : kTileCols;
+  g.chunk_cols = whole_rows ? cols : std::min(cols, chunk);
+  g.block_rows = g.band_rows;
   while (g.block_rows < rows && g.block_rows * g.chunk_cols < kItemElements) g.block_rows *= 2;
   if (stores_any(step, Store::To::column_sum))
     while (g.block_rows < rows && g.block_rows < kSumRows) g.block_rows *= 2;

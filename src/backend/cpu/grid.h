@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "backend/cpu/program.h"
 #include "backend/cpu/sums.h"
@@ -17,7 +18,8 @@ inline constexpr int64_t kTileCols = static_cast<int64_t>(kTile);
 struct Grid {
   int64_t rows = 0, cols = 0;
   int64_t tile_rows = 1;   // more than one only if a tile holds whole rows
-  int64_t block_rows = 1;  // a power of two
+  int64_t band_rows = 1;   // a power of two tiles: what encoders look at together
+  int64_t block_rows = 1;  // a power of two bands
   int64_t chunk_cols = 1;  // a power of two tiles, or all columns
 
   [[nodiscard]] int64_t blocks() const { return cdiv(rows, block_rows); }
@@ -38,6 +40,16 @@ struct Grid {
 };
 
 Grid make_grid(const Step& step, int64_t rows);
+
+// The part of an encoder's tensor that an item holds a band of, in fp32: columns [begin, begin +
+// n).
+struct PanelRange {
+  size_t encoder = 0;
+  std::vector<size_t> stores;  // where its elements come from
+  int64_t begin = 0, n = 0;
+};
+// The panels of the step columns [begin, begin + n), which are a chunk of the grid.
+std::vector<PanelRange> panels(const Step& step, int64_t begin, int64_t n);
 
 // One thread's memory, 64-byte aligned; grows once and is kept.
 float* scratch_memory(size_t floats);

@@ -24,7 +24,9 @@ void for_runs(const ColumnMap& map, int64_t begin, int64_t n, F f) {
 void load_columns(const Loops& loops, const Load& l, const View& v, int64_t row, int64_t begin,
                   int64_t n, float* out) {
   for_runs(l.columns, begin, n, [&](int64_t first, int64_t c, int64_t count, int64_t stride) {
-    loops.load[index(l.dtype)](out + first, element(v, row, c), stride, static_cast<size_t>(count));
+    const void* from = l.transposed ? element(v, c, row) : element(v, row, c);
+    loops.load[index(l.dtype)](out + first, from, l.transposed ? stride * v.stride : stride,
+                               static_cast<size_t>(count));
   });
 }
 
@@ -64,11 +66,21 @@ Item::Item(const Step& step, const Program& program, const Loops& loops, const R
       col_begin_(chunk_ * grid.chunk_cols),
       col_end_(std::min(grid.cols, col_begin_ + grid.chunk_cols)),
       slot_(program.slots),
-      most_(step.stores.size(), 0) {
+      most_(step.stores.size(), 0),
+      panels_(panels(step, col_begin_, col_end_ - col_begin_)),
+      health_(step.encoders.size()) {
   const auto row_floats = [&](const Load& l) {
     return l.from == Load::From::row ? grid_.row_floats() : 0;
   };
+  const int64_t band = std::min(grid_.band_rows, row_end_ - row_begin_);
+  size_t encode_most = 0;
+  size_t panel_floats = 0;
+  for (const PanelRange& p : panels_) {
+    encode_most = std::max(encode_most, encode_floats(band, p.n));
+    panel_floats += static_cast<size_t>(rup(band * p.n, 16));
+  }
   size_t floats = program_.slots * kTile + grid_.row_floats() + 3 * kTile;
+  floats += panel_floats + encode_most;
   for (const Load& l : step_.loads) floats += row_floats(l);
   for (const Store& s : step_.stores) floats += grid_.stack_floats(s.to);
   float* memory = scratch_memory(floats);
@@ -78,6 +90,9 @@ Item::Item(const Step& step, const Program& program, const Loops& loops, const R
   for (const Store& s : step_.stores) stack_.push_back(take(grid_.stack_floats(s.to)));
   wide_ = take(grid_.row_floats());
   spare_ = take(3 * kTile);
+  for (const PanelRange& p : panels_)
+    panel_data_.push_back(take(static_cast<size_t>(rup(band * p.n, 16))));
+  encode_scratch_ = take(encode_most);
 }
 
 void Item::run() {
@@ -86,14 +101,18 @@ void Item::run() {
     if (step_.stores[k].to == Store::To::sum)
       leftovers_.forests[k][static_cast<size_t>(index_)] =
           Forest(static_cast<uint64_t>(row_begin_ * grid_.cols));
-  for (int64_t r = row_begin_; r < row_end_; r += grid_.tile_rows)
-    for (int64_t c = col_begin_; c < col_end_; c += grid_.tile_cols()) {
-      const Tile t{r, std::min(grid_.tile_rows, row_end_ - r), c,
-                   std::min(grid_.tile_cols(), col_end_ - c)};
-      load(t);
-      execute(program_.tile, t.size());
-      for (size_t k = 0; k < step_.stores.size(); ++k) store(k, t);
-    }
+  for (band_ = row_begin_; band_ < row_end_; band_ += grid_.band_rows) {
+    const int64_t end = std::min(band_ + grid_.band_rows, row_end_);
+    for (int64_t r = band_; r < end; r += grid_.tile_rows)
+      for (int64_t c = col_begin_; c < col_end_; c += grid_.tile_cols()) {
+        const Tile t{r, std::min(grid_.tile_rows, end - r), c,
+                     std::min(grid_.tile_cols(), col_end_ - c)};
+        load(t);
+        execute(program_.tile, t.size());
+        for (size_t k = 0; k < step_.stores.size(); ++k) store(k, t);
+      }
+    encode_band(band_, end - band_);
+  }
   close();
 }
 
@@ -133,10 +152,49 @@ void Item::load(const Tile& t) {
           std::fill_n(slot_[i] + k * t.cols, t.cols,
                       load_one(loops_, l, element(args_.in[l.arg], t.row + k, 0)));
         break;
+      case Load::From::block:
+        load_blocks(i, t);
+        break;
+      case Load::From::random:
+        load_random(i, t);
+        break;
       case Load::From::scalar:
       case Load::From::parameter:
         break;  // filled once an item
     }
+  }
+}
+
+void Item::load_blocks(size_t i, const Tile& t) {
+  const Load& l = step_.loads[i];
+  const View& v = args_.in[l.arg];
+  const Blocks blocks = l.format.blocks(l.orientation);
+  for (int64_t k = 0; k < t.rows; ++k) {
+    int64_t seen = -1;
+    float value = 0;
+    for (int64_t c = 0; c < t.cols; ++c) {
+      const int64_t j = l.columns(t.col + c) / blocks.cols;
+      if (j != seen) {
+        const int64_t at = scale_offset(l.format, l.orientation, (t.row + k) / blocks.rows, j,
+                                        {v.rows, v.cols}, v.stride);
+        value = load_one(loops_, l, element(v, 0, at));
+        seen = j;
+      }
+      slot_[i][k * t.cols + c] = value;
+    }
+  }
+}
+
+void Item::load_random(size_t i, const Tile& t) {
+  const uint64_t* const state = args_.random;  // seed, offset, row0, col0, columns
+  const uint64_t high = state[1] + step_.loads[i].arg;
+  for (int64_t k = 0; k < t.rows; ++k) {
+    const uint64_t first = (state[2] + static_cast<uint64_t>(t.row + k)) * state[4] + state[3] +
+                           static_cast<uint64_t>(t.col);
+    const uint64_t skipped = first % 8;
+    const auto n = static_cast<size_t>(t.cols);
+    loops_.random(spare_, state[0], first / 8, high, (skipped + n + 7) / 8);
+    std::memcpy(slot_[i] + k * t.cols, spare_ + skipped, n * sizeof(float));
   }
 }
 
@@ -170,6 +228,33 @@ void Item::store(size_t k, const Tile& t) {
     case Store::To::amax:
       most_[k] = std::max(most_[k], loops_.max_bits(value, t.size()));
       break;
+    case Store::To::encoded:
+      store_panel(k, t, value);
+      break;
+  }
+}
+
+void Item::store_panel(size_t k, const Tile& t, const float* value) {
+  for (size_t i = 0; i < panels_.size(); ++i) {
+    const PanelRange& p = panels_[i];
+    if (std::ranges::find(p.stores, k) == p.stores.end()) continue;
+    for (int64_t r = 0; r < t.rows; ++r) {
+      float* row = panel_data_[i] + (t.row + r - band_) * p.n;
+      for_runs(step_.stores[k].columns, t.col, t.cols,
+               [&](int64_t first, int64_t c, int64_t count, int64_t stride) {
+                 loops_.store[index(DType::f32)](row + c - p.begin, stride,
+                                                 value + r * t.cols + first,
+                                                 static_cast<size_t>(count));
+               });
+    }
+  }
+}
+
+void Item::encode_band(int64_t row, int64_t rows) {
+  for (size_t i = 0; i < panels_.size(); ++i) {
+    const PanelRange& p = panels_[i];
+    encode(loops_, step_.encoders[p.encoder], args_, {row, rows, p.begin, p.n, panel_data_[i]},
+           encode_scratch_, health_[p.encoder]);
   }
 }
 
@@ -210,6 +295,11 @@ void Item::close() {
     uint32_t seen = amax.load(std::memory_order_relaxed);
     while (most_[k] > seen && !amax.compare_exchange_weak(seen, most_[k])) {
     }
+  }
+  for (size_t i = 0; i < health_.size(); ++i) {
+    leftovers_.health[i][0] += health_[i].saturated;
+    leftovers_.health[i][1] += health_[i].flushed;
+    leftovers_.health[i][2] += health_[i].nonfinite;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <vector>
 
+#include "backend/cpu/encode.h"
 #include "backend/cpu/grid.h"
 #include "backend/cpu/loops.h"
 #include "backend/cpu/program.h"
@@ -17,6 +18,7 @@ struct Leftovers {
   std::vector<float*> partials;              // column sums: blocks x cols; row sums: rows x chunks
   std::vector<std::vector<Forest>> forests;  // total sums: one an item
   std::vector<std::atomic<uint32_t>> amax;
+  std::vector<std::array<std::atomic<uint64_t>, 3>> health;  // by encoder
 };
 
 // Column c of row r; the dtype's size decides what a column is.
@@ -41,7 +43,11 @@ class Item {
   void fill_constants();
   void load(const Tile& t);
   void execute(const std::vector<Instruction>& list, size_t n) const;
+  void load_blocks(size_t i, const Tile& t);
+  void load_random(size_t i, const Tile& t);
   void store(size_t k, const Tile& t);
+  void store_panel(size_t k, const Tile& t, const float* value);
+  void encode_band(int64_t row, int64_t rows);
   void sum_columns(size_t k, const Tile& t, const float* value);
   void sum_rows(size_t k, const Tile& t, const float* value);
   void close();
@@ -60,6 +66,11 @@ class Item {
   float* wide_ = nullptr;
   float* spare_ = nullptr;
   std::vector<uint32_t> most_;  // largest bits of |value| by store
+  std::vector<PanelRange> panels_;
+  std::vector<float*> panel_data_;
+  float* encode_scratch_ = nullptr;
+  int64_t band_ = 0;            // first row of the band in the panels
+  std::vector<Health> health_;  // by encoder
 };
 
 }  // namespace tenon::cpu

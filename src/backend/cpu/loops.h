@@ -16,6 +16,9 @@ using WordLoop = void (*)(float* out, const float* const* in, size_t n);
 // Elements lie `stride` elements apart, at any alignment.
 using LoadLoop = void (*)(float* out, const void* from, int64_t stride, size_t n);
 using StoreLoop = void (*)(void* to, int64_t stride, const float* from, size_t n);
+// Contiguous elements of from[i]·scale, and of from[i]·scales[i].
+using ScaleLoop = void (*)(void* to, const float* from, size_t n, float scale);
+using ScalesLoop = void (*)(void* to, const float* from, size_t n, const float* scales);
 
 struct Loops {
   std::string_view isa;
@@ -24,8 +27,13 @@ struct Loops {
   std::array<WordLoop, kDTypes.size()> round;
   std::array<LoadLoop, kDTypes.size()> load;
   std::array<StoreLoop, kDTypes.size()> store;
+  std::array<ScaleLoop, kDTypes.size()> store_scaled;
+  std::array<ScalesLoop, kDTypes.size()> store_scales;
   void (*add_pairs)(float* out, const float* in, size_t pairs);  // out[i] = in[2i] + in[2i+1]
   uint32_t (*max_bits)(const float* in, size_t n);               // integer maximum of bits of |v|
+  void (*max_bits_into)(uint32_t* most, const float* in, size_t n);  // the same, lane by lane
+  // Numbers 8·first … 8·(first + blocks) of the random stream, as 0 to 65535.
+  void (*random)(float* out, uint64_t key, uint64_t first, uint64_t high, size_t blocks);
 };
 
 // The best table that this processor runs. TENON_ISA=baseline|avx2|avx512 asks for a lesser one.

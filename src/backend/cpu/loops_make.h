@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/cpu/loops.h"
+#include "core/philox.h"
 #include "expr/lane.h"
 #include "expr/word.h"
 
@@ -79,6 +80,23 @@ struct LoopMaker {
         p[static_cast<int64_t>(i) * stride].code = static_cast<Storage<d>>(encode<d>(from[i]));
   }
 
+  // One multiplication in fp32, then one rounding: the order of the specification.
+  template <DType d>
+  [[gnu::noinline]] static void store_scaled_loop(void* to, const float* __restrict from, size_t n,
+                                                  float scale) {
+    auto* __restrict p = static_cast<Element<d>*>(to);
+    for (size_t i = 0; i < n; ++i)
+      p[i].code = static_cast<Storage<d>>(encode<d>((V(from[i]) * V(scale)).v));
+  }
+
+  template <DType d>
+  [[gnu::noinline]] static void store_scales_loop(void* to, const float* __restrict from, size_t n,
+                                                  const float* __restrict scales) {
+    auto* __restrict p = static_cast<Element<d>*>(to);
+    for (size_t i = 0; i < n; ++i)
+      p[i].code = static_cast<Storage<d>>(encode<d>((V(from[i]) * V(scales[i])).v));
+  }
+
   [[gnu::noinline]] static void add_pairs(float* __restrict out, const float* __restrict in,
                                           size_t pairs) {
     for (size_t i = 0; i < pairs; ++i) out[i] = in[2 * i] + in[2 * i + 1];
@@ -93,6 +111,26 @@ struct LoopMaker {
     return most;
   }
 
+  [[gnu::noinline]] static void max_bits_into(uint32_t* __restrict most, const float* __restrict in,
+                                              size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t b = __builtin_bit_cast(uint32_t, in[i]) & 0x7fffffffU;
+      most[i] = b > most[i] ? b : most[i];
+    }
+  }
+
+  [[gnu::noinline]] static void random(float* __restrict out, uint64_t key, uint64_t first,
+                                       uint64_t high, size_t blocks) {
+    for (size_t i = 0; i < blocks; ++i) {
+      // The index of an element wraps at 2^64, so that of its block does at 2^61.
+      const RandomWords r = philox(key, (first + i) & (~uint64_t{0} >> 3), high);
+      for (size_t k = 0; k < 4; ++k) {
+        out[8 * i + 2 * k] = static_cast<float>(static_cast<int32_t>(r.w[k] & 0xffffU));
+        out[8 * i + 2 * k + 1] = static_cast<float>(static_cast<int32_t>(r.w[k] >> 16));
+      }
+    }
+  }
+
   template <size_t... w, size_t... r, size_t... d>
   static constexpr Loops make(std::string_view isa, std::index_sequence<w...>,
                               std::index_sequence<r...>, std::index_sequence<d...>) {
@@ -103,8 +141,12 @@ struct LoopMaker {
             .round = {round_loop<static_cast<DType>(d)>...},
             .load = {load_loop<static_cast<DType>(d)>...},
             .store = {store_loop<static_cast<DType>(d)>...},
+            .store_scaled = {store_scaled_loop<static_cast<DType>(d)>...},
+            .store_scales = {store_scales_loop<static_cast<DType>(d)>...},
             .add_pairs = add_pairs,
-            .max_bits = max_bits};
+            .max_bits = max_bits,
+            .max_bits_into = max_bits_into,
+            .random = random};
   }
 };
 

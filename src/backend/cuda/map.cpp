@@ -90,6 +90,10 @@ std::string refusal(const Step& step) {
       return str("the flat map writes tiles only; ", kStoreNames[static_cast<size_t>(s.to)],
                  " comes with the tiled map");
   if (step.stores.empty()) return "the flat map has nothing to store";
+  for (const Load& l : step.loads)
+    if (l.from == Load::From::block || l.from == Load::From::random || l.transposed)
+      return str("the flat map does not read ", kLoadNames[static_cast<size_t>(l.from)],
+                 l.transposed ? " transposed" : "", "; that comes with the tiled map");
   constexpr std::string_view kPlain = "; the flat map reads and writes f32, f16 and bf16 only";
   for (size_t i = 0; i < step.loads.size(); ++i)
     if (step.loads[i].from != Load::From::parameter && !info(step.loads[i].dtype).plain)

@@ -1,0 +1,192 @@
+// Every rule of a tensor's format, its encodings and what lies beside them.
+#include "api/encoding.h"
+
+#include <cmath>
+#include <string>
+
+#include "ops/operand.h"
+#include "step/step.h"
+#include "tenon/error.h"
+
+namespace tenon {
+
+namespace {
+
+constexpr std::array<std::string_view, 2> kData{".rowwise.data", ".columnwise.data"};
+constexpr std::array<std::string_view, 2> kScales{".rowwise.scale_inv", ".columnwise.scale_inv"};
+
+std::string_view part(Orientation o, const std::array<std::string_view, 2>& names) {
+  return names[static_cast<size_t>(o)];
+}
+
+bool single_scale(const Tensor& t) {
+  return t.format.scaling == Scaling::delayed || t.format.scaling == Scaling::current;
+}
+
+// One scale serves both encodings, so either place may hold it.
+const View& scale_view(const Tensor& t, Orientation o) {
+  const View& own = t.encoding(o).scale_inv;
+  if (own.given() || !single_scale(t)) return own;
+  return o == Orientation::rowwise ? t.columnwise.scale_inv : t.rowwise.scale_inv;
+}
+
+void check_format(std::string_view op, const NamedTensor& t) {
+  const Format& f = t.tensor.format;
+  require(static_cast<size_t>(f.scaling) < kScalings.size(), op, ": ", t.name,
+          " has the scaling number ", static_cast<int>(f.scaling), "; it must be below ",
+          kScalings.size());
+  require(static_cast<size_t>(f.dtype) < kDTypes.size(), op, ": ", t.name, " has the dtype number ",
+          static_cast<int>(f.dtype), "; it must be below ", kDTypes.size());
+  const std::string_view mode = info(f.scaling).name;
+  const bool quantised = f.scaling != Scaling::none;
+  const bool fp8 = f.dtype == DType::e4m3 || f.dtype == DType::e5m2;
+  if (quantised)
+    require(fp8, op, ": ", t.name, " is ", info(f.dtype).name, " with scaling ", mode,
+            "; scaled data are e4m3 or e5m2");
+  else if (!info(f.dtype).plain)
+    fail(Code::unsupported, op, ": ", t.name, " is ", info(f.dtype).name,
+         "; without a scale it must be f32, f16 or bf16, or give it a scaling mode");
+  const bool own_rule = quantised && f.scaling != Scaling::delayed && f.scaling != Scaling::mxfp8;
+  require(f.eps >= 0 && std::isfinite(f.eps), op, ": ", t.name, " has eps = ", f.eps,
+          "; it must be finite and not negative");
+  require(own_rule || f.eps == 0, op, ": ", t.name, " has eps = ", f.eps, ", but ", mode,
+          " has none; it belongs to current and block scaling");
+  require(own_rule || !f.power_of_two, op, ": ", t.name, " sets power_of_two, but ", mode,
+          " has no choice there; it belongs to current and block scaling");
+  require(!f.swizzled || f.scaling == Scaling::mxfp8, op, ": ", t.name,
+          " asks for swizzled scales, but its scaling is ", mode, "; only mxfp8 has them");
+}
+
+void check_single(std::string_view op, const Named& v) {
+  check_memory(op, v, DType::f32);
+  check_shape(op, v, 1, 1, "one number for the tensor");
+}
+
+void check_encoding(std::string_view op, const NamedTensor& t, Orientation o, Shape shape) {
+  const Tensor& x = t.tensor;
+  const Encoding& e = x.encoding(o);
+  const Named data{t.name, e.data, x.plain() ? std::string_view{} : part(o, kData)};
+  check_memory(op, data, x.format.dtype);
+  const Shape want = x.format.data_shape(shape.rows, shape.cols, o);
+  check_shape(op, data, want.rows, want.cols,
+              want == shape ? "the shape of the tensor" : "the shape of the tensor, transposed");
+  const Named scale{t.name, scale_view(x, o), part(o, kScales)};
+  if (x.format.scaling == Scaling::none) {
+    require(!scale.view.given(), op, ": ", t.name, scale.part,
+            " is given, but its scaling is none; leave it out or name a scaling mode");
+    return;
+  }
+  const Shape scales = x.format.scale_shape(shape.rows, shape.cols, o);
+  const std::string_view mode = info(x.format.scaling).name;
+  require(scale.view.given() || scales.rows * scales.cols == 0, op, ": ", t.name, scale.part,
+          " is not given; ", mode, " needs ", scales.rows, "x", scales.cols, " ",
+          info(info(x.format.scaling).scale).name);
+  if (!scale.view.given()) return;
+  check_memory(op, scale, info(x.format.scaling).scale);
+  check_shape(op, scale, scales.rows, scales.cols,
+              str("what ", mode, " needs for ", shape.rows, "x", shape.cols));
+  require(!x.format.swizzled || scale.view.rows <= 1 || scale.view.stride == scale.view.cols, op,
+          ": ", t.name, scale.part, " has row stride ", scale.view.stride,
+          "; swizzled scales are dense, give ", scale.view.cols);
+}
+
+void check_encodings(std::string_view op, const NamedTensor& t, Shape shape) {
+  for (const Orientation o : kOrientations)
+    if (t.tensor.encoding(o).data.given()) check_encoding(op, t, o, shape);
+}
+
+}  // namespace
+
+void check_input(std::string_view op, const NamedTensor& t) {
+  const Tensor& x = t.tensor;
+  if (x.plain()) return check_view(op, {t.name, x.rowwise.data});
+  check_format(op, t);
+  // Sizes first: what shape() says must make sense before shapes are derived from it.
+  for (const Orientation o : kOrientations)
+    check_memory(op, {t.name, x.encoding(o).data, part(o, kData)},
+                 x.encoding(o).data.given() ? x.format.dtype : x.encoding(o).data.dtype);
+  check_encodings(op, t, x.shape());
+}
+
+void check_tensor_shape(std::string_view op, const NamedTensor& t, int64_t rows, int64_t cols,
+                        std::string_view rule) {
+  const Shape s = t.tensor.shape();
+  require(s.rows == rows && s.cols == cols, op, ": ", t.name, " is ", s.rows, "x", s.cols,
+          " but must be ", rows, "x", cols, ": ", rule);
+}
+
+void check_output(std::string_view op, const NamedTensor& t, int64_t rows, int64_t cols,
+                  std::string_view rule) {
+  const Tensor& x = t.tensor;
+  if (x.plain()) {
+    check_view(op, {t.name, x.rowwise.data});
+    check_shape(op, {t.name, x.rowwise.data}, rows, cols, rule);
+  } else {
+    check_format(op, t);
+    check_encodings(op, t, {rows, cols});
+  }
+  const std::string_view mode = info(x.format.scaling).name;
+  const bool delayed = x.format.scaling == Scaling::delayed;
+  const bool current = x.format.scaling == Scaling::current;
+  require(delayed == x.scale.given(), op, ": ", t.name, ".scale ",
+          delayed ? "is not given; delayed scaling multiplies by it, one f32 number"
+                  : str("is given, but ", mode, " finds its own; leave it out"));
+  if (delayed) check_single(op, {t.name, x.scale, ".scale"});
+  require(delayed || current || !x.amax.given(), op, ": ", t.name, ".amax is given, but ", mode,
+          " has no amax for the tensor; use the amax of the call");
+  if (x.amax.given()) check_single(op, {t.name, x.amax, ".amax"});
+  require(!x.amax_given || (current && x.amax.given()), op, ": ", t.name,
+          ".amax_given is set; it needs scaling current and an amax");
+  if (!x.health.given()) return;
+  require(x.format.scaling != Scaling::none, op, ": ", t.name,
+          ".health is given, but nothing is quantised; leave it out or name a scaling mode");
+  check_memory(op, {t.name, x.health, ".health"}, DType::f32);
+  check_shape(op, {t.name, x.health, ".health"}, 1, 3,
+              "counts of saturated, flushed and non-finite elements");
+}
+
+void append_inputs(std::vector<Named>& list, const NamedTensor& t) {
+  const Tensor& x = t.tensor;
+  for (const Orientation o : kOrientations) {
+    const Encoding& e = x.encoding(o);
+    if (e.data.given())
+      list.push_back({t.name, e.data, x.plain() ? std::string_view{} : part(o, kData)});
+    if (e.scale_inv.given()) list.push_back({t.name, e.scale_inv, part(o, kScales)});
+  }
+}
+
+void append_outputs(std::vector<Named>& inputs, std::vector<Named>& outputs, const NamedTensor& t) {
+  const Tensor& x = t.tensor;
+  for (const Orientation o : kOrientations) {
+    const Encoding& e = x.encoding(o);
+    // Rowwise numbers without a scale are stored element by element, so they may be in place.
+    const bool direct = o == Orientation::rowwise && x.format.scaling == Scaling::none;
+    if (e.data.given()) outputs.push_back({t.name, e.data, direct ? "" : part(o, kData)});
+    const bool shared =
+        o == Orientation::columnwise && single_scale(x) && same(e.scale_inv, x.rowwise.scale_inv);
+    if (e.scale_inv.given() && !shared) outputs.push_back({t.name, e.scale_inv, part(o, kScales)});
+  }
+  if (x.scale.given()) inputs.push_back({t.name, x.scale, ".scale"});
+  if (x.amax.given()) (x.amax_given ? inputs : outputs).push_back({t.name, x.amax, ".amax"});
+  if (x.health.given()) outputs.push_back({t.name, x.health, ".health"});
+}
+
+void place_input(const Tensor& t, View* views) {
+  const Orientation o = t.rowwise.data.given() ? Orientation::rowwise : Orientation::columnwise;
+  views[in_data] = t.encoding(o).data;
+  views[in_scale_inv] = scale_view(t, o);
+}
+
+void place_output(const Tensor& t, View* views) {
+  views[Encoder::row_data] = t.rowwise.data;
+  views[Encoder::row_scale] = t.rowwise.scale_inv;
+  views[Encoder::column_data] = t.columnwise.data;
+  views[Encoder::column_scale] = t.columnwise.scale_inv;
+  views[Encoder::health] = t.health;
+}
+
+bool finds_amax(const Tensor& t) {
+  return t.given() && t.format.scaling == Scaling::current && !t.amax_given;
+}
+
+}  // namespace tenon

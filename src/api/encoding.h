@@ -1,0 +1,35 @@
+// The rules for tensors that may be encoded, and their views as a step counts them.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "api/validate.h"
+#include "tenon/format.h"
+
+namespace tenon {
+
+struct NamedTensor {
+  std::string_view name;
+  const Tensor& tensor;
+};
+
+// A tensor that is read, or written; both are checked for `rows` x `cols`.
+void check_input(std::string_view op, const NamedTensor& t);
+void check_output(std::string_view op, const NamedTensor& t, int64_t rows, int64_t cols,
+                  std::string_view rule);
+void check_tensor_shape(std::string_view op, const NamedTensor& t, int64_t rows, int64_t cols,
+                        std::string_view rule);
+
+// All views of a tensor that is read, or written, for the check of overlaps.
+void append_inputs(std::vector<Named>& list, const NamedTensor& t);
+void append_outputs(std::vector<Named>& inputs, std::vector<Named>& outputs, const NamedTensor& t);
+
+// In the order of OperandIn, and of Encoder::Out.
+void place_input(const Tensor& t, View* views);
+void place_output(const Tensor& t, View* views);
+
+// Whether a written tensor needs its amax before it can be encoded.
+bool finds_amax(const Tensor& t);
+
+}  // namespace tenon

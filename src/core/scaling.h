@@ -1,0 +1,59 @@
+// The rules that turn an amax into a scale. Plain IEEE fp32, the same on every device.
+#pragma once
+
+#include "tenon/format.h"
+
+namespace tenon {
+
+// The multiplier of a block or tensor and what is stored beside its data.
+struct Scale {
+  float multiplier = 1;
+  uint32_t inverse = 0;  // code of scale_inv in the mode's dtype
+};
+
+constexpr uint32_t kMagnitude = 0x7fffffffU;
+constexpr uint32_t kInfinity = 0x7f800000U;
+
+// A given multiplier, as delayed scaling has it.
+constexpr Scale scale_given(float multiplier) {
+  return {multiplier, __builtin_bit_cast(uint32_t, 1.0F / multiplier)};
+}
+
+// `current` and `block`. amax is the integer maximum of the bits of |v|.
+constexpr Scale scale_fp32(uint32_t amax_bits, DType dtype, float eps, bool power_of_two) {
+  constexpr float kLargest = info(DType::f32).max;
+  float amax = __builtin_bit_cast(float, amax_bits);
+  if (amax < eps) amax = eps;
+  if (amax == 0 || __builtin_bit_cast(uint32_t, amax) >= kInfinity) return scale_given(1);
+  float scale = info(dtype).max / amax;
+  if (scale > kLargest) scale = kLargest;
+  if (power_of_two)
+    scale = __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, scale) & kInfinity);
+  return scale_given(scale);
+}
+
+// `mxfp8`: the power of two that brings amax just below the largest number, rounded up.
+constexpr Scale scale_e8m0(uint32_t amax_bits, DType dtype) {
+  const float p = __builtin_bit_cast(float, amax_bits) * (1.0F / info(dtype).max);
+  const uint32_t e = encode<DType::e8m0>(p);
+  if (e == info(DType::e8m0).nan) return {__builtin_nanf(""), e};
+  // 2^(127−e): the exponent field is 254 − e, and e = 254 gives the subnormal 2^−127.
+  const uint32_t bits = e == 254 ? 0x00400000U : (254 - e) << 23;
+  return {__builtin_bit_cast(float, bits), e};
+}
+
+// The scale of one block of a mode that finds its own.
+constexpr Scale scale_of(uint32_t amax_bits, const Format& f) {
+  return f.scaling == Scaling::mxfp8 ? scale_e8m0(amax_bits, f.dtype)
+                                     : scale_fp32(amax_bits, f.dtype, f.eps, f.powers());
+}
+
+// The delayed update: the scale that follows from an amax, or the old one where none does.
+constexpr float scale_delayed(float amax, float old, DType dtype, int margin) {
+  constexpr float kLargest = info(DType::f32).max;
+  if (!(amax > 0) || amax > kLargest) return old;
+  const float scale = info(dtype).max * power_of_two(-margin) / amax;
+  return scale > kLargest ? kLargest : scale;
+}
+
+}  // namespace tenon

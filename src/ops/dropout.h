@@ -1,0 +1,32 @@
+// residual + dropout(x + bias) as a step, and its derived backward.
+#pragma once
+
+#include <optional>
+
+#include "step/step.h"
+#include "tenon/options.h"
+
+namespace tenon {
+
+// Kept if 16 random bits reach the threshold; both numbers are kernel arguments.
+struct DropoutRule {
+  float threshold = 0, scale = 1;
+};
+DropoutRule dropout_rule(double p);
+
+struct DropoutForm {
+  bool training = true;
+  int64_t cols = 0;
+  Precision precision = Precision::native;
+  Rounding rounding = Rounding::once;
+  DType x = DType::f32;                 // backward: the incoming gradient
+  std::optional<DType> bias, residual;  // backward: their gradients
+  std::optional<DType> y;               // backward: dx
+};
+
+// Inputs x, bias, residual; output y. Backward: input grad; outputs dx, dbias, dresidual. The
+// parameters are the rule's, in training only.
+Step dropout_step(const DropoutForm& form);
+Step dropout_backward_step(const DropoutForm& form);
+
+}  // namespace tenon

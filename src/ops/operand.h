@@ -1,0 +1,32 @@
+// How a tensor of a call is encoded: all that a step depends on.
+#pragma once
+
+#include "tenon/format.h"
+
+namespace tenon {
+
+struct Operand {
+  Format format;
+  bool rowwise = true, columnwise = false, counts = false;
+
+  Operand() = default;
+  Operand(DType plain) : format{.dtype = plain} {}  // NOLINT: a plain matrix is its dtype
+  explicit Operand(const Tensor& t)
+      : format(t.format),
+        rowwise(t.rowwise.data.given()),
+        columnwise(t.columnwise.data.given()),
+        counts(t.health.given()) {}
+
+  [[nodiscard]] bool plain() const { return format.scaling == Scaling::none && !columnwise; }
+  // `eager` rounds to this dtype between ops: codes stand for fp32 numbers.
+  [[nodiscard]] DType chain() const { return info(format.dtype).plain ? format.dtype : DType::f32; }
+  [[nodiscard]] Orientation read() const {
+    return rowwise ? Orientation::rowwise : Orientation::columnwise;
+  }
+};
+
+// The views of an operand, one behind the other, as a step counts them.
+enum OperandIn : uint32_t { in_data, in_scale_inv, operand_inputs };
+constexpr uint32_t operand_outputs = 5;  // as Encoder::Out
+
+}  // namespace tenon
