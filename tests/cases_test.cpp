@@ -1,10 +1,11 @@
 // The conformance list against what the specification allows, enumerated here again.
 #include "cli/cases.h"
 
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
-#include <tuple>
 
 #include "support.h"
 
@@ -23,16 +24,23 @@ const std::vector<std::string> kGated{"glu",    "geglu",  "geglu_erf",      "swi
                                       "qgeglu", "sreglu", "clamped_swiglu", "situglu"};
 const std::vector<std::string> kLayouts{"stacked",        "swapped",         "interleaved(1)",
                                         "interleaved(8)", "interleaved(32)", "separate"};
+const std::vector<std::string> kModes{"none",  "delayed",    "current",
+                                      "mxfp8", "block1x128", "block128x128"};
+const std::vector<std::string> kSides{"row", "col", "rowcol"};
+const std::vector<std::string> kBiases{"-", "bias", "dbias", "bias+dbias"};
 const std::string kNorm = "l2normalization";
+const std::vector<std::string> kDropouts{"bias_dropout_add", "bias_dropout_add(inference)"};
 
-// Op to whether it is gated.
-std::map<std::string, bool> ops() {
-  std::map<std::string, bool> result{{kNorm, false}};
+// Activations: op to whether it is gated.
+std::map<std::string, bool> activations() {
+  std::map<std::string, bool> result;
   for (const std::string& f : kUnary)
     result[f] = false, result["scaled(" + f + ")"] = false, result["gated(" + f + ")"] = true;
   for (const std::string& f : kGated) result[f] = true, result["scaled(" + f + ")"] = true;
   return result;
 }
+
+std::string requantize(const std::string& mode) { return "requantize(" + mode + ")"; }
 
 bool has_dbias(const std::string& bias) { return bias.find("dbias") != std::string::npos; }
 
@@ -50,13 +58,30 @@ TEST(Cases, TheRegistryIsTheSpecifications) {
 
 TEST(Cases, CellsAreAllThatTheSpecificationAllows) {
   std::set<std::string> expected;
-  for (const auto& [op, gated] : ops())
-    for (const std::string direction : {"fwd", "bwd"})
-      for (const std::string& layout : gated ? kLayouts : std::vector<std::string>{"-"}) {
-        expected.insert(op + " " + direction + " none row " + layout + " -");
-        if (direction == "bwd" && op != kNorm)
-          expected.insert(op + " " + direction + " none row " + layout + " dbias");
-      }
+  const auto add = [&](const std::string& op, const std::string& rest) {
+    EXPECT_TRUE(expected.insert(op + " " + rest).second) << op << " " << rest;
+  };
+  for (const std::string& mode : kModes)
+    for (const std::string& side : kSides) {
+      const std::string place = mode + " " + side + " ";
+      for (const auto& [op, gated] : activations())
+        for (const std::string& layout : gated ? kLayouts : std::vector<std::string>{"-"}) {
+          add(op, "fwd " + place + layout + " -");
+          add(op, "bwd " + place + layout + " -");
+          add(op, "bwd " + place + layout + " dbias");
+        }
+      add("quantize", "fwd " + place + "- -");
+      add("quantize", "bwd " + place + "- dbias");
+      if (mode == "none") continue;
+      add("dequantize", "fwd " + place + "- -");
+      for (const std::string& source : kModes)
+        if (source != "none") add(requantize(source), "fwd " + place + "- -");
+    }
+  for (const std::string direction : {"fwd", "bwd"}) {
+    add(kNorm, direction + " none row - -");
+    for (const std::string& op : kDropouts) add(op, direction + " none row - -");
+  }
+  for (const std::string& op : kDropouts) add(op, "bwd none row - dbias");
   const std::vector<std::string> cells = cli::cells();
   const std::set<std::string> got(cells.begin(), cells.end());
   EXPECT_EQ(got.size(), cells.size()) << "a cell is listed twice";
@@ -84,33 +109,64 @@ std::pair<long, long> sizes(const std::string& shape) {
   return {std::stol(shape.substr(0, x)), std::stol(shape.substr(x + 1))};
 }
 
-// Columns that restrict each other; the rest combine freely.
-struct Choice {
-  std::string op, direction, layout, shape, bias;
-};
+bool is_plain(const std::string& number) { return number[0] != 'e'; }
 
-bool allowed(const Choice& c, const std::map<std::string, bool>& gated) {
-  const bool is_gated = gated.at(c.op);
-  if (is_gated == (c.layout == "-")) return false;
-  if (has_dbias(c.bias) && c.direction == "fwd") return false;
-  if (c.op == kNorm && c.bias != "-") return false;
-  if (!c.layout.starts_with("interleaved(")) return true;
-  return sizes(c.shape).second % std::stol(c.layout.substr(12)) == 0;
+// Options belong to modes.
+bool option_fits(const std::string& number, const std::string& mode) {
+  if (number.ends_with("+swizzled")) return mode == "mxfp8";
+  if (number.ends_with("+pow2")) return mode == "current";
+  if (number.ends_with("+exact")) return mode == "block1x128" || mode == "block128x128";
+  return true;
+}
+
+// Everything but the shape: (op, direction, mode, orientation, layout, bias), then numbers.
+bool allowed_cell(const Case& c) {
+  static const std::map<std::string, bool> kActivations = activations();
+  const std::string& op = c[Column::op];
+  const std::string& bias = c[Column::bias];
+  const bool backward = c[Column::direction] == "bwd";
+  const auto found = kActivations.find(op);
+  const bool gated = found != kActivations.end() && found->second;
+  if (gated == (c[Column::layout] == "-")) return false;
+  if (has_dbias(bias) && !backward) return false;
+  if (found != kActivations.end()) return true;
+  if (op == "quantize") return bias == (backward ? "dbias" : "-");
+  if (op == "dequantize" || op.starts_with("requantize"))
+    return c[Column::mode] != "none" && !backward && bias == "-";
+  if (c[Column::mode] != "none" || c[Column::orientation] != "row") return false;
+  if (op == kNorm) return bias == "-";
+  return bias == "-" || bias == (backward ? "dbias" : "bias");
+}
+
+bool allowed_numbers(const std::string& op, const std::string& mode, const std::string& input,
+                     const std::string& output) {
+  const bool reads = op == "dequantize" || op.starts_with("requantize");
+  if (is_plain(input) == reads) return false;
+  if (reads && input.find('+') != std::string::npos &&
+      (op == "dequantize" ? mode : op) != (op == "dequantize" ? "mxfp8" : requantize("mxfp8")))
+    return false;
+  const bool writes = mode != "none" && op != "dequantize";
+  return is_plain(output) != writes && option_fits(output, mode);
+}
+
+bool allowed_shape(const std::string& layout, const std::string& shape) {
+  if (!layout.starts_with("interleaved(")) return true;
+  return sizes(shape).second % std::stol(layout.substr(12)) == 0;
 }
 
 TEST(Cases, AllCasesAreAllowed) {
-  const auto gated = ops();
   for (const Case& c : list()) {
-    ASSERT_TRUE(gated.contains(c[Column::op])) << c.text();
-    EXPECT_TRUE(allowed(
-        {c[Column::op], c[Column::direction], c[Column::layout], c[Column::shape], c[Column::bias]},
-        gated))
+    EXPECT_TRUE(
+        allowed_cell(c) &&
+        allowed_numbers(c[Column::op], c[Column::mode], c[Column::input], c[Column::output]) &&
+        allowed_shape(c[Column::layout], c[Column::shape]))
         << c.text();
     const cli::ShapeCase s = cli::parse_shape(c[Column::shape]);
     EXPECT_TRUE((std::pair<long, long>(s.rows, s.cols)) == sizes(c[Column::shape]));
     EXPECT_EQ(s.strided, c[Column::shape].find("strided") != std::string::npos);
     EXPECT_EQ(s.unaligned, c[Column::shape].find("unaligned") != std::string::npos);
   }
+  EXPECT_GE(list().size(), 5000U);
 }
 
 TEST(Cases, ColumnsHaveTheValuesOfTheSpecification) {
@@ -120,8 +176,11 @@ TEST(Cases, ColumnsHaveTheValuesOfTheSpecification) {
     return result;
   };
   using Set = std::set<std::string>;
-  EXPECT_EQ(values(Column::input), (Set{"f32", "f16", "bf16"}));
-  EXPECT_EQ(values(Column::output), (Set{"f32", "f16", "bf16"}));
+  EXPECT_EQ(values(Column::input), (Set{"f32", "f16", "bf16", "e4m3", "e5m2", "e4m3+swizzled"}));
+  EXPECT_EQ(values(Column::output), (Set{"f32", "f16", "bf16", "e4m3", "e5m2", "e4m3+swizzled",
+                                         "e4m3+pow2", "e5m2+exact"}));
+  EXPECT_EQ(values(Column::mode), Set(kModes.begin(), kModes.end()));
+  EXPECT_EQ(values(Column::orientation), Set(kSides.begin(), kSides.end()));
   EXPECT_EQ(values(Column::direction), (Set{"fwd", "bwd"}));
   EXPECT_EQ(values(Column::precision), (Set{"native", "strict"}));
   EXPECT_EQ(values(Column::rounding), (Set{"once", "eager"}));
@@ -137,51 +196,93 @@ TEST(Cases, ColumnsHaveTheValuesOfTheSpecification) {
   EXPECT_TRUE(no_rows && no_cols && strided && unaligned && long_rows);
 }
 
+// Values of a column by number, so that pairs are a few bits.
+struct Numbering {
+  std::array<std::vector<std::string>, kColumns> values;
+  [[nodiscard]] size_t of(size_t column, const std::string& v) const {
+    const auto& list = values[column];
+    return static_cast<size_t>(std::lower_bound(list.begin(), list.end(), v) - list.begin());
+  }
+};
+
+using Met = std::vector<bool>;
+constexpr size_t kMost = 128;  // values of a column
+
+size_t pair_index(size_t a, size_t i, size_t b, size_t j) {
+  return ((a * kColumns + b) * kMost + i) * kMost + j;
+}
+
 TEST(Cases, EveryTwoValuesThatMayMeetDoMeet) {
-  using Pair = std::tuple<size_t, std::string, size_t, std::string>;
-  std::array<std::set<std::string>, kColumns> values;
-  std::set<Pair> met;
-  for (const Case& c : list())
-    for (size_t a = 0; a < kColumns; ++a) {
-      values[a].insert(c.values[a]);
-      for (size_t b = a + 1; b < kColumns; ++b) met.insert({a, c.values[a], b, c.values[b]});
-    }
-  // All allowed choices of the columns that restrict each other, by brute force.
-  const auto gated = ops();
-  const auto at = [&](Column c) -> const std::set<std::string>& {
-    return values[static_cast<size_t>(c)];
+  Numbering number;
+  for (size_t c = 0; c < kColumns; ++c) {
+    std::set<std::string> seen;
+    for (const Case& k : list()) seen.insert(k.values[c]);
+    number.values[c].assign(seen.begin(), seen.end());
+    ASSERT_LE(seen.size(), kMost);
+  }
+  Met met(kColumns * kColumns * kMost * kMost), possible = met;
+  for (const Case& k : list()) {
+    std::array<size_t, kColumns> row{};
+    for (size_t c = 0; c < kColumns; ++c) row[c] = number.of(c, k.values[c]);
+    for (size_t a = 0; a < kColumns; ++a)
+      for (size_t b = a + 1; b < kColumns; ++b) met[pair_index(a, row[a], b, row[b])] = true;
+  }
+  // All that is allowed, by brute force; precision and rounding combine with everything.
+  constexpr std::array kOrder{Column::op,          Column::direction, Column::mode,
+                              Column::orientation, Column::layout,    Column::bias};
+  std::array<size_t, kColumns> row{};
+  Case k;
+  const auto set = [&](Column c, size_t i) {
+    row[static_cast<size_t>(c)] = i;
+    k.values[static_cast<size_t>(c)] = number.values[static_cast<size_t>(c)][i];
   };
-  std::set<Pair> possible;
-  constexpr std::array kBound{Column::op, Column::direction, Column::layout, Column::shape,
-                              Column::bias};
-  for (const std::string& op : at(Column::op))
-    for (const std::string& direction : at(Column::direction))
-      for (const std::string& layout : at(Column::layout))
-        for (const std::string& shape : at(Column::shape))
-          for (const std::string& bias : at(Column::bias)) {
-            if (!allowed({op, direction, layout, shape, bias}, gated)) continue;
-            const std::array<const std::string*, 5> v{&op, &direction, &layout, &shape, &bias};
-            for (size_t i = 0; i < v.size(); ++i)
-              for (size_t j = i + 1; j < v.size(); ++j)
-                possible.insert(
-                    {static_cast<size_t>(kBound[i]), *v[i], static_cast<size_t>(kBound[j]), *v[j]});
-          }
+  const auto count = [&](Column c) { return number.values[static_cast<size_t>(c)].size(); };
+  // A shape is bound to the layout alone, so it is paired with the rest one by one.
+  constexpr auto kShape = static_cast<size_t>(Column::shape);
+  const auto mark_all = [&] {
+    for (size_t a = 0; a < kColumns; ++a)
+      for (size_t b = a + 1; b < kColumns; ++b)
+        if (a != kShape && b != kShape) possible[pair_index(a, row[a], b, row[b])] = true;
+    for (size_t s = 0; s < count(Column::shape); ++s) {
+      if (!allowed_shape(k[Column::layout], number.values[kShape][s])) continue;
+      for (size_t c = 0; c < kColumns; ++c)
+        if (c != kShape)
+          possible[c < kShape ? pair_index(c, row[c], kShape, s)
+                              : pair_index(kShape, s, c, row[c])] = true;
+    }
+  };
+  const std::function<void(size_t)> walk = [&](size_t depth) {
+    if (depth < kOrder.size()) {
+      for (size_t i = 0; i < count(kOrder[depth]); ++i) set(kOrder[depth], i), walk(depth + 1);
+      return;
+    }
+    if (!allowed_cell(k)) return;
+    for (size_t i = 0; i < count(Column::input); ++i)
+      for (size_t o = 0; o < count(Column::output); ++o) {
+        set(Column::input, i), set(Column::output, o);
+        if (!allowed_numbers(k[Column::op], k[Column::mode], k[Column::input], k[Column::output]))
+          continue;
+        for (size_t q = 0; q < 4; ++q) {
+          set(Column::precision, q / 2), set(Column::rounding, q % 2);
+          mark_all();
+        }
+      }
+  };
+  walk(0);
   size_t missing = 0, expected = 0;
   for (size_t a = 0; a < kColumns; ++a)
-    for (size_t b = a + 1; b < kColumns; ++b) {
-      const auto bound = [&](size_t c) {
-        return std::find(kBound.begin(), kBound.end(), static_cast<Column>(c)) != kBound.end();
-      };
-      for (const std::string& va : values[a])
-        for (const std::string& vb : values[b]) {
-          if (bound(a) && bound(b) && !possible.contains({a, va, b, vb})) continue;
+    for (size_t b = a + 1; b < kColumns; ++b)
+      for (size_t i = 0; i < number.values[a].size(); ++i)
+        for (size_t j = 0; j < number.values[b].size(); ++j) {
+          if (!possible[pair_index(a, i, b, j)]) continue;
           ++expected;
-          if (met.contains({a, va, b, vb})) continue;
-          if (++missing <= 5) ADD_FAILURE() << "never together: " << va << " and " << vb;
+          if (met[pair_index(a, i, b, j)]) continue;
+          if (++missing <= 5)
+            ADD_FAILURE() << "never together: " << number.values[a][i] << " and "
+                          << number.values[b][j];
         }
-    }
   EXPECT_EQ(missing, 0U);
-  EXPECT_GT(expected, 2500U);  // the enumeration above is not empty by mistake
+  EXPECT_GT(expected, 5000U);  // the enumeration above is not empty by mistake
 }
 
 }  // namespace
