@@ -8,6 +8,7 @@
 #include "backend/list.h"
 #include "ops/activation.h"
 #include "ops/builder.h"
+#include "ops/dropout.h"
 #include "ops/fuse.h"
 #include "ops/l2norm.h"
 #include "plan/execute.h"
@@ -92,6 +93,52 @@ TEST(Step, KeysDifferWhereKernelsDiffer) {
   }
 }
 
+TEST(Step, KeysDifferWhereEncodersDiffer) {
+  const std::vector<std::function<void(Operand&)>> changes{
+      [](Operand&) {},
+      [](Operand& o) { o.format.dtype = DType::e5m2; },
+      [](Operand& o) { o.format.scaling = Scaling::block128x128; },
+      [](Operand& o) { o.format.scaling = Scaling::mxfp8; },
+      [](Operand& o) { o.format.scaling = Scaling::mxfp8, o.format.swizzled = true; },
+      [](Operand& o) { o.format.eps = 1e-3F; },
+      [](Operand& o) { o.format.eps = 2e-3F; },
+      [](Operand& o) { o.format.power_of_two = false; },
+      [](Operand& o) { o.columnwise = true; },
+      [](Operand& o) { o.columnwise = true, o.rowwise = false; },
+      [](Operand& o) { o.counts = true; },
+  };
+  std::set<std::string> keys;
+  for (const auto& change : changes)
+    for (const bool input : {false, true}) {
+      Operand o;
+      o.format = {.dtype = DType::e4m3, .scaling = Scaling::block1x128};
+      change(o);
+      if (input && (o.counts || (o.columnwise && o.rowwise))) continue;  // not read
+      StepBuilder build("encoders", 256, Precision::strict);
+      const Expr x = input ? build.load(o, 0, {}) : build.load({From::tile, 0, DType::f32});
+      const StepBuilder::Part part{x, {}};
+      if (input)
+        build.store({To::tile, 0, DType::f32}, x);
+      else
+        build.store(o, 0, 9, 256, std::span(&part, 1));
+      EXPECT_TRUE(keys.insert(build.finish().key()).second) << keys.size();
+    }
+}
+
+TEST(Step, LoadsThatNoStoreNeedsAreLeftOut) {
+  StepBuilder build("unused", 8, Precision::strict);
+  build.load({From::tile, 0, DType::f32});
+  const Expr y = build.load({From::tile, 1, DType::bf16});
+  build.load({From::row, 2, DType::f32});
+  const Expr z = build.load({From::column, 3, DType::f16});
+  build.store({To::tile, 0, DType::f32}, y * z);
+  const Step step = build.finish();
+  ASSERT_EQ(step.loads.size(), 2U);
+  EXPECT_EQ(step.loads[0].arg, 1U);
+  EXPECT_EQ(step.loads[1].arg, 3U);
+  EXPECT_EQ(step.bytes(4), 32 * 2 + 4 * 2 + 32 * 4);
+}
+
 TEST(Step, KeysAreEqualWhereKernelsAreEqual) {
   Recipe other;
   other.name = "another name";
@@ -128,6 +175,14 @@ ActivationForm form(const char* act, bool backward) {
   return f;
 }
 
+Operand operand(const Format& f, bool rowwise, bool columnwise) {
+  Operand o;
+  o.format = f;
+  o.rowwise = rowwise;
+  o.columnwise = columnwise;
+  return o;
+}
+
 std::vector<Step> described() {
   std::vector<Step> steps;
   steps.push_back(activation_step(form("gelu", false)));
@@ -158,6 +213,32 @@ std::vector<Step> described() {
                 .cols = 7};
   steps.push_back(fuse_step(fuse));
   steps.push_back(l2_square_sum({.cols = 64, .x = DType::bf16, .options = {}}));
+  // Both encodings of a gated gradient, its bias gradient and its counts; what `current` needs
+  // first.
+  ActivationForm mx = form("swiglu", true);
+  mx.y = operand({.dtype = DType::e5m2, .scaling = Scaling::mxfp8, .swizzled = true}, true, true);
+  mx.y->counts = true;
+  mx.dbias = DType::bf16;
+  steps.push_back(activation_step(mx));
+  ActivationForm current = form("gelu", false);
+  current.y = operand({.dtype = DType::e4m3, .scaling = Scaling::current, .eps = 0.5F}, true, true);
+  current.y_amax = current.amax_only = true;
+  steps.push_back(activation_step(current));
+  current.y_amax = current.amax_only = false;
+  steps.push_back(activation_step(current));
+  // An encoded input, columnwise; a delayed output with its amax.
+  ActivationForm delayed = form("relu", false);
+  delayed.x = operand({.dtype = DType::e4m3, .scaling = Scaling::block1x128}, false, true);
+  delayed.y = operand({.dtype = DType::e4m3, .scaling = Scaling::delayed}, true, false);
+  delayed.y_amax = true;
+  steps.push_back(activation_step(delayed));
+  steps.push_back(dropout_step({.cols = 64,
+                                .x = DType::bf16,
+                                .bias = DType::bf16,
+                                .residual = DType::f32,
+                                .y = DType::bf16}));
+  steps.push_back(dropout_backward_step(
+      {.cols = 64, .x = DType::bf16, .bias = DType::f16, .residual = {}, .y = DType::bf16}));
   return steps;
 }
 
@@ -199,7 +280,8 @@ TEST(Step, NativeIsStrictWhereF32IsKept) {
   EXPECT_EQ(precision({{To::tile, DType::f32}}, kNative), kStrict);
   EXPECT_EQ(precision({{To::tile, DType::bf16}}, kStrict), kStrict);
   EXPECT_EQ(precision({{To::tile, DType::bf16}, {To::amax, DType::f32}}, kNative), kNative);
-  EXPECT_EQ(precision({{To::amax, DType::f32}}, kNative), kStrict);
+  // Alone it must be that of the values which a call with the same options would encode.
+  EXPECT_EQ(precision({{To::amax, DType::f32}}, kNative), kNative);
   EXPECT_EQ(precision({{To::tile, DType::bf16}, {To::column_sum, DType::f32}}, kNative), kStrict);
   EXPECT_EQ(precision({{To::column_sum, DType::bf16}, {To::row_sum, DType::f16}}, kNative),
             kNative);

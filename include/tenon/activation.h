@@ -3,9 +3,11 @@
 
 #include <functional>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -32,11 +34,29 @@ struct Args {
   Expr operator[](std::string_view parameter) const;
 };
 
+// The formula as a function of expressions. Copies are known to be equal, so that calls with the
+// same activation build its kernels once.
+class Body {
+ public:
+  Body() = default;
+  template <class F>
+  requires(std::is_invocable_r_v<Expr, const F&, const Args&> && !std::is_same_v<F, Body>)
+      Body(F f)  // NOLINT: a function is a body
+      : function_(std::make_shared<const std::function<Expr(const Args&)>>(std::move(f))) {}
+
+  Expr operator()(const Args& args) const { return (*function_)(args); }
+  explicit operator bool() const { return function_ && *function_; }
+  [[nodiscard]] std::shared_ptr<const void> identity() const { return function_; }
+
+ private:
+  std::shared_ptr<const std::function<Expr(const Args&)>> function_;
+};
+
 struct Activation {
   std::string name = {};
   int inputs = 1;
   std::vector<Parameter> parameters = {};
-  std::function<Expr(const Args&)> body = {};
+  Body body = {};
   std::vector<std::string> aliases = {};
   bool scaled = false;  // the result is multiplied by a column vector s, one number a row
 };

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -146,7 +147,7 @@ class Fused {
  private:
   std::string name_;
   size_t arguments_;
-  Body body_;
+  std::shared_ptr<const Body> body_;  // copies share their kernels
   std::vector<float> parameters_;
 };
 

@@ -109,7 +109,11 @@ void run(ActivationForm form, Inputs in, Outputs out, const Tensor& y, const Ten
          int64_t rows, const Options& options) {
   using A = ActivationArgs;
   const std::vector<float> parameters = values(form.f);
-  const auto go = [&](const Step& step) {
+  const auto prepare = [&](const ActivationForm& f) {
+    return prepared(key(f), f.f.body.identity(), options.device,
+                    [&] { return activation_step(f); });
+  };
+  const auto go = [&](const Prepared& step) {
     execute(step, {.rows = rows, .in = in, .out = out, .parameters = parameters}, options);
   };
   std::array<float, 2> found{};
@@ -129,20 +133,20 @@ void run(ActivationForm form, Inputs in, Outputs out, const Tensor& y, const Ten
   place(db, 1, form.db_amax);
   form.y = operand(y);
   form.db = operand(db);
-  if (!finds_amax(y) && !finds_amax(db)) return go(activation_step(form));
+  if (!finds_amax(y) && !finds_amax(db)) return go(*prepare(form));
 
   // The amax must be that of the very values which are encoded, so both passes compute alike.
   ActivationForm second = form;
   if (finds_amax(y)) second.y_amax = false;
   if (finds_amax(db)) second.db_amax = false;
-  const Step encode = activation_step(second);
+  const auto encode = prepare(second);
   ActivationForm first = form;
   first.amax_only = true;
   first.y_amax = finds_amax(y);
   first.db_amax = finds_amax(db);
-  first.precision = encode.effective_precision();
-  go(activation_step(first));
-  go(encode);
+  first.precision = encode->step.effective_precision();
+  go(*prepare(first));
+  go(*encode);
 }
 
 }  // namespace

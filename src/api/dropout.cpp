@@ -33,7 +33,7 @@ void check_random(std::string_view op, double p, bool training, const Random* ra
 
 static_assert(sizeof(Random) == 5 * sizeof(uint64_t));
 
-void run(const Step& step, int64_t rows, std::span<const View> in, std::span<const View> out,
+void run(const Prepared& step, int64_t rows, std::span<const View> in, std::span<const View> out,
          const DropoutRule& rule, const Random* random, const Options& options) {
   const std::array parameters{rule.threshold, rule.scale};
   execute(step,
@@ -64,16 +64,18 @@ void bias_dropout_add(const BiasDropoutAdd& c, const Options& options) {
   }
   check_overlap(kOp, {{"x", c.x}, {"bias", c.bias}, {"residual", c.residual}}, {{"y", c.y}},
                 {{"x", {}}, {"residual", {}}});
-  const Step step = dropout_step({.training = c.training,
-                                  .cols = c.x.cols,
-                                  .precision = options.precision,
-                                  .rounding = options.rounding,
-                                  .x = c.x.dtype,
-                                  .bias = dtype(c.bias),
-                                  .residual = dtype(c.residual),
-                                  .y = c.y.dtype});
+  const DropoutForm form{.training = c.training,
+                         .cols = c.x.cols,
+                         .precision = options.precision,
+                         .rounding = options.rounding,
+                         .x = c.x.dtype,
+                         .bias = dtype(c.bias),
+                         .residual = dtype(c.residual),
+                         .y = c.y.dtype};
+  const auto step =
+      prepared(key(form, false), nullptr, options.device, [&] { return dropout_step(form); });
   const std::array in{c.x, c.bias, c.residual};
-  run(step, c.x.rows, in, std::span(&c.y, 1), dropout_rule(c.p), c.random, options);
+  run(*step, c.x.rows, in, std::span(&c.y, 1), dropout_rule(c.p), c.random, options);
   if (c.training && options.device == Device::cpu) ++c.random->offset;
 }
 
@@ -96,16 +98,18 @@ void bias_dropout_add_backward(const BiasDropoutAddBackward& c, const Options& o
   }
   check_overlap(kOp, {{"grad", c.grad}},
                 {{"dx", c.dx}, {"dbias", c.dbias}, {"dresidual", c.dresidual}}, {{"grad", {}}});
-  const Step step = dropout_backward_step({.training = c.training,
-                                           .cols = c.grad.cols,
-                                           .precision = options.precision,
-                                           .rounding = options.rounding,
-                                           .x = c.grad.dtype,
-                                           .bias = dtype(c.dbias),
-                                           .residual = dtype(c.dresidual),
-                                           .y = dtype(c.dx)});
+  const DropoutForm form{.training = c.training,
+                         .cols = c.grad.cols,
+                         .precision = options.precision,
+                         .rounding = options.rounding,
+                         .x = c.grad.dtype,
+                         .bias = dtype(c.dbias),
+                         .residual = dtype(c.dresidual),
+                         .y = dtype(c.dx)};
+  const auto step = prepared(key(form, true), nullptr, options.device,
+                             [&] { return dropout_backward_step(form); });
   const std::array out{c.dx, c.dbias, c.dresidual};
-  run(step, c.grad.rows, std::span(&c.grad, 1), out, dropout_rule(c.p), c.random, options);
+  run(*step, c.grad.rows, std::span(&c.grad, 1), out, dropout_rule(c.p), c.random, options);
 }
 
 }  // namespace tenon

@@ -91,15 +91,32 @@ void check_encoding(std::string_view op, const NamedTensor& t, Orientation o, Sh
 }
 
 void check_encodings(std::string_view op, const NamedTensor& t, Shape shape) {
-  for (const Orientation o : kOrientations)
-    if (t.tensor.encoding(o).data.given()) check_encoding(op, t, o, shape);
+  const Tensor& x = t.tensor;
+  for (const Orientation o : kOrientations) {
+    const Encoding& e = x.encoding(o);
+    if (e.data.given()) {
+      check_encoding(op, t, o, shape);
+    } else if (e.scale_inv.given()) {
+      require(single_scale(x), op, ": ", t.name, part(o, kScales),
+              " is given, but that encoding has no data; leave it out, or give the data");
+      check_single(op, {t.name, e.scale_inv, part(o, kScales)});
+    }
+  }
+}
+
+// A plain matrix says its dtype twice, and has nothing that belongs to a scale.
+void check_plain(std::string_view op, const NamedTensor& t) {
+  check_view(op, {t.name, t.tensor.rowwise.data});
+  if (!t.tensor.given()) return;
+  check_format(op, t);
+  check_encodings(op, t, t.tensor.shape());
 }
 
 }  // namespace
 
 void check_input(std::string_view op, const NamedTensor& t) {
   const Tensor& x = t.tensor;
-  if (x.plain()) return check_view(op, {t.name, x.rowwise.data});
+  if (x.plain()) return check_plain(op, t);
   check_format(op, t);
   // Sizes first: what shape() says must make sense before shapes are derived from it.
   for (const Orientation o : kOrientations)
@@ -119,7 +136,7 @@ void check_output(std::string_view op, const NamedTensor& t, int64_t rows, int64
                   std::string_view rule) {
   const Tensor& x = t.tensor;
   if (x.plain()) {
-    check_view(op, {t.name, x.rowwise.data});
+    check_plain(op, t);
     check_shape(op, {t.name, x.rowwise.data}, rows, cols, rule);
   } else {
     check_format(op, t);

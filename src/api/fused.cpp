@@ -1,7 +1,12 @@
 // Fused functions: what each argument's shape says about its broadcast.
+#include <map>
+#include <mutex>
+
 #include "api/validate.h"
 #include "core/fp_mode.h"
+#include "core/lock.h"
 #include "expr/parse.h"
+#include "expr/registry.h"
 #include "ops/fuse.h"
 #include "plan/execute.h"
 #include "tenon/error.h"
@@ -57,6 +62,22 @@ FuseForm form_of(const std::string& op, const Fused& fused, const Fused::Body& b
   return form;
 }
 
+struct TextMemory {
+  static constexpr size_t kMost = 1024;
+  uint64_t meaning = 0;
+  std::map<std::string, Fused> texts;
+};
+TextMemory& fused_texts() {
+  static auto& memory = *new TextMemory;
+  return memory;
+}
+
+std::shared_ptr<const Prepared> prepare(const FuseForm& form,
+                                        const std::shared_ptr<const Fused::Body>& body,
+                                        Device device) {
+  return prepared(key(form), body, device, [&] { return fuse_step(form); });
+}
+
 void check_count(std::string_view op, size_t arguments) {
   require(arguments >= 1 && arguments <= 64, op, ": ", arguments,
           " arguments; a fused function takes 1 to 64");
@@ -67,9 +88,9 @@ void check_count(std::string_view op, size_t arguments) {
 Fused::Fused(std::string name, size_t arguments, Body body, std::vector<float> parameters)
     : name_(std::move(name)),
       arguments_(arguments),
-      body_(std::move(body)),
+      body_(std::make_shared<const Body>(std::move(body))),
       parameters_(std::move(parameters)) {
-  require(static_cast<bool>(body_), "fuse '", name_, "': no function given");
+  require(static_cast<bool>(*body_), "fuse '", name_, "': no function given");
   check_count(str("fuse '", name_, "'"), arguments_);
 }
 
@@ -80,13 +101,13 @@ void Fused::forward(std::span<const View> arguments, const View& y, const Option
   const std::vector<Named> in = named(arguments, names);
   for (const Named& v : in) check_view(op, v);
   check_view(op, {"y", y});
-  FuseForm form = form_of(op, *this, body_, arguments, {"y", y}, options);
+  FuseForm form = form_of(op, *this, *body_, arguments, {"y", y}, options);
   form.y = y.dtype;
   std::vector<Named> tiles;
   for (size_t i = 0; i < in.size(); ++i)
     if (form.arguments[i].from == Load::From::tile) tiles.push_back(in[i]);
   check_overlap(op, in, {{"y", y}}, tiles);
-  execute(fuse_step(form),
+  execute(*prepare(form, body_, options.device),
           {.rows = y.rows, .in = arguments, .out = std::span(&y, 1), .parameters = parameters_},
           options);
 }
@@ -102,7 +123,7 @@ void Fused::backward(std::span<const View> arguments, const View& grad,
   check_view(op, {"grad", grad});
   require(gradients.size() == arguments_, op, ": ", gradients.size(), " gradients given for ",
           arguments_, " arguments; pass one a piece, an empty view where none is wanted");
-  FuseForm form = form_of(op, *this, body_, arguments, {"grad", grad}, options);
+  FuseForm form = form_of(op, *this, *body_, arguments, {"grad", grad}, options);
   form.grad = grad.dtype;
   const std::vector<Named> out = named(gradients, gradient_names);
   for (size_t i = 0; i < out.size(); ++i) {
@@ -118,19 +139,19 @@ void Fused::backward(std::span<const View> arguments, const View& grad,
   check_overlap(op, in, out, tiles);
   std::vector<View> inputs(arguments.begin(), arguments.end());
   inputs.push_back(grad);
-  execute(fuse_step(form),
+  execute(*prepare(form, body_, options.device),
           {.rows = grad.rows, .in = inputs, .out = gradients, .parameters = parameters_}, options);
 }
 
 void Fused::warmup(std::span<const View> arguments, const View& y, const Options& options) const {
   const FpMode ieee;
-  FuseForm form = form_of(name_ + " warmup", *this, body_, arguments, {"y", y}, options);
+  FuseForm form = form_of(name_ + " warmup", *this, *body_, arguments, {"y", y}, options);
   form.y = y.dtype;
-  kernel_for(fuse_step(form), options.device).kernel->prepare();
+  prepare(form, body_, options.device)->chosen.kernel->prepare();
   form.grad = y.dtype;
   for (auto& a : form.arguments) a.gradient = a.dtype;
   try {
-    kernel_for(fuse_step(form), options.device).kernel->prepare();
+    prepare(form, body_, options.device)->chosen.kernel->prepare();
   } catch (const Error& e) {
     if (e.code() != Code::unsupported) throw;  // a device may have the forward alone
   }
@@ -144,12 +165,27 @@ Fused fuse_text(std::string_view formula, std::span<const std::string> arguments
     for (size_t j = 0; j < i; ++j)
       require(arguments[i] != arguments[j], "fuse: two arguments are named '", arguments[i], "'");
   }
+  // A text is parsed once, until a definition may have changed what its names mean.
+  std::string text(formula);
+  for (const std::string& a : arguments) text += "\n" + a;
+  const uint64_t meaning = definitions();
+  {
+    const std::lock_guard guard(library_lock());
+    TextMemory& memory = fused_texts();
+    if (memory.meaning != meaning) memory = {meaning, {}};
+    if (const auto it = memory.texts.find(text); it != memory.texts.end()) return it->second;
+  }
   const Formula parsed = parse(formula, arguments);
   std::vector<float> parameters;
   for (const Parameter& p : parsed.parameters) parameters.push_back(p.value);
-  return {formula_label(formula), arguments.size(),
-          [parsed](std::span<const Expr> in) { return substitute(parsed, in); },
-          std::move(parameters)};
+  Fused made(
+      formula_label(formula), arguments.size(),
+      [parsed](std::span<const Expr> in) { return substitute(parsed, in); }, std::move(parameters));
+  const std::lock_guard guard(library_lock());
+  TextMemory& memory = fused_texts();
+  if (memory.texts.size() >= TextMemory::kMost) memory.texts.clear();
+  if (memory.meaning == meaning) memory.texts.try_emplace(std::move(text), made);
+  return made;
 }
 
 }  // namespace tenon

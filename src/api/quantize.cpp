@@ -37,7 +37,16 @@ void quantize(const Quantize& c, const Options& options) {
   const Shape shape = c.x.shape();
   if (c.y.given()) check_output(kOp, {"y", c.y}, shape.rows, shape.cols, "the shape of x");
   if (!c.dbias.given()) return forward(identity(), {.x = c.x, .y = c.y, .amax = c.amax}, options);
-  // The column sums of a gradient are the bias gradient of the identity.
+  // The column sums of a gradient are the bias gradient of the identity. Overlaps are looked for
+  // here, under the names that the caller knows.
+  check_view(kOp, {"dbias", c.dbias});
+  check_view(kOp, {"amax", c.amax});
+  std::vector<Named> inputs;
+  std::vector<Named> outputs;
+  append_inputs(inputs, {"x", c.x});
+  append_outputs(inputs, outputs, {"y", c.y});
+  outputs.insert(outputs.end(), {{"dbias", c.dbias}, {"amax", c.amax}});
+  check_overlap(kOp, inputs, outputs, {{"x", {}}});
   backward(identity(), {.grad = c.x, .x = c.x, .dx = c.y, .dbias = c.dbias, .amax = c.amax},
            options);
 }

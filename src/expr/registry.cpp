@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <mutex>
 
 #include "core/lock.h"
@@ -17,6 +18,18 @@ namespace {
 std::vector<Activation>& user_activations() {
   static auto& list = *new std::vector<Activation>;  // other threads may outlive static objects
   return list;
+}
+
+// Texts that were resolved before, so that calls by text share one formula; guarded by
+// library_lock(). A definition may change what a text means.
+struct Resolved {
+  static constexpr size_t kMost = 1024;
+  std::map<std::string, Activation, std::less<>> texts;
+  uint64_t definitions = 0;
+};
+Resolved& resolved() {
+  static auto& memory = *new Resolved;
+  return memory;
 }
 
 bool answers_to(const Activation& f, std::string_view name) {
@@ -166,6 +179,11 @@ std::optional<Activation> registered(std::string_view name) {
   return f ? std::optional(*f) : std::nullopt;
 }
 
+uint64_t definitions() {
+  const std::lock_guard guard(library_lock());
+  return resolved().definitions;
+}
+
 std::string suggestion(std::string_view name) {
   std::string best;
   size_t least = (name.size() + 1) / 3;  // a third of the letters may be wrong
@@ -191,7 +209,22 @@ std::vector<std::string> activation_names() {
 
 Activation activation(std::string_view text,
                       std::span<const std::pair<std::string, float>> parameters) {
+  uint64_t definitions = 0;
+  {
+    const std::lock_guard guard(library_lock());
+    definitions = resolved().definitions;
+    const auto it = resolved().texts.find(text);
+    if (it != resolved().texts.end() && parameters.empty()) return it->second;
+  }
   Activation f = resolve(text);
+  {
+    const std::lock_guard guard(library_lock());
+    Resolved& memory = resolved();
+    if (memory.texts.size() >= Resolved::kMost) memory.texts.clear();
+    // Of two threads that resolve one text the first one's formula serves both.
+    if (memory.definitions == definitions)
+      f = memory.texts.try_emplace(std::string(text), f).first->second;
+  }
   set_parameters(f, parameters);
   return f;
 }
@@ -269,6 +302,8 @@ void define(Activation f) {
   graph.id(call(f, inputs, parameters));
 
   const std::lock_guard guard(library_lock());
+  ++resolved().definitions;
+  resolved().texts.clear();
   auto& list = user_activations();
   const auto it = std::ranges::find(list, f.name, &Activation::name);
   if (it == list.end())

@@ -19,4 +19,7 @@ std::string suggestion(std::string_view name);
 // The built-in rows of activations.cpp.
 std::span<const Activation> built_in_activations();
 
+// Grows with every definition: what a name means depends on nothing else.
+uint64_t definitions();
+
 }  // namespace tenon

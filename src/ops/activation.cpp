@@ -2,6 +2,7 @@
 #include "ops/activation.h"
 
 #include "ops/builder.h"
+#include "ops/key.h"
 
 namespace tenon {
 
@@ -99,6 +100,18 @@ Step activation_step(const ActivationForm& form) {
   if (form.amax) store_amax(A::amax, inputs == 1 ? d[0] : max(abs(d[0]), abs(d[1])), false);
   if (form.dscale) build.store({Store::To::row_sum, A::dscale, *form.dscale, {}}, d[inputs]);
   return build.finish();
+}
+
+std::string key(const ActivationForm& form) {
+  KeyWriter key('a');
+  for (const Parameter& p : form.f.parameters) key.add(p.name);
+  key.add(form.f.inputs).add(form.f.scaled).add(form.backward).add(form.cols);
+  key.add(form.layout.kind).add(form.layout.k).add(form.separate);
+  key.add(form.precision).add(form.rounding).add(form.x);
+  key.add(form.b).add(form.grad).add(form.y).add(form.db);
+  key.add(form.bias).add(form.scale).add(form.dbias).add(form.dscale).add(form.amax);
+  key.add(form.y_amax).add(form.db_amax).add(form.amax_only);
+  return key.finish();
 }
 
 }  // namespace tenon

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "ops/operand.h"
 #include "step/step.h"
@@ -52,5 +53,8 @@ struct ActivationArgs {
 };
 
 Step activation_step(const ActivationForm& form);
+
+// Equal for equal steps of one f.body; shorter to make than a step.
+std::string key(const ActivationForm& form);
 
 }  // namespace tenon

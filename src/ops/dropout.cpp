@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ops/builder.h"
+#include "ops/key.h"
 
 namespace tenon {
 
@@ -52,6 +53,12 @@ Step dropout_backward_step(const DropoutForm& form) {
   if (form.bias) build.store({Store::To::column_sum, 1, *form.bias}, dx);
   if (form.residual) build.store({Store::To::tile, 2, *form.residual}, grad);
   return build.finish();
+}
+
+std::string key(const DropoutForm& form, bool backward) {
+  KeyWriter key('d');
+  key.add(backward).add(form.training).add(form.cols).add(form.precision).add(form.rounding);
+  return key.add(form.x).add(form.bias).add(form.residual).add(form.y).finish();
 }
 
 }  // namespace tenon

@@ -29,4 +29,7 @@ struct DropoutForm {
 Step dropout_step(const DropoutForm& form);
 Step dropout_backward_step(const DropoutForm& form);
 
+// Equal for equal steps of one direction.
+std::string key(const DropoutForm& form, bool backward);
+
 }  // namespace tenon

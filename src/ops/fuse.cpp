@@ -2,6 +2,7 @@
 #include "ops/fuse.h"
 
 #include "ops/builder.h"
+#include "ops/key.h"
 
 namespace tenon {
 
@@ -48,6 +49,13 @@ Step fuse_step(const FuseForm& form) {
     if (const auto dtype = form.arguments[i].gradient)
       build.store({adjoint(form.arguments[i].from), i, *dtype, {}}, d[i]);
   return build.finish();
+}
+
+std::string key(const FuseForm& form) {
+  KeyWriter key('f');
+  for (const FuseForm::Argument& a : form.arguments) key.add(a.from).add(a.dtype).add(a.gradient);
+  key.add(form.parameters).add(form.grad).add(form.y).add(form.cols);
+  return key.add(form.precision).add(form.rounding).finish();
 }
 
 }  // namespace tenon

@@ -35,4 +35,7 @@ struct FuseForm {
 // an argument.
 Step fuse_step(const FuseForm& form);
 
+// Equal for equal steps of one f.
+std::string key(const FuseForm& form);
+
 }  // namespace tenon

@@ -48,12 +48,43 @@ Chosen make(const Step& step, Device device) {
        ". Run it on the cpu device");
 }
 
+using PreparedSteps = std::unordered_map<std::string, std::shared_ptr<const Prepared>>;
+
+PreparedSteps& prepared_steps() {
+  static auto& steps = *new PreparedSteps;
+  return steps;
+}
+
 void* workspace(size_t bytes) {
   constexpr size_t kAlignment = 64;
   thread_local std::vector<char> memory;
   if (memory.size() < bytes + kAlignment) memory.resize(bytes + kAlignment);
   const auto address = reinterpret_cast<uintptr_t>(memory.data());
   return memory.data() + (kAlignment - address % kAlignment) % kAlignment;
+}
+
+void run(const Step& step, const Chosen& chosen, RunArgs args, const Options& options) {
+  const size_t bytes = chosen.kernel->workspace(args.rows);
+  args.workspace = bytes ? workspace(bytes) : nullptr;
+  args.stream = options.stream;
+  const bool log = logging();
+  if (!observer() && !log) return chosen.kernel->run(args);
+  double microseconds = 0;
+  const auto go = [&] {
+    const auto start = std::chrono::steady_clock::now();
+    chosen.kernel->run(args);
+    const auto time = std::chrono::steady_clock::now() - start;
+    microseconds = std::chrono::duration<double, std::micro>(time).count();
+  };
+  if (observer())
+    observer()(step, args, options, go);
+  else
+    go();
+  if (!log) return;
+  std::fprintf(stderr, "tenon: %s rows=%lld maker=%.*s bytes=%lld time_us=%.1f\n",
+               step.describe().c_str(), static_cast<long long>(args.rows),
+               static_cast<int>(chosen.maker.size()), chosen.maker.data(),
+               static_cast<long long>(step.bytes(args.rows)), microseconds);
 }
 
 }  // namespace
@@ -73,26 +104,29 @@ Chosen kernel_for(const Step& step, Device device) {
 void set_observer(Observer o) { observer() = std::move(o); }
 
 void execute(const Step& step, RunArgs args, const Options& options) {
-  const Chosen chosen = kernel_for(step, options.device);
-  const size_t bytes = chosen.kernel->workspace(args.rows);
-  args.workspace = bytes ? workspace(bytes) : nullptr;
-  args.stream = options.stream;
-  double microseconds = 0;
-  const auto run = [&] {
-    const auto start = std::chrono::steady_clock::now();
-    chosen.kernel->run(args);
-    const auto time = std::chrono::steady_clock::now() - start;
-    microseconds = std::chrono::duration<double, std::micro>(time).count();
-  };
-  if (observer())
-    observer()(step, args, options, run);
-  else
-    run();
-  if (!logging()) return;
-  std::fprintf(stderr, "tenon: %s rows=%lld maker=%.*s bytes=%lld time_us=%.1f\n",
-               step.describe().c_str(), static_cast<long long>(args.rows),
-               static_cast<int>(chosen.maker.size()), chosen.maker.data(),
-               static_cast<long long>(step.bytes(args.rows)), microseconds);
+  run(step, kernel_for(step, options.device), args, options);
+}
+
+std::shared_ptr<const Prepared> prepared(std::string key, std::shared_ptr<const void> identity,
+                                         Device device, const std::function<Step()>& make) {
+  const auto address = reinterpret_cast<uintptr_t>(identity.get());
+  key.append(reinterpret_cast<const char*>(&address), sizeof address);
+  key += static_cast<char>(device);
+  {
+    const std::lock_guard guard(library_lock());
+    if (const auto it = prepared_steps().find(key); it != prepared_steps().end()) return it->second;
+  }
+  Step step = make();
+  Chosen chosen = kernel_for(step, device);
+  auto made = std::make_shared<const Prepared>(
+      Prepared{std::move(step), std::move(chosen), std::move(identity)});
+  const std::lock_guard guard(library_lock());
+  if (prepared_steps().size() >= kMaxKernels) prepared_steps().clear();
+  return prepared_steps().try_emplace(std::move(key), std::move(made)).first->second;
+}
+
+void execute(const Prepared& p, RunArgs args, const Options& options) {
+  run(p.step, p.chosen, args, options);
 }
 
 }  // namespace tenon

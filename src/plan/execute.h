@@ -25,4 +25,16 @@ void set_observer(Observer observer);
 // Finds or makes the kernel, lends it a workspace and runs it. TENON_LOG=1 prints a line a step.
 void execute(const Step& step, RunArgs args, const Options& options);
 
+// A step with its kernel, kept for the next call that asks for the same.
+struct Prepared {
+  Step step;
+  Chosen chosen;
+  std::shared_ptr<const void> identity;  // of the function in it, whose address is part of the key
+};
+
+// What `make` returns depends on nothing but the key, the identity and the device.
+std::shared_ptr<const Prepared> prepared(std::string key, std::shared_ptr<const void> identity,
+                                         Device device, const std::function<Step()>& make);
+void execute(const Prepared& p, RunArgs args, const Options& options);
+
 }  // namespace tenon

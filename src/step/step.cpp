@@ -39,9 +39,10 @@ std::string text(const Store& s) {
 }
 
 std::string text(const Encoder& e) {
+  const bool reads = e.format.scaling == Scaling::delayed || e.format.scaling == Scaling::current;
   return str("encoder", e.out, ":", info(e.format.dtype).name, text(e.format), ":",
              e.rowwise ? "row" : "", e.columnwise ? "col" : "", e.counts ? ":health" : "", "[",
-             e.cols, "]", "<", e.scale);
+             e.cols, "]", reads ? str("<", e.scale) : "");
 }
 
 }  // namespace

@@ -14,31 +14,18 @@ namespace {
 
 constexpr float kOne = 1;
 
+// The value, then the derivatives for the inputs; loads are inputs, gradient, parameters.
 Graph backward_graph(const Activation& f, std::vector<uint32_t>& roots) {
-  const Step step = activation_step({.f = f,
-                                     .backward = true,
-                                     .cols = kCols,
-                                     .layout = {},
-                                     .separate = f.inputs == 2,
-                                     .precision = Precision::strict,
-                                     .b = DType::f32,
-                                     .bias = {},
-                                     .scale = {},
-                                     .grad = DType::f32,
-                                     .y = DType::f32,
-                                     .db = DType::f32,
-                                     .dbias = {},
-                                     .dscale = {},
-                                     .amax = {}});
-  Graph graph(*step.graph);
-  // The value is a node already: equal nodes are one node.
+  Graph graph;
   const auto inputs = static_cast<uint32_t>(f.inputs);
   std::vector<Expr> in, parameters;
   for (uint32_t i = 0; i < inputs; ++i) in.push_back(graph.load(i));
+  const Expr seed = graph.load(inputs);
   for (uint32_t i = 0; i < f.parameters.size(); ++i)
     parameters.push_back(graph.load(inputs + 1 + i));
-  roots.push_back(graph.id(call(f, in, parameters)));
-  for (const uint32_t id : step.roots()) roots.push_back(id);
+  const Expr y(&graph, graph.id(call(f, in, parameters)));
+  roots.push_back(y.id());
+  for (const Expr& d : grad(y, seed, in)) roots.push_back(graph.id(d));
   return graph;
 }
 
