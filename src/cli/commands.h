@@ -18,10 +18,17 @@ struct CheckArgs {
   std::string precision;  // empty: both
 };
 
+struct QuantizeArgs {
+  std::string file, recipe, tensor, svg;
+  float eps = 0, scale = 0;
+  bool exact_scales = false, columnwise = false, json = false;
+};
+
 int doctor(bool json);
 int list(bool markdown);
 int show(const std::string& text, bool backward);
 int check(const CheckArgs& args);
 int demo();
+int quantize(const QuantizeArgs& args);
 
 }  // namespace tenon::cli

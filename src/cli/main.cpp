@@ -43,6 +43,27 @@ int run(int argc, char** argv) {
 
   auto* demo = app.add_subcommand("demo", "define an activation, derive, run, check and time it");
 
+  cli::QuantizeArgs quantise;
+  auto* quantize = app.add_subcommand(
+      "quantize", "what a recipe does to the tensors of an .npy or .safetensors file");
+  quantize->add_option("FILE", quantise.file)->required();
+  quantize
+      ->add_option("--recipe", quantise.recipe,
+                   "[e4m3:|e5m2:]MODE; delayed, current, mxfp8, block1x128, block128x128, all; "
+                   "several with commas")
+      ->required();
+  quantize->add_option("--tensor", quantise.tensor,
+                       "the tensor of this name, or all whose names contain it");
+  quantize->add_option("--eps", quantise.eps, "current, block: the least amax");
+  quantize->add_option("--scale", quantise.scale,
+                       "delayed: the multiplier (default: from the tensor's own amax, as a warm "
+                       "history gives it)");
+  quantize->add_flag("--exact-scales", quantise.exact_scales,
+                     "block: scales need not be powers of two");
+  quantize->add_flag("--columnwise", quantise.columnwise, "the columnwise encoding");
+  quantize->add_flag("--json", quantise.json, "one JSON object a line, tensor and recipe");
+  quantize->add_option("--svg", quantise.svg, "write a picture to this file");
+
   const auto known = [&](const std::string& name) {
     const auto all = app.get_subcommands([](const CLI::App*) { return true; });
     return std::ranges::any_of(all, [&](const CLI::App* c) { return c->get_name() == name; });
@@ -61,6 +82,7 @@ int run(int argc, char** argv) {
   if (*show) return cli::show(text, backward);
   if (*check) return cli::check(args);
   if (*demo) return cli::demo();
+  if (*quantize) return cli::quantize(quantise);
   return cli::usage;
 }
 

@@ -1,0 +1,208 @@
+// `tenon quantize`: what a recipe does to the tensors of a file.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/measure.h"
+#include "cli/picture.h"
+#include "cli/progress.h"
+#include "cli/tensor_file.h"
+#include "tenon/tenon.hpp"
+
+namespace tenon::cli {
+
+namespace {
+
+constexpr size_t kMostPanels = 16;
+
+void note(const std::string& text) { fmt::print(stderr, "tenon: note: {}\n", text); }
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t n : shape) text += str(text.empty() ? "" : ", ", n);
+  return "[" + text + "]";
+}
+
+// The one of that name, else all whose names contain it.
+std::vector<StoredTensor> select(const TensorFile& file, const QuantizeArgs& args) {
+  const std::string name = clean(args.file, 200);
+  require(!file.tensors.empty(), name,
+          " has no tensor of f16, bf16, f32 or f64; give a file that holds floats");
+  if (args.tensor.empty()) return file.tensors;
+  std::vector<StoredTensor> exact;
+  std::vector<StoredTensor> within;
+  for (const StoredTensor& t : file.tensors) {
+    if (t.name == args.tensor) exact.push_back(t);
+    if (t.name.find(args.tensor) != std::string::npos) within.push_back(t);
+  }
+  if (!exact.empty()) return exact;
+  constexpr size_t kListed = 8;
+  std::string names;
+  for (size_t i = 0; i < std::min(kListed, file.tensors.size()); ++i)
+    names += str(i ? ", " : "", clean(file.tensors[i].name, 40));
+  if (file.tensors.size() > kListed) names += str(" and ", file.tensors.size() - kListed, " more");
+  require(!within.empty(), name, " has no float tensor whose name contains '",
+          clean(args.tensor, 60), "'; it has ", names);
+  return within;
+}
+
+nlohmann::ordered_json as_json(const std::string& file, const StoredTensor& t, const Census& before,
+                               const Outcome& o) {
+  const auto share = [&](int64_t n) {
+    return before.elements ? static_cast<double>(n) / static_cast<double>(before.elements) : 0.0;
+  };
+  const Format& f = o.recipe.format;
+  nlohmann::ordered_json j;
+  j["file"] = file;
+  j["tensor"] = t.name;
+  j["dtype"] = name_of(t.type);
+  j["shape"] = t.shape;
+  j["rows"] = t.matrix.rows;
+  j["cols"] = t.matrix.cols;
+  j["recipe"] = o.recipe.name;
+  j["format"] = info(f.dtype).name;
+  j["mode"] = info(f.scaling).name;
+  j["orientation"] = o.recipe.orientation == Orientation::rowwise ? "rowwise" : "columnwise";
+  j["power_of_two"] = f.powers();
+  j["eps"] = f.eps;
+  if (f.scaling == Scaling::delayed) j["scale"] = o.recipe.scale;
+  j["elements"] = before.elements;
+  j["zeros"] = before.zeros;
+  j["amax"] = before.amax;
+  j["finite_amax"] = before.finite_amax;
+  j["relative_rms"] = o.relative_rms;
+  j["snr_db"] = o.snr_db;
+  j["max_abs_error"] = o.max_error;
+  j["worst_relative_error"] = o.worst_relative;
+  j["saturated"] = o.saturated;
+  j["saturated_share"] = share(o.saturated);
+  j["flushed"] = o.flushed;
+  j["flushed_share"] = share(o.flushed);
+  j["nonfinite"] = o.nonfinite;
+  j["spoiled"] = o.spoiled;
+  j["bytes_before"] = o.bytes_before;
+  j["bytes_after"] = o.bytes_after;
+  j["scales"] = o.scales;
+  j["distinct_scales"] = o.distinct_scales;
+  j["scale_inv_exponents"] = nullptr;
+  if (o.least_scale > 0) j["scale_inv_exponents"] = {o.least_exponent(), o.most_exponent()};
+  return j;
+}
+
+std::string scales_text(const Outcome& o) {
+  std::string text =
+      o.scales == 1 ? "1" : fmt::format("{}, {} distinct", o.scales, o.distinct_scales);
+  if (o.least_scale == 0) return text;
+  const int least = o.least_exponent();
+  const int most = o.most_exponent();
+  text += fmt::format(", 2^{}", least);
+  if (least != most) text += fmt::format("..2^{}", most);
+  return text;
+}
+
+std::string bytes_text(int64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; value >= 10000 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+void print_heading(const std::string& file, size_t tensors, bool columnwise) {
+  fmt::print("{}: {} tensor{}, {}\n\n", file, tensors, tensors == 1 ? "" : "s",
+             columnwise ? "columnwise" : "rowwise");
+  fmt::print("{:<20}{:>10}{:>9}{:>11}{:>11}{:>11}{:>10}{:>12}  {:<32}{}\n", "", "rel. RMS",
+             "SNR dB", "max error", "worst rel.", "saturated", "flushed", "non-finite", "bytes",
+             "scales (scale_inv)");
+}
+
+void print_report(const Report& r) {
+  const Census& b = r.before;
+  std::string amax = fmt::format("{:.4g}", b.amax);
+  if (!std::isfinite(b.amax)) amax += fmt::format(" (largest finite {:.4g})", b.finite_amax);
+  fmt::print("{}  {} {}  amax {}  zeros {}  {}\n", r.name, r.shape, name_of(r.type), amax,
+             percent(b.zeros, b.elements), spark_line(b));
+  for (const Outcome& o : r.after) {
+    const double ratio =
+        o.bytes_after ? static_cast<double>(o.bytes_before) / static_cast<double>(o.bytes_after)
+                      : 1.0;
+    const std::string bytes = fmt::format("{} -> {} ({:.2f}x)", bytes_text(o.bytes_before),
+                                          bytes_text(o.bytes_after), ratio);
+    const std::string snr = std::isinf(o.snr_db) ? "exact" : fmt::format("{:.2f}", o.snr_db);
+    fmt::print("  {:<18}{:>10.3g}{:>9}{:>11.3g}{:>11.3g}{:>11}{:>10}{:>12}  {:<32}{}\n",
+               o.recipe.name, o.relative_rms, snr, o.max_error, o.worst_relative,
+               percent(o.saturated, b.elements), percent(o.flushed, b.elements), o.nonfinite, bytes,
+               scales_text(o));
+    if (o.spoiled > 0)
+      fmt::print("    {} finite elements share a scale with NaN and are lost\n", o.spoiled);
+  }
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  const std::string name = clean(path, 200);
+  std::FILE* f = std::fopen(path.c_str(), "wb");
+  require(f != nullptr, "quantize --svg ", name, " cannot be opened: ", std::strerror(errno),
+          "; give a path that can be written");
+  const bool written = std::fwrite(text.data(), 1, text.size(), f) == text.size();
+  const bool closed = std::fclose(f) == 0;
+  if (!written || !closed)
+    fail(Code::runtime, "quantize --svg ", name, " could not be written: ", std::strerror(errno));
+}
+
+std::vector<Recipe> recipes_of(const QuantizeArgs& args) {
+  constexpr float kLeast = 0x1p-126F;  // below, 1/scale is no number
+  constexpr float kMost = std::numeric_limits<float>::max();
+  require(args.scale == 0 || (args.scale >= kLeast && args.scale <= kMost), "quantize --scale ",
+          args.scale, ": it must be a positive number of normal fp32 size");
+  require(args.eps >= 0 && args.eps <= kMost, "quantize --eps ", args.eps,
+          ": it must be finite and not negative");
+  return parse_recipes(args.recipe, {.eps = args.eps,
+                                     .scale = args.scale,
+                                     .exact_scales = args.exact_scales,
+                                     .columnwise = args.columnwise});
+}
+
+}  // namespace
+
+int quantize(const QuantizeArgs& args) {
+  const std::vector<Recipe> recipes = recipes_of(args);
+  const MappedFile mapped(args.file);
+  const TensorFile file = parse_tensor_file(args.file, mapped.bytes());
+  const std::vector<StoredTensor> tensors = select(file, args);
+  for (const std::string& text : file.notes) note(text);
+  const std::string name = clean(args.file, 200);
+  if (std::ranges::any_of(tensors, [](const auto& t) { return t.type == Stored::f64; }))
+    note(name + ": f64 is rounded to f32 first, and errors are measured from there");
+  if (!args.json) print_heading(name, tensors.size(), args.columnwise);
+
+  std::vector<Report> drawn;
+  Progress progress(tensors.size() * recipes.size());
+  for (const StoredTensor& t : tensors) {
+    Report r{clean(t.name), shape_text(t.shape), t.type, take_census(t), {}};
+    for (const Recipe& recipe : recipes) {
+      r.after.push_back(apply(recipe, t, r.before));
+      progress.step(r.name);
+      if (args.json) {
+        const auto line = as_json(args.file, t, r.before, r.after.back());
+        fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+      }
+    }
+    if (!args.json) print_report(r);
+    if (!args.json && tensors.size() == 1) fmt::print("\n{}", text_histogram(r));
+    if (!args.svg.empty() && drawn.size() < kMostPanels) drawn.push_back(std::move(r));
+  }
+  if (args.svg.empty()) return ok;
+  write_file(args.svg, svg_picture(name, drawn));
+  if (drawn.size() < tensors.size())
+    note(str("the picture shows the first ", kMostPanels, " of ", tensors.size(),
+             " tensors; choose with --tensor"));
+  return ok;
+}
+
+}  // namespace tenon::cli
