@@ -161,7 +161,7 @@ View f32(const float* p, int64_t rows, int64_t cols) {
 std::string note(float x, float scaled, uint8_t code, DType d) {
   if (x != x) return "NaN";
   if (std::isinf(x)) return "not finite";
-  if (std::fabs(scaled) > tenon::info(d).max) return "saturated";
+  if (std::fabs(scaled) > (d == DType::e4m3 ? 464 : 61440)) return "saturated";
   return x != 0 && (code & 0x7f) == 0 ? "flushed to zero" : "";
 }
 

@@ -42,6 +42,8 @@ class Fp8:
             self.values.append(frac * 2.0 ** (1 - bias) if e == 0
                                else (1 + frac) * 2.0 ** (e - bias))
         self.most = self.values[-1]
+        # Half a step above the largest: up to there a number is rounded to it.
+        self.cut_off = self.most + (self.values[-1] - self.values[-2]) / 2
 
     def cast(self, v):
         size = abs(v)
@@ -111,7 +113,7 @@ def expected(values, rows, cols, fmt, mode, columnwise=False, eps=0.0, exact=Fal
                     continue
                 scaled = fl32(v * mul)
                 q = fmt.cast(scaled)
-                r["saturated"] += abs(scaled) > fmt.most
+                r["saturated"] += abs(scaled) > fmt.cut_off
                 r["flushed"] += v != 0 and q == 0
                 back = fl32(q * inv)
                 if not math.isfinite(back):

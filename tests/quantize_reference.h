@@ -254,7 +254,8 @@ inline void side(const Spec& s, const float* v, int64_t m, int64_t k, bool colum
   const float whole = one ? scale_of(s.amax.value_or(out.amax), 0) : 0;
   const bool turned = column && s.mode != Scaling::mxfp8;
   const Steps& steps = fp8_steps(s.dtype);
-  const float max = static_cast<float>(fp8_max(s.dtype));
+  // Half a step above the largest number: what lies below is rounded to it, not cut off.
+  const float most = s.dtype == DType::e4m3 ? 464 : 61440;
   const auto one_block = [&](int64_t i, int64_t j, uint64_t* counts) {
     const int64_t r1 = std::min((i + 1) * block.rows, m);
     const int64_t c1 = std::min((j + 1) * block.cols, k);
@@ -271,7 +272,7 @@ inline void side(const Spec& s, const float* v, int64_t m, int64_t k, bool colum
         to.data[static_cast<size_t>(turned ? c * m + r : r * k + c)] = code;
         if (!std::isfinite(x))
           ++counts[2];
-        else if (std::fabs(scaled) > max)
+        else if (std::fabs(scaled) > most)
           ++counts[0];
         else if (x != 0 && (code & 0x7f) == 0)
           ++counts[1];

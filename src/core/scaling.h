@@ -5,6 +5,15 @@
 
 namespace tenon {
 
+// Beyond this a scaled number is cut off to the largest one, not rounded: half a step above it.
+constexpr float saturation_threshold(DType dtype) {
+  const DTypeInfo& f = info(dtype);
+  const int exponent = static_cast<int>(__builtin_bit_cast(uint32_t, f.max) >> 23) - 127;
+  return f.max + power_of_two(exponent - f.mantissa_bits - 1);
+}
+static_assert(saturation_threshold(DType::e4m3) == 464);
+static_assert(saturation_threshold(DType::e5m2) == 61440);
+
 // The multiplier of a block or tensor and what is stored beside its data.
 struct Scale {
   float multiplier = 1;

@@ -172,7 +172,7 @@ class EncodedVerifier {
     const double size = std::fabs(q.v);
     const double slack = 1.01 * q.e;
     const bool finite = std::isfinite(x.v);
-    const double max = info(f_.dtype).max;
+    const double max = saturation_threshold(f_.dtype);
     // Half of the smallest number, the midpoint, goes to zero.
     const double least = std::ldexp(1.0, -info(f_.dtype).bias - info(f_.dtype).mantissa_bits);
     const bool overflows = finite && std::fabs(x.v) + x.e >= kOverflow32;

@@ -115,7 +115,7 @@ class PanelEncoder {
     const float scaled = std::fabs(v * multiplier);
     if (bits >= kInfinity)
       ++health_->nonfinite;
-    else if (scaled > info(e_.format.dtype).max)
+    else if (scaled > saturation_threshold(e_.format.dtype))
       ++health_->saturated;
     else if (bits != 0 && (encode(e_.format.dtype, scaled)) == 0)
       ++health_->flushed;
