@@ -70,6 +70,7 @@ ActivationForm check_inputs(const std::string& op, const Activation& f, const Co
     form.cols = x_cols / 2;
     const Layout& l = in.layout;
     require(l.k >= 1, op, ": interleaved(", l.k, "): k must be at least 1");
+    if (form.cols == 0) form.layout = {};  // no k is too large for it
     require(l.kind != Layout::Kind::interleaved || form.cols % l.k == 0, op, ": interleaved(", l.k,
             ") needs a half width divisible by ", l.k, ", it is ", form.cols);
   } else {

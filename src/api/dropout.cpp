@@ -33,6 +33,11 @@ void check_random(std::string_view op, double p, bool training, const Random* ra
 
 static_assert(sizeof(Random) == 5 * sizeof(uint64_t));
 
+// The state's bytes, for the check of overlaps.
+View bytes(const Random* random) {
+  return random ? matrix(random, DType::f32, 1, sizeof(Random) / sizeof(float)) : View{};
+}
+
 void run(const Prepared& step, int64_t rows, std::span<const View> in, std::span<const View> out,
          const DropoutRule& rule, const Random* random, const Options& options) {
   const std::array parameters{rule.threshold, rule.scale};
@@ -62,8 +67,9 @@ void bias_dropout_add(const BiasDropoutAdd& c, const Options& options) {
     check_view(kOp, {"residual", c.residual});
     check_shape(kOp, {"residual", c.residual}, c.x.rows, c.x.cols, "the shape of x");
   }
-  check_overlap(kOp, {{"x", c.x}, {"bias", c.bias}, {"residual", c.residual}}, {{"y", c.y}},
-                {{"x", {}}, {"residual", {}}});
+  check_overlap(
+      kOp, {{"x", c.x}, {"bias", c.bias}, {"residual", c.residual}, {"random", bytes(c.random)}},
+      {{"y", c.y}}, {{"x", {}}, {"residual", {}}});
   const DropoutForm form{.training = c.training,
                          .cols = c.x.cols,
                          .precision = options.precision,
@@ -96,7 +102,7 @@ void bias_dropout_add_backward(const BiasDropoutAddBackward& c, const Options& o
     check_view(kOp, {"dbias", c.dbias});
     check_shape(kOp, {"dbias", c.dbias}, 1, c.grad.cols, "one number for each column of grad");
   }
-  check_overlap(kOp, {{"grad", c.grad}},
+  check_overlap(kOp, {{"grad", c.grad}, {"random", bytes(c.random)}},
                 {{"dx", c.dx}, {"dbias", c.dbias}, {"dresidual", c.dresidual}}, {{"grad", {}}});
   const DropoutForm form{.training = c.training,
                          .cols = c.grad.cols,

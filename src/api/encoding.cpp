@@ -164,6 +164,7 @@ void check_output(std::string_view op, const NamedTensor& t, int64_t rows, int64
 
 void append_inputs(std::vector<Named>& list, const NamedTensor& t) {
   const Tensor& x = t.tensor;
+  if (!x.given()) return;  // then nothing of it was checked
   for (const Orientation o : kOrientations) {
     const Encoding& e = x.encoding(o);
     if (e.data.given())
@@ -174,6 +175,7 @@ void append_inputs(std::vector<Named>& list, const NamedTensor& t) {
 
 void append_outputs(std::vector<Named>& inputs, std::vector<Named>& outputs, const NamedTensor& t) {
   const Tensor& x = t.tensor;
+  if (!x.given()) return;
   for (const Orientation o : kOrientations) {
     const Encoding& e = x.encoding(o);
     // Rowwise numbers without a scale are stored element by element, so they may be in place.

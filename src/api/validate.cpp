@@ -17,8 +17,9 @@ struct Bytes {
 Bytes bytes(const View& v) {
   const int64_t size = info(v.dtype).bytes;
   const auto begin = reinterpret_cast<uintptr_t>(v.data);
-  const int64_t span = (v.rows - 1) * v.stride + v.cols;
-  return {begin, begin + static_cast<uintptr_t>(span * size), v.stride * size, v.cols * size};
+  const int64_t stride = v.rows > 1 ? v.stride : 0;  // that of a single row is not looked at
+  const int64_t span = (v.rows - 1) * stride + v.cols;
+  return {begin, begin + static_cast<uintptr_t>(span * size), stride * size, v.cols * size};
 }
 
 bool empty(const View& v) { return v.rows == 0 || v.cols == 0; }

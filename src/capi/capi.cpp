@@ -113,6 +113,12 @@ tenon::Tensor tensor(const tenon_view* plain, const tenon_tensor* encoded, const
                        {view(t.columnwise_data), view(t.columnwise_scale_inv)});
   require(t.data || t.columnwise_data, function, ": ", name, "_encoded has no data; give data, ",
           "columnwise_data or both");
+  // A tensor of 0x0 may have no memory; it takes part nevertheless.
+  static char nothing;
+  if (!result.given()) {
+    if (t.data) result.rowwise.data.data = &nothing;
+    if (t.columnwise_data) result.columnwise.data.data = &nothing;
+  }
   result.scale = view(t.scale);
   result.amax = view(t.amax);
   result.amax_given = t.amax_given != 0;

@@ -157,7 +157,7 @@ void finish_encoder(const Encoder& e, const RunArgs& args, const Health& health)
   for (const Orientation o : kOrientations) {
     const View& v = args.out[e.scale_inv(o)];
     const Blocks blocks = e.format.blocks(o);
-    if (!v.given()) continue;
+    if (v.rows == 0 || v.cols == 0) continue;
     if (blocks.single()) {  // shared by the encodings, so it may lie beside either
       write(v, 0, single_scale(e, args).inverse);
       continue;

@@ -1,0 +1,1176 @@
+// Fuzzing of the C ABI: bytes become calls of every function, right ones and wrong ones. For
+// libFuzzer, or with TENON_FUZZ_MAIN a seeded run of its own.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tenon/tenon.h"
+
+namespace {
+
+constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+constexpr int64_t kLowest = std::numeric_limits<int64_t>::min();
+constexpr int64_t kMany = 100000;  // no side with elements is so long
+
+long calls = 0, successes = 0;
+
+// The fuzzer's bytes as choices. Behind their end everything is 0, which means: nothing special.
+class Bytes {
+ public:
+  Bytes(const uint8_t* data, size_t size) : at_(data), left_(size) {}
+
+  uint8_t byte() {
+    if (left_ == 0) return 0;
+    --left_;
+    return *at_++;
+  }
+  size_t below(size_t n) { return (byte() | (n > 256 ? static_cast<size_t>(byte()) << 8 : 0)) % n; }
+  bool one_in(size_t n) { return below(n) == n - 1; }
+  template <class T, size_t n>
+  T pick(const std::array<T, n>& list) {
+    return list[below(n)];
+  }
+  uint64_t number() {
+    uint64_t v = 0;
+    for (int i = 0; i < 8; ++i) v = v << 8 | byte();
+    return v;
+  }
+
+ private:
+  const uint8_t* at_;
+  size_t left_;
+};
+
+int64_t size_of(int32_t dtype) {
+  return dtype == TENON_F32 ? 4 : dtype == TENON_F16 || dtype == TENON_BF16 ? 2 : 1;
+}
+bool empty(const tenon_view& v) { return v.rows == 0 || v.cols == 0; }
+bool same(const tenon_view& a, const tenon_view& b) {
+  return a.data == b.data && a.rows == b.rows && a.cols == b.cols && a.dtype == b.dtype &&
+         (a.stride == b.stride || a.rows == 1);
+}
+
+// What the specification's table says, apart from the library.
+int64_t up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+struct Shape {
+  int64_t rows, cols;
+};
+enum Mode : size_t { none, delayed, current, mxfp8, block1x128, block128x128, modes };
+constexpr std::array<const char*, modes> kModes{"none",  "delayed",    "current",
+                                                "mxfp8", "block1x128", "block128x128"};
+bool single(Mode m) { return m == delayed || m == current; }
+Shape data_shape(Mode mode, int64_t m, int64_t k, bool column) {
+  return column && mode != mxfp8 ? Shape{k, m} : Shape{m, k};
+}
+Shape scale_shape(Mode mode, int64_t m, int64_t k, bool column) {
+  switch (mode) {
+    case mxfp8:
+      return column ? Shape{up(up(m, 32), 4) * 4, up(k, 128) * 128}
+                    : Shape{up(m, 128) * 128, up(up(k, 32), 4) * 4};
+    case block1x128:
+      return column ? Shape{up(m, 128), up(k, 4) * 4} : Shape{up(k, 128), up(m, 4) * 4};
+    case block128x128:
+      return column ? Shape{up(k, 128), up(up(m, 128), 4) * 4}
+                    : Shape{up(m, 128), up(up(k, 128), 4) * 4};
+    case none:
+      return {0, 0};
+    default:
+      return {1, 1};
+  }
+}
+
+// updated: what is written depends on what was there.
+enum class Use : uint8_t { read, written, updated, ignored };
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+
+// Memory of exactly its size, so that a sanitizer sees the first byte beyond.
+struct Buffer {
+  std::unique_ptr<uint8_t, Free> memory;
+  size_t size = 0;
+  std::vector<uint8_t> before;
+
+  explicit Buffer(size_t n) : memory(static_cast<uint8_t*>(std::malloc(n))), size(n) {}
+  [[nodiscard]] bool holds(const void* p) const {
+    const auto* b = static_cast<const uint8_t*>(p);
+    return b >= memory.get() && b < memory.get() + size;
+  }
+};
+
+// One call: its memory, its views, and what is known of its outcome.
+class Call {
+ public:
+  explicit Call(Bytes& in) : in(in), noise_(in.number() | 1) {}
+
+  Bytes& in;
+  std::string what;
+  bool odd = false;   // something is not as it should be: the call may fail
+  bool must = false;  // … and has to
+  // An argument may have been left out by accident; what belongs to it is then not looked at.
+  bool vague = false;
+
+  // Seldom, and then the call is no longer a right one.
+  bool spoil(size_t n) {
+    if (!in.one_in(n)) return false;
+    odd = true;
+    return true;
+  }
+
+  void* memory(size_t n) {
+    buffers_.emplace_back(n);
+    return buffers_.back().memory.get();
+  }
+  const tenon_view* keep(const tenon_view& v, Use use) {
+    if (use != Use::ignored)
+      parts_.push_back({v, use == Use::written || use == Use::updated, use == Use::updated});
+    views_.push_back(v);
+    return &views_.back();
+  }
+
+  // A view that fits into memory of its own, or one that is spoilt.
+  const tenon_view* view(int64_t rows, int64_t cols, int32_t dtype, Use use) {
+    tenon_view v{nullptr, rows, cols, cols, dtype};
+    if (spoil(40)) return spoilt(v, use);
+    return own(v, use);
+  }
+  const tenon_view* plain(int64_t rows, int64_t cols, Use use) {
+    return view(rows, cols, static_cast<int32_t>(in.below(3)), use);
+  }
+  const tenon_view* number(Use use) { return view(1, 1, TENON_F32, use); }
+
+  // A zero-terminated text of exactly its size.
+  const char* text(const std::string& s) {
+    auto* p = static_cast<char*>(memory(s.size() + 1));
+    std::memcpy(p, s.c_str(), s.size() + 1);
+    return p;
+  }
+  const char* text_or_noise(const std::string& s) {
+    if (!spoil(50)) return text(s);
+    const size_t kind = in.below(4);
+    if (kind == 0) return nullptr;
+    vague = true;  // it may be another right one
+    switch (kind) {
+      case 1: {
+        std::string noise;
+        for (size_t n = in.below(24); n > 0; --n) noise += static_cast<char>(in.byte());
+        return text(noise.c_str());
+      }
+      case 2: {
+        std::string changed = s;
+        if (!changed.empty()) changed[in.below(changed.size())] = static_cast<char>(in.byte());
+        return text(changed.c_str());
+      }
+      default:
+        return text(s + s.substr(0, in.below(s.size() + 1)));
+    }
+  }
+
+  // A struct in memory of exactly the size it announces, or of a wrong one.
+  template <class T>
+  const T* sized(T value) {
+    value.size = sizeof(T);
+    size_t bytes = sizeof(T);
+    const size_t kind = in.one_in(12) ? 1 + in.below(4) : 0;
+    if (kind == 1 || kind == 2) value.size = bytes = sizeof(T) + 1 + in.below(64);
+    if (kind == 3) value.size = bytes = sizeof(size_t) + in.below(sizeof(T) - sizeof(size_t));
+    if (kind == 4) {
+      constexpr std::array<size_t, 4> kSizes{0, 4097, size_t{1} << 40, SIZE_MAX};
+      value.size = in.pick(kSizes);
+    }
+    auto* p = static_cast<uint8_t*>(memory(bytes));
+    std::memset(p, 0, bytes);
+    std::memcpy(p, &value, std::min(bytes, sizeof(T)));
+    if (kind == 2) p[sizeof(T) + in.below(bytes - sizeof(T))] = 1;
+    if (kind > 1) odd = must = true;
+    return reinterpret_cast<const T*>(p);
+  }
+
+  const tenon_options* options() {
+    if (in.below(2) == 0) return nullptr;
+    tenon_options o{};
+    o.precision = static_cast<int32_t>(in.below(2));
+    o.rounding = static_cast<int32_t>(in.below(2));
+    if (in.one_in(8)) o.stream = &o;  // of no meaning on the cpu
+    if (spoil(40)) {
+      constexpr std::array<int32_t, 4> kWrong{-1, 2, 99, std::numeric_limits<int32_t>::min()};
+      constexpr std::array kMembers{&tenon_options::precision, &tenon_options::rounding,
+                                    &tenon_options::device};
+      o.*in.pick(kMembers) = in.pick(kWrong);
+      must = true;
+    }
+    return sized(o);
+  }
+
+  // Runs f and looks at what it did.
+  template <class F>
+  void run(F f) {
+    for (Buffer& b : buffers_) b.before.assign(b.memory.get(), b.memory.get() + b.size);
+    if (shared_) find_overlaps();
+    const int code = f();
+    ++calls;
+    const std::string_view message = tenon_last_error();
+    check(code >= TENON_OK && code <= TENON_UNSUPPORTED, "code " + std::to_string(code));
+    check((code == TENON_OK) == message.empty(), "code and message disagree");
+    if (code == TENON_OK) check(vague || !must, "a wrong call succeeds");
+    if (code != TENON_OK) check(odd, "a right call fails");
+    ok = code == TENON_OK;
+    successes += ok;
+    if (ok && !odd) once_more(f);
+    unchanged(!ok);
+  }
+  bool ok = false;
+
+  void check(bool holds, const std::string& problem) const {
+    if (holds) return;
+    std::fprintf(stderr, "fuzz_capi: %s: %s; message: '%s'\n", what.c_str(), problem.c_str(),
+                 tenon_last_error());
+    std::abort();
+  }
+
+ private:
+  struct Part {
+    tenon_view view;
+    bool written, updated;
+  };
+
+  uint64_t noise() {
+    noise_ ^= noise_ << 13;
+    noise_ ^= noise_ >> 7;
+    noise_ ^= noise_ << 17;
+    return noise_;
+  }
+  void fill(uint8_t* p, size_t n, bool numbers) {
+    for (size_t i = 0; i < n; i += 4) {
+      const uint64_t bits = noise();
+      auto word = static_cast<uint32_t>(bits >> 20);
+      if (numbers && (bits & 15) != 0) {
+        const float value = static_cast<float>(static_cast<int32_t>(word)) * 0x1p-29F;
+        std::memcpy(&word, &value, 4);
+      }
+      std::memcpy(p + i, &word, std::min<size_t>(4, n - i));
+    }
+  }
+
+  const tenon_view* own(tenon_view v, Use use) {
+    if (v.rows > 1 && v.rows <= kMany && in.below(4) == 1)
+      v.stride += static_cast<int64_t>(in.below(9));
+    if (v.rows <= 1 && in.one_in(12)) {
+      constexpr std::array<int64_t, 4> kAny{0, -1, kHuge, kLowest};  // never used
+      v.stride = in.pick(kAny);
+    }
+    const size_t shift = in.one_in(4) ? in.below(8) : 0;
+    size_t bytes = 0;
+    if (!empty(v)) {
+      const int64_t apart = v.rows == 1 ? 0 : (v.rows - 1) * v.stride;
+      bytes = static_cast<size_t>((apart + v.cols) * size_of(v.dtype));
+    }
+    auto* p = static_cast<uint8_t*>(memory(bytes + shift));
+    fill(p + shift, bytes, v.dtype == TENON_F32);
+    v.data = p + shift;
+    if (empty(v) && v.rows != v.cols && in.one_in(4)) v.data = nullptr;
+    return keep(v, use);
+  }
+
+  const tenon_view* spoilt(tenon_view v, Use use) {
+    if (v.rows > kMany || v.cols > kMany) return own(v, use);
+    const bool used = use != Use::ignored;
+    constexpr std::array<int64_t, 6> kNegative{-1, -2, -128, -kHuge, kLowest, kLowest + 1};
+    constexpr std::array<int64_t, 4> kTooMany{kHuge, kHuge - 1, int64_t{1} << 62, int64_t{1} << 61};
+    const auto small = [&] { v.data = memory(1 + in.below(64)); };
+    switch (in.below(12)) {
+      case 0:
+        must |= used && !empty(v);
+        vague |= v.rows == 0 && v.cols == 0;
+        return keep(v, use);
+      case 1:
+        v.rows += 1 + static_cast<int64_t>(in.below(2));
+        return own(v, use);
+      case 2:
+        v.cols += 1 + static_cast<int64_t>(in.below(2));
+        v.stride = v.cols;
+        return own(v, use);
+      case 3:
+        std::swap(v.rows, v.cols);
+        v.stride = v.cols;
+        return own(v, use);
+      case 4:
+        small();
+        (in.below(2) ? v.rows : v.cols) = in.pick(kNegative);
+        if (in.below(2)) v.stride = in.pick(kNegative);
+        must |= used;
+        return keep_wild(v);
+      case 5:
+        small();
+        (in.below(2) ? v.rows : v.cols) = in.pick(kTooMany);
+        if (in.below(2)) v.stride = in.pick(kTooMany);
+        must |= used;
+        return keep_wild(v);
+      case 6:
+        small();
+        v.rows = std::max<int64_t>(v.rows, 2);
+        v.cols = std::max<int64_t>(v.cols, 1);
+        v.stride = in.below(2) ? in.pick(kTooMany) : in.below(2) ? in.pick(kNegative) : v.cols - 1;
+        must |= used;
+        return keep_wild(v);
+      case 7: {
+        constexpr std::array<int32_t, 4> kWrong{-1, 6, 1000, std::numeric_limits<int32_t>::min()};
+        small();
+        v.dtype = in.pick(kWrong);
+        must = true;
+        return keep_wild(v);
+      }
+      case 8:
+        v.dtype = static_cast<int32_t>(in.below(6));
+        return own(v, use);
+      case 9:
+        vague = true;
+        v.rows = v.cols = 0;
+        return keep_wild(v);
+      default:
+        return on_another(v, use);
+    }
+  }
+  // Takes no memory, so that there is nothing to compare.
+  const tenon_view* keep_wild(const tenon_view& v) { return keep(v, Use::ignored); }
+
+  // Somewhere inside the memory of an earlier view.
+  const tenon_view* on_another(tenon_view v, Use use) {
+    if (parts_.empty() || empty(v)) return own(v, use);
+    const Part& other = parts_[in.below(parts_.size())];
+    if (empty(other.view) || !other.view.data) return own(v, use);
+    if (in.below(2)) v.stride = std::max(v.cols, other.view.stride);
+    if (v.rows > 1 && v.stride > (int64_t{1} << 32)) v.stride = v.cols;
+    auto* from = static_cast<uint8_t*>(other.view.data) + in.below(4) * in.below(300);
+    const size_t bytes = static_cast<size_t>(((v.rows - 1) * (v.rows > 1 ? v.stride : 0) + v.cols) *
+                                             size_of(v.dtype));
+    for (const Buffer& b : buffers_)
+      if (b.holds(other.view.data) && b.holds(from) &&
+          bytes <= static_cast<size_t>(b.memory.get() + b.size - from)) {
+        v.data = from;
+        shared_ = true;
+        return keep(v, use);
+      }
+    return own(v, use);
+  }
+
+  // Calls f(first, bytes) for the rows of a view.
+  template <class F>
+  static void rows(const tenon_view& v, F f) {
+    if (empty(v) || !v.data) return;
+    const int64_t size = size_of(v.dtype);
+    auto* p = static_cast<uint8_t*>(v.data);
+    for (int64_t r = 0; r < v.rows; ++r)
+      f(p + (r == 0 ? 0 : r * v.stride * size), static_cast<size_t>(v.cols * size));
+  }
+
+  // An output that shares a byte with something else without being exactly it is an error.
+  void find_overlaps() {
+    for (const Buffer& b : buffers_) {
+      std::vector<const Part*> inside;
+      for (const Part& p : parts_)
+        if (b.holds(p.view.data) && !empty(p.view)) inside.push_back(&p);
+      for (const Part* out : inside) {
+        if (!out->written) continue;
+        std::vector<uint8_t> mask(b.size);
+        rows(out->view,
+             [&](uint8_t* p, size_t n) { std::memset(&mask[p - b.memory.get()], 1, n); });
+        for (const Part* other : inside) {
+          if (other == out || same(other->view, out->view)) continue;
+          rows(other->view, [&](uint8_t* p, size_t n) {
+            must |= std::find(&mask[p - b.memory.get()], &mask[p - b.memory.get()] + n, 1) !=
+                    &mask[p - b.memory.get()] + n;
+          });
+        }
+      }
+    }
+  }
+
+  // Results do not depend on what the outputs held: every element is written.
+  template <class F>
+  void once_more(F f) {
+    std::vector<std::vector<uint8_t>> after;
+    for (Buffer& b : buffers_) {
+      after.emplace_back(b.memory.get(), b.memory.get() + b.size);
+      std::copy(b.before.begin(), b.before.end(), b.memory.get());
+    }
+    for (const Part& part : parts_)
+      if (part.written && !part.updated)
+        rows(part.view, [](uint8_t* p, size_t n) {
+          for (size_t i = 0; i < n; ++i) p[i] ^= 0xff;
+        });
+    check(f() == TENON_OK, "the same call fails");
+    for (size_t i = 0; i < after.size(); ++i)
+      check(std::equal(after[i].begin(), after[i].end(), buffers_[i].memory.get()),
+            "the same call has another result");
+  }
+
+  // Nothing is written but outputs, and not even those by a call that fails.
+  void unchanged(bool outputs_too) {
+    for (Buffer& b : buffers_) {
+      if (!outputs_too)
+        for (const Part& part : parts_) {
+          if (!part.written || !b.holds(part.view.data)) continue;
+          rows(part.view,
+               [&](uint8_t* p, size_t n) { std::memcpy(&b.before[p - b.memory.get()], p, n); });
+        }
+      check(std::equal(b.before.begin(), b.before.end(), b.memory.get()),
+            outputs_too ? "a call that fails has written" : "written outside of the outputs");
+    }
+  }
+
+  std::deque<Buffer> buffers_;
+  std::deque<tenon_view> views_;
+  std::vector<Part> parts_;
+  uint64_t noise_;
+  bool shared_ = false;
+};
+
+int64_t side(Bytes& in) {
+  switch (in.below(16)) {
+    case 0:
+      return 1 + static_cast<int64_t>(in.below(3));
+    case 1:
+      return 0;
+    case 2:
+      return 31 + static_cast<int64_t>(in.below(3));
+    case 3:
+      return 127 + static_cast<int64_t>(in.below(3));
+    case 4:
+      return static_cast<int64_t>(in.below(300));
+    default:
+      return 1 + static_cast<int64_t>(in.below(24));
+  }
+}
+// Few elements as a rule; without any, one side may be of any length.
+Shape shape(Bytes& in) {
+  if (in.one_in(150)) return {int64_t{1} << (20 + in.below(38)), 0};
+  if (in.one_in(150)) return {0, int64_t{1} << (20 + in.below(38))};
+  Shape s{side(in), side(in)};
+  if (s.rows * s.cols > 16384 && !in.one_in(8)) s.rows = 1 + s.rows % 8;
+  return s;
+}
+bool endless(Shape s) { return s.rows > kMany || s.cols > kMany; }
+
+// A tensor as a view or encoded: one of the two pointers is set.
+struct Given {
+  const tenon_view* plain = nullptr;
+  const tenon_tensor* encoded = nullptr;
+  // What was made, for the checks of what is written.
+  Mode mode = none;
+  bool swizzled = false, powers = false;
+  int32_t dtype = 0;
+  std::array<const tenon_view*, 2> data{}, scales{};
+  const tenon_view *health = nullptr, *amax = nullptr;
+};
+
+Given encoded(Call& c, Shape s, Use use) {
+  Given g;
+  g.mode = static_cast<Mode>(c.in.below(modes));
+  g.dtype = static_cast<int32_t>(g.mode == none ? c.in.below(3) : 3 + c.in.below(2));
+  const bool own_rule = g.mode == current || g.mode == block1x128 || g.mode == block128x128;
+  tenon_tensor t{};
+  t.dtype = g.dtype;
+  if (own_rule) {
+    constexpr std::array<float, 5> kEps{0, 1e-12F, 0.5F, 1e30F, 0x1p-149F};
+    t.eps = c.in.pick(kEps);
+    t.power_of_two = static_cast<int32_t>(c.in.below(3));
+  }
+  g.powers =
+      t.power_of_two == TENON_POWER_OF_TWO ||
+      (t.power_of_two == TENON_MODE_DEFAULT && (g.mode == block1x128 || g.mode == block128x128));
+  g.swizzled = g.mode == mxfp8 && c.in.below(2);
+  t.swizzled = g.swizzled;
+  const size_t which = 1 + c.in.below(3);
+  const std::array has{(which & 1) != 0, (which & 2) != 0};
+  const int32_t scale_dtype = g.mode == mxfp8 ? TENON_E8M0 : TENON_F32;
+  for (const size_t column : {size_t{0}, size_t{1}}) {
+    if (!has[column]) continue;
+    const Shape d = data_shape(g.mode, s.rows, s.cols, column);
+    g.data[column] = c.view(d.rows, d.cols, g.dtype, use);
+    if (g.mode == none) continue;
+    const Shape n = scale_shape(g.mode, s.rows, s.cols, column);
+    // One scale may lie beside either encoding, in one place or in two.
+    if (single(g.mode) && column == 1 && has[0] && c.in.below(2)) {
+      g.scales[1] = c.in.below(2) ? g.scales[0] : nullptr;
+      continue;
+    }
+    if (g.swizzled) {
+      tenon_view v{nullptr, n.rows, n.cols, n.cols, scale_dtype};
+      const size_t bytes = static_cast<size_t>(n.rows == 0 || n.cols == 0 ? 0 : n.rows * n.cols);
+      v.data = c.memory(bytes);
+      std::memset(v.data, 0x55, bytes);
+      if (c.spoil(60) && n.rows > 1 && n.cols > 0) {
+        v.stride += 1;  // not dense
+        v.data = nullptr;
+        c.must = true;
+      }
+      g.scales[column] = c.keep(v, use);
+    } else {
+      g.scales[column] = c.view(n.rows, n.cols, scale_dtype, use);
+    }
+  }
+  const bool writes = use == Use::written;
+  if (g.mode == delayed && writes) t.scale = c.number(Use::read);
+  if (single(g.mode) && writes && c.in.below(2)) {
+    t.amax_given = g.mode == current && c.in.below(3) == 1 ? 1 : 0;
+    const Use found = g.mode == delayed ? Use::updated : Use::written;
+    t.amax = g.amax = c.number(t.amax_given ? Use::read : found);
+  }
+  if (g.mode != none && writes && c.in.below(2)) g.health = t.health = c.view(1, 3, TENON_F32, use);
+  t.scaling = c.text_or_noise(kModes[g.mode]);
+  c.vague = c.vague || !t.scaling;
+  t.data = g.data[0], t.columnwise_data = g.data[1];
+  t.scale_inv = g.scales[0], t.columnwise_scale_inv = g.scales[1];
+  if (c.spoil(30)) {
+    const auto wild = [&](const tenon_view*& v) {
+      v = c.view(1 + static_cast<int64_t>(c.in.below(2)), 1, TENON_F32, use);
+      c.vague = true;  // it may not take part
+    };
+    constexpr std::array<float, 4> kBadEps{-1, NAN, INFINITY, -1e-40F};
+    constexpr std::array<int32_t, 4> kBadNumbers{-1, 3, 99, std::numeric_limits<int32_t>::min()};
+    constexpr std::array<int32_t, 4> kBadDtypes{-1, 6, 99, TENON_E8M0};
+    switch (c.in.below(13)) {
+      case 0:
+        t.dtype = c.in.pick(kBadDtypes);
+        c.must = true;
+        break;
+      case 1:
+        // The view and the tensor name different numbers.
+        t.dtype = (t.dtype + 1 + static_cast<int32_t>(c.in.below(4))) % 5;
+        c.must |= t.dtype != g.dtype;
+        break;
+      case 2:
+        t.eps = c.in.pick(kBadEps);
+        c.must = true;
+        break;
+      case 3:
+        t.power_of_two = c.in.pick(kBadNumbers);
+        c.must = true;
+        break;
+      case 4:
+        t.power_of_two = 1;
+        t.swizzled = 1;
+        c.must = true;
+        break;
+      case 5:
+        t.data = t.columnwise_data = nullptr;
+        c.must = true;
+        break;
+      case 6:
+        t.scaling = c.text(kModes[c.in.below(modes)]);
+        c.vague = true;
+        break;
+      case 7:
+        wild(t.scale);
+        break;
+      case 8:
+        wild(t.amax);
+        t.amax_given = static_cast<int32_t>(c.in.below(2));
+        break;
+      case 9:
+        wild(t.health);
+        break;
+      case 10:
+        wild(t.scale_inv);
+        break;
+      case 11:
+        wild(t.columnwise_scale_inv);
+        break;
+      default:
+        (c.in.below(2) ? t.data : t.columnwise_data) = nullptr;
+        c.vague = true;
+        break;
+    }
+  }
+  g.encoded = c.sized(t);
+  return g;
+}
+
+Given tensor(Call& c, Shape s, Use use) {
+  if (c.in.below(2)) return encoded(c, s, use);
+  Given g;
+  g.dtype = static_cast<int32_t>(c.in.below(3));
+  g.plain = c.view(s.rows, s.cols, g.dtype, use);
+  return g;
+}
+
+uint32_t code_at(const tenon_view& v, int64_t offset) {
+  uint32_t code = 0;
+  const int64_t size = size_of(v.dtype);
+  std::memcpy(&code, static_cast<const char*>(v.data) + offset * size, static_cast<size_t>(size));
+  return code;
+}
+
+// What holds of every encoded tensor, whatever its numbers are.
+void check_encoded(const Call& c, const Given& g, Shape s) {
+  if (!c.ok || c.odd || !g.encoded || g.mode == none || endless(s)) return;
+  const uint32_t largest = g.dtype == TENON_E4M3 ? 0x7e : 0x7b;
+  for (const size_t column : {size_t{0}, size_t{1}}) {
+    const tenon_view* d = g.data[column];
+    for (int64_t r = 0; d && !empty(*d) && r < d->rows; ++r)
+      for (int64_t k = 0; k < d->cols; ++k) {
+        const uint32_t code = code_at(*d, (r == 0 ? 0 : r * d->stride) + k);
+        c.check((code & 0x7f) <= largest || code == 0x7f, "code " + std::to_string(code));
+      }
+    const tenon_view* n = g.scales[column];
+    if (!d || !n || g.mode == delayed) continue;
+    const Shape block = g.mode == mxfp8        ? column ? Shape{32, 1} : Shape{1, 32}
+                               : g.mode == block1x128 ? column ? Shape{128, 1} : Shape{1, 128}
+                                                      : Shape{128, 128};
+    const bool one = g.mode == current;
+    const Shape used = one ? Shape{1, 1} : Shape{up(s.rows, block.rows), up(s.cols, block.cols)};
+    const bool turned = (g.mode == block1x128 && !column) || (g.mode == block128x128 && column);
+    int64_t padding = 0;
+    for (int64_t i = 0; i < n->rows; ++i)
+      for (int64_t j = 0; j < n->cols; ++j) {
+        const uint32_t code = code_at(*n, (i == 0 ? 0 : i * n->stride) + j);
+        if (g.swizzled) {
+          padding += code == 0;
+          continue;
+        }
+        const bool inside =
+            turned ? j < used.rows && i < used.cols : i < used.rows && j < used.cols;
+        if (!inside) {
+          c.check(code == 0, "padding is not zero");
+        } else if (g.mode != mxfp8) {
+          float inverse = 0;
+          std::memcpy(&inverse, &code, sizeof inverse);
+          c.check(inverse >= 0 && std::isfinite(inverse), "scale_inv is no scale");
+          c.check(!g.powers || (code & 0x7fffffU) == 0 || inverse < 0x1p-126F, "no power of two");
+        }
+      }
+    if (g.swizzled)
+      c.check(padding >= n->rows * n->cols - used.rows * used.cols, "padding is not zero");
+  }
+  if (g.health) {
+    float sum = 0;
+    for (int64_t i = 0; i < 3; ++i) {
+      float count = 0;
+      const uint32_t code = code_at(*g.health, i);
+      std::memcpy(&count, &code, sizeof count);
+      c.check(count >= 0, "a negative count");
+      sum += count;
+    }
+    c.check(sum <= static_cast<float>(s.rows * s.cols), "more counted than there is");
+  }
+  if (g.amax && g.mode == current && !g.encoded->amax_given)
+    c.check(code_at(*g.amax, 0) >> 31 == 0, "a negative amax");
+}
+
+struct Act {
+  const char* text;
+  int inputs;
+  bool scaled;
+};
+constexpr std::array<Act, 20> kActs{{{"relu", 1, false},
+                                     {"gelu", 1, false},
+                                     {"silu", 1, false},
+                                     {"swiglu", 2, false},
+                                     {"elu(alpha=0.5)", 1, false},
+                                     {"scaled(srelu)", 1, true},
+                                     {"gated(tanh)", 2, false},
+                                     {"scaled(geglu)", 2, true},
+                                     {"x*sigmoid(beta*x); beta = 1.25", 1, false},
+                                     {"clamped_swiglu(limit=2, alpha=1.5)", 2, false},
+                                     {"gelu_erf", 1, false},
+                                     {"softplus", 1, false},
+                                     {"mish", 1, false},
+                                     {"hardswish", 1, false},
+                                     {"leaky_relu", 1, false},
+                                     {"glu", 2, false},
+                                     {"situglu", 2, false},
+                                     {"gated(x*x; k = 2)", 2, false},
+                                     {"scaled(round(x, bf16) + 1)", 1, true},
+                                     {"a*max(b, 0)", 2, false}}};
+
+// The inputs that forward and backward share.
+struct Inputs {
+  Act act;
+  const char* text = nullptr;
+  const char* layout = nullptr;
+  Shape x{}, y{};
+  bool separate = false;
+  Given given_x, given_b;
+  const tenon_view *bias = nullptr, *scale = nullptr;
+};
+
+Inputs inputs(Call& c) {
+  Inputs i;
+  i.act = c.in.pick(kActs);
+  i.y = i.x = shape(c.in);
+  i.separate = i.act.inputs == 2 && c.in.below(3) == 1;
+  if (i.act.inputs == 2 && !i.separate) {
+    i.x.cols *= 2;
+    constexpr std::array<int64_t, 6> kBlocks{1, 2, 8, 32, 3, kHuge};
+    const size_t kind = c.in.below(4);
+    if (kind == 1) i.layout = c.text_or_noise("swapped");
+    if (kind == 2) i.layout = c.text_or_noise("stacked");
+    if (kind == 3) {
+      const int64_t k = c.in.pick(kBlocks);
+      if (i.y.cols % k != 0) c.odd = c.must = true;
+      // A width that nothing has is refused or, of an empty tensor, as good as any other.
+      if (k == kHuge) c.odd = true;
+      i.layout = c.text_or_noise("interleaved(" + std::to_string(k) + ")");
+      c.vague = c.vague || !i.layout;
+    }
+  } else if (c.spoil(80)) {
+    i.layout = c.text("interleaved(2)");
+  }
+  i.text = c.text_or_noise(i.act.text);
+  if (c.in.one_in(60)) i.text = c.text(c.in.below(2) ? "fuzz_a" : "fuzz_b"), c.odd = true;
+  i.given_x = tensor(c, i.x, Use::read);
+  if (i.separate || c.spoil(100)) i.given_b = tensor(c, i.x, Use::read);
+  const int64_t bias = i.separate ? 2 * i.x.cols : i.x.cols;
+  if (c.in.below(3) == 1 && !endless(i.x)) i.bias = c.plain(1, bias, Use::read);
+  if ((i.act.scaled && !endless(i.x)) || c.spoil(100)) {
+    if (!endless(i.x)) i.scale = c.plain(i.x.rows, 1, Use::read);
+  } else if (i.act.scaled) {
+    c.odd = true;
+  }
+  return i;
+}
+
+// A place for a plain result: of its own, or exactly the input's.
+Given output(Call& c, Shape s, const Given& input) {
+  if (!input.plain || c.odd || input.plain->rows != s.rows || input.plain->cols != s.cols ||
+      c.in.below(6) != 1)
+    return tensor(c, s, Use::written);
+  Given g;
+  g.plain = c.keep(*input.plain, Use::updated);
+  g.dtype = input.dtype;
+  return g;
+}
+
+void forward(Call& c) {
+  c.what = "tenon_forward";
+  const Inputs i = inputs(c);
+  tenon_forward_args a{};
+  Given y;
+  const size_t outputs = c.in.below(4);
+  if (outputs != 1) y = output(c, i.y, i.given_x);
+  if (outputs == 1 || outputs == 2) a.amax = c.number(Use::written);
+  a.x = i.given_x.plain, a.x_encoded = i.given_x.encoded;
+  a.b = i.given_b.plain, a.b_encoded = i.given_b.encoded;
+  a.y = y.plain, a.y_encoded = y.encoded;
+  a.bias = i.bias, a.scale = i.scale, a.layout = i.layout;
+  if (c.spoil(100)) a.y = c.plain(i.y.rows, i.y.cols, Use::written), c.vague = true;
+  if (c.spoil(100)) a.x = nullptr, c.vague = true;
+  const auto* args = c.in.one_in(200) ? (c.odd = c.must = true, nullptr) : c.sized(a);
+  const auto* options = c.options();
+  c.run([&] { return tenon_forward(i.text, args, options); });
+  check_encoded(c, y, i.y);
+}
+
+void backward(Call& c) {
+  c.what = "tenon_backward";
+  const Inputs i = inputs(c);
+  tenon_backward_args a{};
+  const Given grad = tensor(c, i.y, Use::read);
+  Given dx, db;
+  const size_t outputs = c.in.below(8);
+  if (outputs != 1) dx = output(c, i.x, c.in.below(2) ? i.given_x : grad);
+  if (i.separate && outputs != 2) db = tensor(c, i.x, Use::written);
+  const int64_t bias = i.separate ? 2 * i.x.cols : i.x.cols;
+  if ((outputs == 1 || outputs == 3) && !endless(i.x)) a.dbias = c.plain(1, bias, Use::written);
+  if (i.act.scaled && outputs > 3 && !endless(i.x)) a.dscale = c.plain(i.x.rows, 1, Use::written);
+  if (outputs == 1 || outputs == 4) a.amax = c.number(Use::written);
+  a.grad = grad.plain, a.grad_encoded = grad.encoded;
+  a.x = i.given_x.plain, a.x_encoded = i.given_x.encoded;
+  a.b = i.given_b.plain, a.b_encoded = i.given_b.encoded;
+  a.dx = dx.plain, a.dx_encoded = dx.encoded;
+  a.db = db.plain, a.db_encoded = db.encoded;
+  a.bias = i.bias, a.scale = i.scale, a.layout = i.layout;
+  if (c.spoil(100)) a.grad = nullptr, c.vague = true;
+  const auto* args = c.in.one_in(200) ? (c.odd = c.must = true, nullptr) : c.sized(a);
+  const auto* options = c.options();
+  c.run([&] { return tenon_backward(i.text, args, options); });
+  check_encoded(c, dx, i.x);
+  check_encoded(c, db, i.x);
+}
+
+void quantize(Call& c) {
+  c.what = "tenon_quantize";
+  const Shape s = shape(c.in);
+  tenon_quantize_args a{};
+  const Given x = tensor(c, s, Use::read);
+  const Given y = c.in.below(4) == 1 ? output(c, s, x) : encoded(c, s, Use::written);
+  a.x = x.plain, a.x_encoded = x.encoded;
+  a.y = y.plain, a.y_encoded = y.encoded;
+  if (c.in.below(4) == 1 && !endless(s)) a.dbias = c.plain(1, s.cols, Use::written);
+  if (c.in.below(4) == 1) a.amax = c.number(Use::written);
+  if (c.spoil(60)) {
+    c.vague = true;
+    (c.in.below(2) ? a.x : a.y) = nullptr;
+  }
+  const auto* args = c.in.one_in(200) ? (c.odd = c.must = true, nullptr) : c.sized(a);
+  const auto* options = c.options();
+  c.run([&] { return tenon_quantize(args, options); });
+  check_encoded(c, y, s);
+}
+
+void delayed_update(Call& c) {
+  c.what = "tenon_delayed_update";
+  const Shape s{1 + side(c.in) % 40, side(c.in) % 40};
+  const tenon_view* history = c.view(s.rows, s.cols, TENON_F32, Use::updated);
+  const tenon_view* scale = c.view(1, s.cols, TENON_F32, Use::updated);
+  int32_t dtype = static_cast<int32_t>(3 + c.in.below(2));
+  int32_t margin = static_cast<int32_t>(c.in.below(129)) - 64;
+  if (c.spoil(30)) dtype = static_cast<int32_t>(c.in.below(3)), c.must = true;
+  if (c.spoil(30)) margin = c.in.below(2) ? 65 : std::numeric_limits<int32_t>::min(), c.must = true;
+  if (c.spoil(60)) history = nullptr, c.must = true;
+  if (c.spoil(60)) scale = nullptr, c.must = true;
+  const auto* options = c.options();
+  const auto recent = static_cast<int32_t>(c.in.below(2));
+  c.run([&] { return tenon_delayed_update(history, scale, dtype, margin, recent, options); });
+}
+
+// Five numbers in memory of their own; all streams are right that hold the columns.
+uint64_t* random_state(Call& c, int64_t cols, bool training) {
+  if (!training && c.in.below(2)) return nullptr;
+  if (c.spoil(60)) {
+    c.must |= training;
+    return nullptr;
+  }
+  auto* state = static_cast<uint64_t*>(c.memory(5 * sizeof(uint64_t)));
+  const auto width = static_cast<uint64_t>(cols);
+  state[0] = c.in.number(), state[1] = c.in.number(), state[2] = c.in.number();
+  state[3] = c.in.below(2) ? c.in.number() >> 1 : 0;
+  state[4] = state[3] + width + c.in.below(9);
+  if (cols > 0 && c.spoil(60)) {
+    if (c.in.below(2))
+      state[4] = width - 1;
+    else
+      state[3] = state[4] - width + 1;
+    c.must |= training;
+  }
+  return state;
+}
+double probability(Call& c) {
+  constexpr std::array<double, 6> kRight{0.1, 0, 0.5, 1, 1e-300, 0.9999999};
+  constexpr std::array<double, 4> kWrong{-0.1, 1.0000001, NAN, INFINITY};
+  if (!c.spoil(40)) return c.in.pick(kRight);
+  c.must = true;
+  return c.in.pick(kWrong);
+}
+
+void dropout(Call& c) {
+  c.what = "tenon_bias_dropout_add";
+  const Shape s = shape(c.in);
+  tenon_dropout_args a{};
+  Given x;
+  x.dtype = static_cast<int32_t>(c.in.below(3));
+  a.x = x.plain = c.view(s.rows, s.cols, x.dtype, Use::read);
+  if (c.in.below(2) && !endless(s)) a.bias = c.plain(1, s.cols, Use::read);
+  if (c.in.below(2)) a.residual = c.plain(s.rows, s.cols, Use::read);
+  const bool in_place = !c.odd && c.in.below(6) == 1;
+  a.y = in_place ? c.keep(*a.x, Use::updated) : c.plain(s.rows, s.cols, Use::written);
+  a.p = probability(c);
+  a.training = c.in.below(4) != 1;
+  a.random = random_state(c, s.cols, a.training);
+  if (c.spoil(80)) a.x = nullptr, c.must = true;
+  if (c.spoil(80)) a.y = nullptr, c.must = true;
+  const auto* args = c.in.one_in(200) ? (c.odd = c.must = true, nullptr) : c.sized(a);
+  const auto* options = c.options();
+  const uint64_t offset = a.random ? a.random[1] : 0;
+  c.run([&] {
+    const int code = tenon_bias_dropout_add(args, options);
+    if (code == TENON_OK && a.training) {
+      c.check(a.random[1] == offset + 1, "the offset is not moved by one");
+      a.random[1] = offset;
+    }
+    return code;
+  });
+}
+
+void dropout_backward(Call& c) {
+  c.what = "tenon_bias_dropout_add_backward";
+  const Shape s = shape(c.in);
+  tenon_dropout_backward_args a{};
+  a.grad = c.plain(s.rows, s.cols, Use::read);
+  const size_t outputs = 1 + c.in.below(7);
+  if (outputs & 1) a.dx = c.plain(s.rows, s.cols, Use::written);
+  if (outputs & 2) {
+    if (endless(s))
+      c.odd = true;
+    else
+      a.dbias = c.plain(1, s.cols, Use::written);
+  }
+  if (outputs & 4) a.dresidual = c.plain(s.rows, s.cols, Use::written);
+  a.p = probability(c);
+  a.training = c.in.below(4) != 1;
+  a.random = random_state(c, s.cols, a.training);
+  if (c.spoil(80)) a.grad = nullptr, c.must = true;
+  const auto* args = c.in.one_in(200) ? (c.odd = c.must = true, nullptr) : c.sized(a);
+  const auto* options = c.options();
+  c.run([&] { return tenon_bias_dropout_add_backward(args, options); });
+}
+
+struct FusedText {
+  const char *formula, *arguments;
+  size_t count;
+};
+constexpr std::array<FusedText, 6> kFused{{{"x", "x", 1},
+                                           {"x*s + row*c; c = 2", "x, row,s", 3},
+                                           {"select(p > q, exp(p), q)", "p,q", 2},
+                                           {"gelu(x + bias)", "x, bias", 2},
+                                           {"1 + 0*t", "t", 1},
+                                           {"max(u, v)/w - sqrt(abs(u))", " u ,\tv,\nw", 3}}};
+
+// Views one behind the other in memory of exactly their number.
+const tenon_view* list(Call& c, const std::vector<const tenon_view*>& views) {
+  auto* all = static_cast<tenon_view*>(c.memory(views.size() * sizeof(tenon_view)));
+  for (size_t i = 0; i < views.size(); ++i) std::memcpy(&all[i], views[i], sizeof(tenon_view));
+  return all;
+}
+
+void fused(Call& c, bool backward) {
+  c.what = backward ? "tenon_fused_backward" : "tenon_fused_forward";
+  const FusedText f = c.in.pick(kFused);
+  const Shape s = shape(c.in);
+  if (endless(s)) return;
+  std::vector<const tenon_view*> in, gradients;
+  for (size_t i = 0; i < f.count; ++i) {
+    const size_t kind = c.in.below(5);
+    const Shape n{kind == 1 || kind == 3 ? 1 : s.rows, kind == 2 || kind == 3 ? 1 : s.cols};
+    in.push_back(c.plain(n.rows, n.cols, Use::read));
+    if (!backward) continue;
+    if (c.in.below(4) == 1)
+      gradients.push_back(c.keep({nullptr, 0, 0, 0, TENON_F32}, Use::ignored));
+    else
+      gradients.push_back(c.plain(n.rows, n.cols, Use::written));
+  }
+  size_t count = f.count;
+  const char* formula = c.text_or_noise(f.formula);
+  const char* arguments = c.text_or_noise(f.arguments);
+  const tenon_view* views = list(c, in);
+  const tenon_view* to = backward ? list(c, gradients) : nullptr;
+  const tenon_view* y = c.plain(s.rows, s.cols, backward ? Use::read : Use::written);
+  if (c.spoil(40)) {
+    const size_t kind = c.in.below(5);
+    if (kind == 0) views = nullptr;
+    if (kind == 1) y = nullptr;
+    if (kind == 2) count = SIZE_MAX >> c.in.below(50);
+    if (kind == 3) count = c.in.below(f.count);
+    if (kind == 4 && backward) to = nullptr;
+    c.must |= kind != 4 || backward;
+  }
+  const auto* options = c.options();
+  c.run([&] {
+    return backward ? tenon_fused_backward(formula, arguments, views, count, y, to, options)
+                    : tenon_fused_forward(formula, arguments, views, count, y, options);
+  });
+}
+
+void run(Call& c) {
+  c.what = "tenon_run";
+  constexpr std::array<const char*, 5> kNames{"relu", "gelu", "silu", "tanh", "qgelu"};
+  const Shape s = shape(c.in);
+  if (endless(s)) return;
+  const auto matrix = [&](Use use) { return c.plain(s.rows, s.cols, use); };
+  std::vector<const tenon_view*> in, out;
+  std::string name = c.in.pick(kNames);
+  switch (c.in.below(7)) {
+    case 0:
+      in = {matrix(Use::read)}, out = {matrix(Use::written)};
+      break;
+    case 1:
+      in = {matrix(Use::read), c.plain(1, s.cols, Use::read)}, out = {matrix(Use::written)};
+      name = "bias_" + name;
+      break;
+    case 2:
+      in = {matrix(Use::read), matrix(Use::read)}, out = {matrix(Use::written)};
+      name = "d" + name;
+      break;
+    case 3:
+      in = {matrix(Use::read), matrix(Use::read), c.plain(1, s.cols, Use::read)};
+      out = {c.plain(1, s.cols, Use::written), matrix(Use::written)};
+      name = "bgrad_d" + name;
+      break;
+    case 4:
+      in = {matrix(Use::read)}, out = {matrix(Use::written)};
+      name = "l2normalization";
+      break;
+    case 5:
+      in = {matrix(Use::read)};
+      out = {matrix(Use::written), c.view(s.rows, 1, TENON_F32, Use::written)};
+      name = "l2normalization_fwd";
+      break;
+    default:
+      in = {matrix(Use::read), matrix(Use::read), c.view(s.rows, 1, TENON_F32, Use::read)};
+      out = {matrix(Use::written)};
+      name = "l2normalization_bwd";
+      break;
+  }
+  size_t n = in.size(), m = out.size();
+  const tenon_view* from = list(c, in);
+  const tenon_view* to = list(c, out);
+  if (c.spoil(30)) {
+    constexpr std::array<size_t, 3> kMany{65, size_t{1} << 32, SIZE_MAX};
+    const size_t kind = c.in.below(5);
+    if (kind == 0) n = c.in.below(n);
+    if (kind == 1) m = c.in.below(m);
+    if (kind == 2) n = c.in.pick(kMany);
+    if (kind == 3) from = nullptr;
+    if (kind == 4) to = nullptr;
+    c.must = true;
+  }
+  const char* text = c.text_or_noise(name);
+  const auto* options = c.options();
+  c.run([&] { return tenon_run(text, from, n, to, m, options); });
+}
+
+void define(Call& c) {
+  c.what = "tenon_define";
+  constexpr std::array<const char*, 5> kFormulas{"x*x", "k*x + fuzz_a(x); k = 3",
+                                                 "fuzz_b(fuzz_b(x))", "a*b", "gelu(x) - x"};
+  // Names stay for the process's lifetime, so there are few.
+  constexpr std::array<const char*, 6> kNames{"fuzz_a", "fuzz_b", "gelu", "2x", "a b", "x"};
+  const std::string formula = c.in.pick(kFormulas);
+  const size_t name = c.in.below(kNames.size());
+  c.odd = true;  // what a formula calls may be too large by now, or of two inputs
+  if (name > 1) c.must = true;
+  const char* text = c.in.one_in(20) ? nullptr : c.text(kNames[name]);
+  c.must |= text == nullptr;
+  const char* body = c.text_or_noise(formula);
+  c.must |= body == nullptr;
+  c.run([&] { return tenon_define(text, body); });
+}
+
+void small_functions(Call& c) {
+  switch (c.in.below(4)) {
+    case 0: {
+      c.what = "tenon_encoding_shape";
+      constexpr std::array<int64_t, 6> kSizes{
+          0, -1, kHuge, kLowest, int64_t{1} << 60, (int64_t{1} << 60) + 1};
+      const auto size = [&] {
+        return c.in.below(3) == 1 ? c.in.pick(kSizes) : static_cast<int64_t>(c.in.below(70000));
+      };
+      const int64_t rows = size(), cols = size();
+      const int64_t most = int64_t{1} << 60;
+      if (rows < 0 || cols < 0 || rows > most || cols > most) c.odd = c.must = true;
+      const auto place = [&]() -> const tenon_view* {
+        const tenon_view v{c.memory(16), 1, 16, 16, TENON_E8M0};
+        return c.keep(v, Use::written);
+      };
+      const tenon_view* data = c.in.below(4) == 1 ? nullptr : place();
+      const tenon_view* scales = c.in.below(4) == 1 ? nullptr : place();
+      const size_t mode = c.in.below(modes);
+      const auto column = static_cast<int32_t>(c.in.below(3));
+      const char* text = c.text_or_noise(kModes[mode]);
+      const auto numbers = [](const tenon_view* v) {
+        return v ? static_cast<int64_t*>(v->data) : nullptr;
+      };
+      c.run([&] {
+        return tenon_encoding_shape(text, rows, cols, column, numbers(data), numbers(scales));
+      });
+      if (!c.ok || c.odd) return;
+      const Shape d = data_shape(static_cast<Mode>(mode), rows, cols, column);
+      const Shape n = scale_shape(static_cast<Mode>(mode), rows, cols, column);
+      if (data) c.check(numbers(data)[0] == d.rows && numbers(data)[1] == d.cols, "data shape");
+      if (scales)
+        c.check(numbers(scales)[0] == n.rows && numbers(scales)[1] == n.cols, "scale shape");
+      return;
+    }
+    case 1: {
+      c.what = "tenon_names";
+      const size_t capacity = c.in.below(400);
+      const tenon_view v{c.memory(capacity), 1, static_cast<int64_t>(capacity), 0, TENON_E8M0};
+      auto* buffer = static_cast<char*>(c.keep(v, Use::updated)->data);
+      if (c.in.below(4) == 1) buffer = nullptr;
+      const tenon_view n{c.memory(sizeof(size_t)), 1, sizeof(size_t), 0, TENON_E8M0};
+      auto* size = static_cast<size_t*>(c.keep(n, Use::updated)->data);
+      if (c.in.below(4) == 1) size = nullptr;
+      c.run([&] { return tenon_names(buffer, capacity, size); });
+      if (buffer && capacity > 0)
+        c.check(std::find(buffer, buffer + capacity, '\0') != buffer + capacity, "no final zero");
+      return;
+    }
+    case 2: {
+      c.what = "tenon_set_threads";
+      constexpr std::array<int32_t, 7> kCounts{
+          1, 2, 0, 3, -1, 100000, std::numeric_limits<int32_t>::min()};
+      const size_t count = c.in.below(kCounts.size());
+      if (count > 3) c.odd = c.must = true;
+      c.run([&] { return tenon_set_threads(kCounts[count]); });
+      return;
+    }
+    default:
+      if (std::strlen(tenon_version()) == 0 || !tenon_last_error()) std::abort();
+      tenon_set_threads(1);
+  }
+}
+
+void one_call(Bytes& in) {
+  const size_t function = in.below(16);
+  Call c(in);
+  switch (function) {
+    case 0:
+    case 1:
+      return quantize(c);
+    case 2:
+    case 3:
+    case 4:
+      return forward(c);
+    case 5:
+    case 6:
+    case 7:
+      return backward(c);
+    case 8:
+      return delayed_update(c);
+    case 9:
+      return dropout(c);
+    case 10:
+      return dropout_backward(c);
+    case 11:
+      return fused(c, false);
+    case 12:
+      return fused(c, true);
+    case 13:
+      return run(c);
+    case 14:
+      return define(c);
+    default:
+      return small_functions(c);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const bool kOneThread = [] { return tenon_set_threads(1) == TENON_OK; }();
+  if (!kOneThread) std::abort();
+  Bytes in(data, size);
+  one_call(in);
+  return 0;
+}
+
+#if defined(TENON_FUZZ_MAIN)
+
+int main(int argc, char** argv) {
+  const long iterations = argc > 1 ? std::atol(argv[1]) : 20000;
+  std::mt19937 random(argc > 2 ? static_cast<uint32_t>(std::atol(argv[2])) : 1);
+  std::vector<uint8_t> bytes;
+  for (long i = 0; i < iterations; ++i) {
+    bytes.resize(16 + random() % 240);
+    for (uint8_t& b : bytes) b = static_cast<uint8_t>(random());
+    LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
+  }
+  std::printf("%ld calls, %ld of them succeed\n", calls, successes);
+  // A generator that makes nothing right would test nothing.
+  return calls > 0 && successes * 10 > calls ? 0 : 1;
+}
+
+#endif
