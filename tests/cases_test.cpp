@@ -141,7 +141,10 @@ bool allowed_cell(const Case& c) {
 bool allowed_numbers(const std::string& op, const std::string& mode, const std::string& input,
                      const std::string& output) {
   const bool reads = op == "dequantize" || op.starts_with("requantize");
-  if (is_plain(input) == reads) return false;
+  static const std::map<std::string, bool> kActivations = activations();
+  const bool either = kActivations.contains(op);
+  if (!either && is_plain(input) == reads) return false;
+  if (either && input.find('+') != std::string::npos) return false;
   if (reads && input.find('+') != std::string::npos &&
       (op == "dequantize" ? mode : op) != (op == "dequantize" ? "mxfp8" : requantize("mxfp8")))
     return false;

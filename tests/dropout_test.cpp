@@ -615,7 +615,8 @@ void check(const Gradients& v, const Random& s, double p, bool training, int par
     for (int64_t r = 0; r < v.g.rows(); ++r) {
       const float g = v.g.at(r, c);
       float dx = training ? rule(s, r, c, g) : g;
-      if (options.rounding == Rounding::eager) dx = rounded_ref(v.g.dtype(), dx);
+      if (options.rounding == Rounding::eager)
+        dx = rounded_ref(parts & 1 ? v.dx.dtype() : v.g.dtype(), dx);
       column.push_back(dx);
       if (parts & 1) expect_element(v.dx, r, c, dx, what);
       if (parts & 4) expect_element(v.dresidual, r, c, g, what);

@@ -132,7 +132,7 @@ typedef struct tenon_dropout_args {
   const tenon_view* residual;
   const tenon_view* y;
   double p;
-  int32_t training;
+  int32_t training; /* 0: evaluation, nothing is dropped */
   uint64_t* random;
 } tenon_dropout_args;
 
@@ -192,8 +192,24 @@ TENON_API int tenon_define(const char* name, const char* formula);
    the size needed to *size. */
 TENON_API int tenon_names(char* buffer, size_t capacity, size_t* size);
 
+/* What `act` is, as one JSON object: name, inputs (1 or 2), scaled, parameters (name, value, least,
+   most; a bound that does not exist is null). Buffers as for tenon_names. */
+TENON_API int tenon_info(const char* act, char* buffer, size_t capacity, size_t* size);
+
+/* Formula, derivative, error bound and code (of the derivative if `backward`), for people. */
+TENON_API int tenon_show(const char* act, int32_t backward, char* buffer, size_t capacity,
+                         size_t* size);
+
+/* y = x*r with r = rsqrt(sum x^2 + eps) a row; r, if given, is [M,1] f32. */
+TENON_API int tenon_l2_normalization(const tenon_view* x, const tenon_view* y, const tenon_view* r,
+                                     float eps, const tenon_options* options);
+TENON_API int tenon_l2_normalization_backward(const tenon_view* grad, const tenon_view* x,
+                                              const tenon_view* r, const tenon_view* dx,
+                                              const tenon_options* options);
+
 /* Threads of the CPU backend; 0 restores the default. */
 TENON_API int tenon_set_threads(int32_t count);
+TENON_API int tenon_threads(void);
 
 #ifdef __cplusplus
 }

@@ -95,7 +95,8 @@ struct BiasDropoutAdd {
 };
 void bias_dropout_add(const BiasDropoutAdd& call, const Options& options = {});
 
-// The gradients that are given. `random` is a copy of the state from before the forward call.
+// The gradients that are given; dx is like x, and `eager` rounds to its dtype, or without it to
+// grad's. `random` is a copy of the state from before the forward call.
 struct BiasDropoutAddBackward {
   View grad, dx = {}, dbias = {}, dresidual = {};
   double p = 0;
@@ -199,6 +200,9 @@ void l2_normalization(const View& x, const View& y, const View& r = {}, float ep
 // dx = r·(grad − x·r²·Σ x·grad).
 void l2_normalization_backward(const View& grad, const View& x, const View& r, const View& dx,
                                const Options& options = {});
+
+// Formula, derivative, error bound and code of an activation, as text for people.
+std::string show(const Activation& f, bool backward = false);
 
 // Threads of the CPU backend: TENON_THREADS, else OMP_NUM_THREADS, else the cores; 0 restores that.
 void set_threads(int count);

@@ -74,6 +74,7 @@ void bias_dropout_add(const BiasDropoutAdd& c, const Options& options) {
                          .cols = c.x.cols,
                          .precision = options.precision,
                          .rounding = options.rounding,
+                         .chain = c.x.dtype,
                          .x = c.x.dtype,
                          .bias = dtype(c.bias),
                          .residual = dtype(c.residual),
@@ -108,6 +109,7 @@ void bias_dropout_add_backward(const BiasDropoutAddBackward& c, const Options& o
                          .cols = c.grad.cols,
                          .precision = options.precision,
                          .rounding = options.rounding,
+                         .chain = c.dx.given() ? c.dx.dtype : c.grad.dtype,  // dx is like x
                          .x = c.grad.dtype,
                          .bias = dtype(c.dbias),
                          .residual = dtype(c.dresidual),

@@ -62,14 +62,15 @@ void check_single(std::string_view op, const Named& v) {
   check_shape(op, v, 1, 1, "one number for the tensor");
 }
 
-void check_encoding(std::string_view op, const NamedTensor& t, Orientation o, Shape shape) {
+void check_encoding(std::string_view op, const NamedTensor& t, Orientation o, Shape shape,
+                    std::string_view rule) {
   const Tensor& x = t.tensor;
   const Encoding& e = x.encoding(o);
   const Named data{t.name, e.data, x.plain() ? std::string_view{} : part(o, kData)};
   check_memory(op, data, x.format.dtype);
   const Shape want = x.format.data_shape(shape.rows, shape.cols, o);
   check_shape(op, data, want.rows, want.cols,
-              want == shape ? "the shape of the tensor" : "the shape of the tensor, transposed");
+              want == shape ? std::string(rule) : str(rule, ", transposed"));
   const Named scale{t.name, scale_view(x, o), part(o, kScales)};
   if (x.format.scaling == Scaling::none) {
     require(!scale.view.given(), op, ": ", t.name, scale.part,
@@ -90,12 +91,13 @@ void check_encoding(std::string_view op, const NamedTensor& t, Orientation o, Sh
           "; swizzled scales are dense, give ", scale.view.cols);
 }
 
-void check_encodings(std::string_view op, const NamedTensor& t, Shape shape) {
+void check_encodings(std::string_view op, const NamedTensor& t, Shape shape,
+                     std::string_view rule = "the shape of the tensor") {
   const Tensor& x = t.tensor;
   for (const Orientation o : kOrientations) {
     const Encoding& e = x.encoding(o);
     if (e.data.given()) {
-      check_encoding(op, t, o, shape);
+      check_encoding(op, t, o, shape, rule);
     } else if (e.scale_inv.given()) {
       require(single_scale(x), op, ": ", t.name, part(o, kScales),
               " is given, but that encoding has no data; leave it out, or give the data");
@@ -106,9 +108,9 @@ void check_encodings(std::string_view op, const NamedTensor& t, Shape shape) {
 
 // A plain matrix says its dtype twice, and has nothing that belongs to a scale.
 void check_plain(std::string_view op, const NamedTensor& t) {
+  if (t.tensor.given()) check_format(op, t);
   check_view(op, {t.name, t.tensor.rowwise.data});
   if (!t.tensor.given()) return;
-  check_format(op, t);
   check_encodings(op, t, t.tensor.shape());
 }
 
@@ -140,7 +142,7 @@ void check_output(std::string_view op, const NamedTensor& t, int64_t rows, int64
     check_shape(op, {t.name, x.rowwise.data}, rows, cols, rule);
   } else {
     check_format(op, t);
-    check_encodings(op, t, {rows, cols});
+    check_encodings(op, t, {rows, cols}, rule);
   }
   const std::string_view mode = info(x.format.scaling).name;
   const bool delayed = x.format.scaling == Scaling::delayed;

@@ -34,6 +34,8 @@ void write(const View& v, int64_t r, int64_t c, float value) {
 void quantize(const Quantize& c, const Options& options) {
   constexpr std::string_view kOp = "quantize";
   check_input(kOp, {"x", c.x});
+  require(c.x.given() || !c.y.given() || c.y.shape() == Shape{}, kOp,
+          ": x is not given; pass the numbers to encode, or the codes to decode");
   const Shape shape = c.x.shape();
   if (c.y.given()) check_output(kOp, {"y", c.y}, shape.rows, shape.cols, "the shape of x");
   if (!c.dbias.given()) return forward(identity(), {.x = c.x, .y = c.y, .amax = c.amax}, options);

@@ -158,6 +158,30 @@ tenon::Layout layout(const char* given, const char* function) {
               "' is not known; use stacked, swapped or interleaved(k) with k ≥ 1");
 }
 
+// Text into a caller's buffer: at most `capacity` bytes, the final zero included.
+void give(const std::string& text, char* buffer, size_t capacity, size_t* size) {
+  if (size) *size = text.size() + 1;
+  if (!buffer || capacity == 0) return;
+  const size_t n = std::min(text.size(), capacity - 1);
+  std::memcpy(buffer, text.data(), n);
+  buffer[n] = '\0';
+}
+
+std::string json_number(float v) { return v - v == 0 ? tenon::str(v) : "null"; }
+
+std::string json_text(std::string_view text) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (static_cast<unsigned char>(c) < 0x20)
+      out += tenon::str("\\u00", kDigits[static_cast<size_t>(c) / 16], kDigits[c % 16]);
+    else
+      out += c;
+  }
+  return out + "\"";
+}
+
 // The names between commas, without the blanks around them.
 std::vector<std::string> names(std::string_view list) {
   constexpr std::string_view kBlanks = " \t\n";
@@ -344,13 +368,53 @@ int tenon_names(char* buffer, size_t capacity, size_t* size) {
   return guarded([&] {
     std::string all;
     for (const std::string& name : tenon::activation_names()) all += name + "\n";
-    if (size) *size = all.size() + 1;
-    if (!buffer || capacity == 0) return;
-    const size_t n = std::min(all.size(), capacity - 1);
-    std::memcpy(buffer, all.data(), n);
-    buffer[n] = '\0';
+    give(all, buffer, capacity, size);
   });
 }
+
+int tenon_info(const char* act, char* buffer, size_t capacity, size_t* size) {
+  return guarded([&] {
+    const tenon::Activation f = tenon::activation(text(act, "tenon_info", "act"));
+    std::string list;
+    for (const tenon::Parameter& p : f.parameters)
+      list +=
+          tenon::str(list.empty() ? "" : ", ", "{\"name\": \"", p.name,
+                     "\", \"value\": ", json_number(p.value), ", \"least\": ", json_number(p.least),
+                     ", \"most\": ", json_number(p.most), "}");
+    give(tenon::str("{\"name\": ", json_text(f.name), ", \"inputs\": ", f.inputs, ", \"scaled\": ",
+                    f.scaled ? "true" : "false", ", \"parameters\": [", list, "]}"),
+         buffer, capacity, size);
+  });
+}
+
+int tenon_show(const char* act, int32_t backward, char* buffer, size_t capacity, size_t* size) {
+  return guarded([&] {
+    const tenon::Activation f = tenon::activation(text(act, "tenon_show", "act"));
+    give(tenon::show(f, backward != 0), buffer, capacity, size);
+  });
+}
+
+int tenon_l2_normalization(const tenon_view* x, const tenon_view* y, const tenon_view* r, float eps,
+                           const tenon_options* given) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_l2_normalization";
+    tenon::l2_normalization(needed(x, kName, "x"), needed(y, kName, "y"), view(r), eps,
+                            options(given, kName));
+  });
+}
+
+int tenon_l2_normalization_backward(const tenon_view* grad, const tenon_view* x,
+                                    const tenon_view* r, const tenon_view* dx,
+                                    const tenon_options* given) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_l2_normalization_backward";
+    tenon::l2_normalization_backward(needed(grad, kName, "grad"), needed(x, kName, "x"),
+                                     needed(r, kName, "r"), needed(dx, kName, "dx"),
+                                     options(given, kName));
+  });
+}
+
+int tenon_threads(void) { return tenon::threads(); }
 
 int tenon_set_threads(int32_t count) {
   return guarded([&] { tenon::set_threads(count); });

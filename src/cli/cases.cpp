@@ -142,7 +142,8 @@ class Table {
     const Number& input = inputs_[row[at(Column::input)]];
     const Number& output = outputs_[row[at(Column::output)]];
     const bool reads_codes = op.kind == Kind::dequantize || op.kind == Kind::requantize;
-    if (input.plain == reads_codes) return false;
+    const bool either = op.kind == Kind::activation;  // an encoded input, in any mode
+    if (!either && input.plain == reads_codes) return false;
     if (!fits(input.option, op.kind == Kind::dequantize ? mode : op.source)) return false;
     const bool writes_codes = mode != "none" && op.kind != Kind::dequantize;
     if (output.plain == writes_codes || !fits(output.option, mode)) return false;

@@ -21,7 +21,8 @@ namespace {
 bool beyond_flat_map(const Case& c) {
   const bool backward = c[Column::direction] == "bwd";
   const std::string& op = c[Column::op];
-  return c[Column::mode] != "none" || c[Column::orientation] != "row" || op == "quantize" ||
+  return c[Column::input][0] == 'e' || c[Column::mode] != "none" ||
+         c[Column::orientation] != "row" || op == "quantize" ||
          op.starts_with("bias_dropout_add") || c[Column::bias].find("dbias") != std::string::npos ||
          (backward && op.starts_with("scaled(")) || op == "l2normalization";
 }

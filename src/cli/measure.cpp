@@ -56,7 +56,7 @@ View single(float& value) { return matrix(&value, DType::f32, 1, 1); }
 
 // The multiplier that follows once the history holds this tensor's amax and nothing larger.
 float warm_scale(const Census& census, DType dtype) {
-  float history = census.amax;
+  float history = census.finite_amax;  // what is not finite does not count in a history
   float scale = 1;
   update({.history = single(history), .scale = single(scale), .dtype = dtype});
   return scale;

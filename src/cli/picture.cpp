@@ -10,7 +10,7 @@ namespace tenon::cli {
 
 namespace {
 
-constexpr double kWidth = 980, kLeft = 150, kRight = 700;
+constexpr double kWidth = 980, kLeft = 172, kRight = 700;
 constexpr double kBars = 150, kRow = 20, kErrors = 140;
 constexpr double kTop = 64, kPanelGap = 36;
 constexpr double kLeastError = 1e-3;  // the error chart spans 0.1% to 100%

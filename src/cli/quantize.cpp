@@ -1,5 +1,6 @@
 // `tenon quantize`: what a recipe does to the tensors of a file.
 #include <fmt/core.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -134,13 +135,18 @@ void print_report(const Report& r) {
                       : 1.0;
     const std::string bytes = fmt::format("{} -> {} ({:.2f}x)", bytes_text(o.bytes_before),
                                           bytes_text(o.bytes_after), ratio);
-    const std::string snr = std::isinf(o.snr_db) ? "exact" : fmt::format("{:.2f}", o.snr_db);
+    const bool compared = o.nonfinite + o.spoiled < b.elements;
+    const std::string snr = !compared              ? "-"
+                            : std::isinf(o.snr_db) ? "exact"
+                                                   : fmt::format("{:.2f}", o.snr_db);
     fmt::print("  {:<18}{:>10.3g}{:>9}{:>11.3g}{:>11.3g}{:>11}{:>10}{:>12}  {:<32}{}\n",
                o.recipe.name, o.relative_rms, snr, o.max_error, o.worst_relative,
                percent(o.saturated, b.elements), percent(o.flushed, b.elements), o.nonfinite, bytes,
                scales_text(o));
     if (o.spoiled > 0)
-      fmt::print("    {} finite elements share a scale with NaN and are lost\n", o.spoiled);
+      fmt::print(
+          "    {} finite, lost and not in the errors: beside a NaN, or rounded up to infinity\n",
+          o.spoiled);
   }
 }
 
@@ -172,6 +178,13 @@ std::vector<Recipe> recipes_of(const QuantizeArgs& args) {
 
 int quantize(const QuantizeArgs& args) {
   const std::vector<Recipe> recipes = recipes_of(args);
+  struct stat in {};
+  struct stat out {};
+  const bool same = !args.svg.empty() && stat(args.file.c_str(), &in) == 0 &&
+                    stat(args.svg.c_str(), &out) == 0 && in.st_dev == out.st_dev &&
+                    in.st_ino == out.st_ino;
+  require(!same, "quantize --svg ", clean(args.svg, 200),
+          " is the tensor file itself; give the picture a path of its own");
   const MappedFile mapped(args.file);
   const TensorFile file = parse_tensor_file(args.file, mapped.bytes());
   const std::vector<StoredTensor> tensors = select(file, args);

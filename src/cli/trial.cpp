@@ -133,16 +133,16 @@ View Trial::single(float value) {
 }
 
 Tensor Trial::output(int64_t rows, int64_t cols) {
-  return encoded(case_[Column::output], case_[Column::mode], rows, cols);
+  return encoded(case_[Column::output], case_[Column::mode], case_[Column::orientation], rows,
+                 cols);
 }
 
-Tensor Trial::encoded(const std::string& number, const std::string& mode, int64_t rows,
-                      int64_t cols) {
+Tensor Trial::encoded(const std::string& number, const std::string& mode, const std::string& side,
+                      int64_t rows, int64_t cols) {
   Format f{.dtype = dtype_of(number), .scaling = *scaling_named(mode)};
   if (number.ends_with("+swizzled")) f.swizzled = true;
   if (number.ends_with("+pow2")) f.power_of_two = true;
   if (number.ends_with("+exact")) f.power_of_two = false, f.eps = 0.01F;
-  const std::string& side = case_[Column::orientation];
   const bool wanted[2] = {side != "col", side != "row"};
   Encoding e[2];
   for (const Orientation o : kOrientations) {
@@ -169,6 +169,16 @@ Tensor Trial::encoded(const std::string& number, const std::string& mode, int64_
   return t;
 }
 
+// Numbers in a mode and orientation that the case's own text picks.
+Tensor Trial::encoded_input(DType dtype, int64_t rows, int64_t cols) {
+  const auto mode = static_cast<Scaling>(1 + random_() % (kScalings.size() - 1));
+  const std::string side = random_() % 2 ? "row" : "col";
+  Tensor t = encoded(std::string(info(dtype).name), std::string(info(mode).name), side, rows, cols);
+  quantize(filled(DType::f32, rows, cols), t, options_);
+  t.scale = t.amax = t.health = {};  // of the writer only
+  return t;
+}
+
 void Trial::run_activation() {
   const Activation f = activation(case_[Column::op]);
   const std::string& bias_case = case_[Column::bias];
@@ -176,13 +186,18 @@ void Trial::run_activation() {
   const bool has_dbias = bias_case.find("dbias") != std::string::npos;
   const bool separate = case_[Column::layout] == "separate";
   const Layout layout = layout_of(case_[Column::layout]);
-  const DType input = dtype_of(case_[Column::input]);
+  const DType number = dtype_of(case_[Column::input]);
+  const bool encodes = !info(number).plain;
+  const DType input = encodes ? DType::f32 : number;
+  const auto tensor = [&](int64_t m, int64_t k) {
+    return encodes ? encoded_input(number, m, k) : Tensor(filled(input, m, k));
+  };
   const int64_t rows = shape_.rows;
   const int64_t all = shape_.cols * f.inputs;
   const int64_t cols = separate ? shape_.cols : all;
 
-  const View x = filled(input, rows, cols);
-  const View b = separate ? filled(input, rows, cols) : View{};
+  const Tensor x = tensor(rows, cols);
+  const Tensor b = separate ? tensor(rows, cols) : Tensor{};
   const View bias = has_bias ? filled(input, 1, all) : View{};
   const View scale = f.scaled ? filled(input, rows, 1) : View{};
   // An amax is a by-product that a flat map does not have.
@@ -192,7 +207,7 @@ void Trial::run_activation() {
     const Tensor y = output(rows, shape_.cols);
     return forward(f, {x, b, bias, scale, y, amax, layout}, options_);
   }
-  const View grad = filled(input, rows, shape_.cols);
+  const Tensor grad = tensor(rows, shape_.cols);
   // Sums have a dtype of their own, the output's where that is plain.
   const DType sum = dtype_of(case_[Column::output]);
   backward(f,
@@ -235,7 +250,7 @@ void Trial::run_quantize() {
   const bool decode_only = op == "dequantize";
   const std::string mode =
       decode_only ? case_[Column::mode] : op.substr(op.find('(') + 1, op.size() - op.find('(') - 2);
-  const Tensor source = encoded(number, mode, rows, cols);
+  const Tensor source = encoded(number, mode, case_[Column::orientation], rows, cols);
   quantize(filled(DType::f32, rows, cols), source, options_);
   quantize(
       source,

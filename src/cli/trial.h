@@ -41,7 +41,9 @@ class Trial {
   View single(float value);
   // A tensor to write in the format of the case, or in another mode.
   Tensor output(int64_t rows, int64_t cols);
-  Tensor encoded(const std::string& number, const std::string& mode, int64_t rows, int64_t cols);
+  Tensor encoded(const std::string& number, const std::string& mode, const std::string& side,
+                 int64_t rows, int64_t cols);
+  Tensor encoded_input(DType dtype, int64_t rows, int64_t cols);
 
   std::vector<View> on_host(std::span<const View> views,
                             std::vector<std::vector<uint8_t>>& copies) const;

@@ -29,7 +29,7 @@ DropoutRule dropout_rule(double p) {
 Step dropout_step(const DropoutForm& form) {
   StepBuilder build(form.training ? "bias_dropout_add" : "bias_add", form.cols, form.precision);
   const auto between = [&](Expr e) {
-    return form.rounding == Rounding::eager ? round(e, form.x) : e;
+    return form.rounding == Rounding::eager ? round(e, form.chain) : e;
   };
   Expr y = build.load({Load::From::tile, 0, form.x});
   if (form.bias) y = between(y + build.load({Load::From::row, 1, *form.bias}));
@@ -44,11 +44,10 @@ Step dropout_backward_step(const DropoutForm& form) {
                     form.precision);
   const Expr grad = build.load({Load::From::tile, 0, form.x});
   Expr dx = grad;
-  if (form.training && (form.y || form.bias)) {
-    // Dropout is linear in its input, so what stands for the input does not appear in the result.
+  // Dropout is linear in its input, so what stands for the input does not appear in the result.
+  if (form.training && (form.y || form.bias))
     dx = build.grad(masked(build, grad), grad, std::span(&grad, 1))[0];
-    if (form.rounding == Rounding::eager) dx = round(dx, form.x);
-  }
+  if (form.rounding == Rounding::eager) dx = round(dx, form.chain);
   if (form.y) build.store({Store::To::tile, 0, *form.y}, dx);
   if (form.bias) build.store({Store::To::column_sum, 1, *form.bias}, dx);
   if (form.residual) build.store({Store::To::tile, 2, *form.residual}, grad);
@@ -58,7 +57,7 @@ Step dropout_backward_step(const DropoutForm& form) {
 std::string key(const DropoutForm& form, bool backward) {
   KeyWriter key('d');
   key.add(backward).add(form.training).add(form.cols).add(form.precision).add(form.rounding);
-  return key.add(form.x).add(form.bias).add(form.residual).add(form.y).finish();
+  return key.add(form.chain).add(form.x).add(form.bias).add(form.residual).add(form.y).finish();
 }
 
 }  // namespace tenon

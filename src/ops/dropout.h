@@ -19,6 +19,7 @@ struct DropoutForm {
   int64_t cols = 0;
   Precision precision = Precision::native;
   Rounding rounding = Rounding::once;
+  DType chain = DType::f32;             // `eager` rounds to it between ops
   DType x = DType::f32;                 // backward: the incoming gradient
   std::optional<DType> bias, residual;  // backward: their gradients
   std::optional<DType> y;               // backward: dx

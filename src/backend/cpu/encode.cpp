@@ -87,8 +87,7 @@ class PanelEncoder {
       for (int64_t k = r; k < end; ++k) {
         loops_.store_scales[index(e_.format.dtype)](
             address(data, (p.row + k) * data.stride + p.col), at(p, k, 0), n, scratch);
-        if (health_)
-          for (int64_t c = 0; c < p.cols; ++c) count(*at(p, k, c), scratch[c]);
+        if (health_) count(at(p, k, 0), n, scratch, 1);
       }
     }
   }
@@ -101,8 +100,7 @@ class PanelEncoder {
     loops_.store_scaled[index(e_.format.dtype)](
         address(data, (p.row + r) * data.stride + p.col + c), at(p, r, c), static_cast<size_t>(n),
         multiplier);
-    if (health_)
-      for (int64_t k = c; k < c + n; ++k) count(*at(p, r, k), multiplier);
+    if (health_) count(at(p, r, c), static_cast<size_t>(n), &multiplier, 0);
   }
 
   void write_scale(Orientation o, int64_t i, int64_t j, const Scale& scale) const {
@@ -110,15 +108,25 @@ class PanelEncoder {
     write(v, scale_offset(e_.format, o, i, j, {v.rows, v.cols}, v.stride), scale.inverse);
   }
 
-  void count(float v, float multiplier) const {
-    const uint32_t bits = __builtin_bit_cast(uint32_t, v) & kMagnitude;
-    const float scaled = std::fabs(v * multiplier);
-    if (bits >= kInfinity)
-      ++health_->nonfinite;
-    else if (scaled > saturation_threshold(e_.format.dtype))
-      ++health_->saturated;
-    else if (bits != 0 && (encode(e_.format.dtype, scaled)) == 0)
-      ++health_->flushed;
+  // `step` 0: one multiplier for all.
+  void count(const float* v, size_t n, const float* multiplier, size_t step) const {
+    const uint32_t dtype_max = __builtin_bit_cast(uint32_t, saturation_threshold(e_.format.dtype));
+    // Half of the smallest number: there and below the code is 0.
+    const DTypeInfo& f = info(e_.format.dtype);
+    const uint32_t least = __builtin_bit_cast(uint32_t, power_of_two(-f.bias - f.mantissa_bits));
+    uint32_t saturated = 0;
+    uint32_t flushed = 0;
+    uint32_t nonfinite = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t bits = __builtin_bit_cast(uint32_t, v[i]) & kMagnitude;
+      const uint32_t scaled =
+          __builtin_bit_cast(uint32_t, v[i] * multiplier[i * step]) & kMagnitude;
+      const bool finite = bits < kInfinity;
+      nonfinite += finite ? 0 : 1;
+      saturated += finite && scaled > dtype_max && scaled <= kInfinity ? 1 : 0;
+      flushed += finite && bits != 0 && scaled <= least ? 1 : 0;
+    }
+    *health_ += {saturated, flushed, nonfinite};
   }
 
   const Loops& loops_;

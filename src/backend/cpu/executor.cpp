@@ -7,6 +7,7 @@
 #include "backend/cpu/item.h"
 #include "backend/cpu/pool.h"
 #include "core/fp_mode.h"
+#include "core/scaling.h"
 
 namespace tenon::cpu {
 
@@ -17,6 +18,22 @@ size_t partial_floats(const Grid& g, const Store& s) {
   if (s.to == Store::To::column_sum) return static_cast<size_t>(rup(g.blocks() * g.cols, 16));
   if (s.to == Store::To::row_sum) return static_cast<size_t>(rup(g.rows * g.chunks(), 16));
   return 0;
+}
+
+// The larger of what is held and what was found. Calls of several threads may share a slot; only an
+// address that no atomic can have is joined plainly.
+void join_amax(void* slot, uint32_t found) {
+  if (reinterpret_cast<uintptr_t>(slot) % alignof(uint32_t) != 0) {
+    uint32_t held = 0;
+    std::memcpy(&held, slot, sizeof held);
+    held = std::max(held & kMagnitude, found);
+    std::memcpy(slot, &held, sizeof held);
+    return;
+  }
+  const std::atomic_ref<uint32_t> amax(*static_cast<uint32_t*>(slot));
+  uint32_t held = amax.load();
+  while (!amax.compare_exchange_weak(held, std::max(held & kMagnitude, found))) {
+  }
 }
 
 class Executor final : public Kernel {
@@ -79,13 +96,11 @@ class Executor final : public Kernel {
         break;
       }
       case Store::To::amax: {
-        uint32_t most = left.amax[k].load();
-        if (s.join) {
-          uint32_t held = 0;
-          std::memcpy(&held, out.data, sizeof held);
-          most = std::max(most, held & 0x7fffffffU);
-        }
-        store_one(s, out.data, __builtin_bit_cast(float, most));
+        const uint32_t most = left.amax[k].load();
+        if (s.join)
+          join_amax(out.data, most);
+        else
+          store_one(s, out.data, __builtin_bit_cast(float, most));
         break;
       }
     }

@@ -165,23 +165,32 @@ void Item::load(const Tile& t) {
   }
 }
 
+// A scale for each element: runs of one number along a block, or a row of them where blocks are one
+// column wide.
 void Item::load_blocks(size_t i, const Tile& t) {
   const Load& l = step_.loads[i];
   const View& v = args_.in[l.arg];
   const Blocks blocks = l.format.blocks(l.orientation);
+  const auto at = [&](int64_t row, int64_t column) {
+    return element(v, 0,
+                   scale_offset(l.format, l.orientation, row / blocks.rows, column / blocks.cols,
+                                {v.rows, v.cols}, v.stride));
+  };
+  const bool row_of_scales = blocks.cols == 1 && !blocks.transposed && !l.format.swizzled;
   for (int64_t k = 0; k < t.rows; ++k) {
-    int64_t seen = -1;
-    float value = 0;
-    for (int64_t c = 0; c < t.cols; ++c) {
-      const int64_t j = l.columns(t.col + c) / blocks.cols;
-      if (j != seen) {
-        const int64_t at = scale_offset(l.format, l.orientation, (t.row + k) / blocks.rows, j,
-                                        {v.rows, v.cols}, v.stride);
-        value = load_one(loops_, l, element(v, 0, at));
-        seen = j;
+    float* const out = slot_[i] + k * t.cols;
+    const int64_t row = t.row + k;
+    for_runs(l.columns, t.col, t.cols, [&](int64_t first, int64_t c, int64_t n, int64_t stride) {
+      if (row_of_scales)
+        return loops_.load[index(l.dtype)](out + first, at(row, c), stride, static_cast<size_t>(n));
+      for (int64_t done = 0; done < n;) {
+        const int64_t column = c + done * stride;
+        const int64_t end = (column / blocks.cols + 1) * blocks.cols;
+        const int64_t run = std::min(cdiv(end - column, stride), n - done);
+        std::fill_n(out + first + done, run, load_one(loops_, l, at(row, column)));
+        done += run;
       }
-      slot_[i][k * t.cols + c] = value;
-    }
+    });
   }
 }
 
