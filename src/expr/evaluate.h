@@ -15,7 +15,8 @@ double native_error(DType output);
 // ulp of fp32 at |v|, at least 2^−149; 0 for infinities and NaN.
 double ulp32(double v);
 
-// The formula's value and E at many points. Both vectors hold one array of n for each root.
+// The formula's value and E at many points; where E is infinite, nothing is promised. Both vectors
+// hold one array of n for each root.
 struct Evaluation {
   std::vector<std::vector<double>> value, bound;
 };

@@ -176,7 +176,7 @@ class EncodedVerifier {
     // Half of the smallest number, the midpoint, goes to zero.
     const double least = std::ldexp(1.0, -info(f_.dtype).bias - info(f_.dtype).mantissa_bits);
     const bool overflows = finite && std::fabs(x.v) + x.e >= kOverflow32;
-    counts_[2].add(!finite, unknown || overflows);
+    counts_[2].add(!finite && !unknown, unknown || overflows);
     counts_[0].add(finite && !overflows && size - slack > max,
                    unknown || (finite && size + slack > max));
     counts_[1].add(finite && std::fabs(x.v) > x.e && size + slack <= least,
