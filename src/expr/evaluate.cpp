@@ -135,12 +135,16 @@ Value propagate(const Node& n, const Value& a, const Value& b, const Value& c, c
 // Nothing is known of a value, not even that it is a number: ∞ − ∞ may be in it.
 constexpr Value kUnknown{std::numeric_limits<double>::quiet_NaN(), kInfinity};
 
-// Whether a node's value follows from something unknown; a select's from its condition.
+// Whether a node follows from something unknown (a select from its condition), or adds an infinity
+// to what may have overflowed to the other one.
 bool lost(const Node& n, const std::array<Value, 4>& in) {
   const int inputs = n.word == Word::select ? 2 : n.arity();
   for (int i = 0; i < inputs; ++i)
     if (std::isnan(in[i].v) && std::isinf(in[i].e)) return true;
-  return unbounded(n, in[0], in[1]);
+  const auto meet = [](const Value& a, const Value& b) {
+    return std::isinf(a.e) && std::isinf(b.v);
+  };
+  return (n.word == Word::add || n.word == Word::sub) && (meet(in[0], in[1]) || meet(in[1], in[0]));
 }
 
 // Where fp32 may have overflowed, what follows from that infinity is not bounded.
@@ -199,7 +203,7 @@ Evaluation Oracle::run(size_t n, std::span<const float* const> loads) const {
         for (size_t k = 0; k < in.size(); ++k) in[k] = as_input(values[node.in[k]][i]);
         Value v = propagate(node, in[0], in[1], in[2], in[3]);
         v.e += own_error(node, v.v, native_);
-        if (std::isnan(v.e)) v.e = kInfinity;
+        if (std::isnan(v.e) || unbounded(node, in[0], in[1])) v.e = kInfinity;
         result[i] = lost(node, in) ? kUnknown : v;
       }
     }
