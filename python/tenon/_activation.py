@@ -1,0 +1,386 @@
+"""Activations on arrays: names, formulas and Python functions, forward and backward."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from ctypes import byref
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _html
+from ._array import Array, Operand, dtype_named, line, matrix, place, rows_of
+from ._expr import Expr, as_expr, number_text
+from ._lib import BackwardArgs, ForwardArgs, check, lib, options, text_of
+from ._quantize import Format, operand, output
+from ._trace import inputs_of, trace
+
+_NAME = r"[A-Za-z_]\w*"
+# A name, alone or with parameters; everything else is a formula.
+_NAMED = re.compile(rf"({_NAME})\s*(?:\(\s*{_NAME}\s*=[^=].*\))?", re.DOTALL)
+
+_INFO: dict[str, dict[str, Any]] = {}  # by text; a definition may change what a text means
+_PRIVATE: dict[str, str] = {}  # formulas that traced functions call, to their private names
+_NUMBERS = itertools.count()
+
+
+class Gradients(NamedTuple):
+    """What a backward call returns; what was not asked for is None."""
+
+    dx: Any
+    db: Any = None
+    dbias: Array | None = None
+    dscale: Array | None = None
+
+
+def activation_info(text: Any) -> dict[str, Any]:
+    """What an activation is: name, inputs (1 or 2), scaled, parameters (name, value, bounds)."""
+    key = text if isinstance(text, str) else resolve(text)
+    found = _INFO.get(key)
+    if found is None:
+        found = json.loads(text_of(lib.tenon_info, key.encode()))
+        if len(_INFO) > 1024:
+            _INFO.clear()
+        _INFO[key] = found
+    return found
+
+
+def names() -> list[str]:
+    """The registered activations, built-in ones first."""
+    everything = text_of(lib.tenon_names).split()
+    return [n for n in everything if not n.startswith("_")]
+
+
+def resolve(act: Any) -> str:
+    """A name, a formula, a Python function or an Activation as the text that the C ABI takes."""
+    if isinstance(act, str):
+        return act
+    if isinstance(act, Activation):
+        return act.text
+    if not callable(act):
+        raise TypeError(
+            f"activation: a {type(act).__name__}; pass a name, a formula such as "
+            "'x*sigmoid(x)', or a function of one or two expressions"
+        )
+    inputs, _ = inputs_of(act)
+    if len(inputs) not in (1, 2):
+        raise ValueError(
+            f"activation: {getattr(act, '__name__', act)} takes {len(inputs)} inputs "
+            f"({', '.join(inputs)}); an activation has one (x) or two (a and b), further ones need "
+            "a number as default, or use tenon.fuse"
+        )
+    return trace(act, ("x",) if len(inputs) == 1 else ("a", "b"))
+
+
+def activation(act: Any, /, **parameters: float) -> Activation:
+    """An activation from a name, a formula text, a Python function or another Activation.
+
+    >>> tenon.activation("elu", alpha=0.5)
+    >>> tenon.activation("x*sigmoid(beta*x); beta = 1", beta=2.0)
+    >>> tenon.activation(lambda x: x * tenon.sigmoid(1.702 * x))
+    """
+    found = Activation(resolve(act))
+    return found._with(parameters) if parameters else found
+
+
+def define(name: str, formula: str | Callable[..., Any] | Activation) -> Activation:
+    """Registers a name for a formula or a Python function, here and in every front end.
+
+    A name of one's own may be defined again; built-in names and words may not.
+
+    >>> tenon.define("soft_step", "x*sigmoid(beta*x) + 0.1*tanh(x); beta = 1.5")
+    >>> tenon.soft_step(x, beta=2.0)
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"define: the name is a {type(name).__name__}; pass a text and a formula")
+    given = Activation(resolve(formula))
+    around, _, named = given._parts()
+    text = given.text
+    if around or named:  # not a formula by itself, but a call is one
+        text = given._expression(*map(Expr, ("x",) if given.inputs == 1 else ("a", "b"))).text
+    _define(name, text)
+    return Activation(name)
+
+
+def _define(name: str, text: str) -> None:
+    check(lib.tenon_define(name.encode(), text.encode()))
+    _INFO.clear()
+    _PRIVATE.clear()  # their names were bound to what they meant before
+
+
+def _encoded(op: str, layout: Any) -> bytes:
+    if not isinstance(layout, str):
+        raise TypeError(
+            f"{op}: the layout is a {type(layout).__name__}; use 'stacked', 'swapped' or "
+            "'interleaved(k)'"
+        )
+    return layout.encode()
+
+
+def _inside(text: str, outer: str) -> str | None:
+    """The part within `outer(…)`, if that parenthesis closes at the end."""
+    if not text.startswith(outer + "(") or not text.endswith(")"):
+        return None
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if c == ")" and depth == 0 and i + 1 < len(text):
+            return None
+    return text[len(outer) + 1 : -1]
+
+
+class Activation:
+    """An activation: y = f(x + bias), or f(a + bias_a, b + bias_b) of a gated input, times scale.
+
+    Call it on an array of any shape; the last dimension is the columns. `.backward` gives its
+    gradients, `.gated()` is f(a)*b, `.scaled()` f(…)*s for each row.
+    """
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text.strip()
+        activation_info(self.text)  # what is wrong with the text is said now
+
+    @property
+    def name(self) -> str:
+        """Its name, or the beginning of its formula."""
+        return str(activation_info(self.text)["name"])
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    @property
+    def inputs(self) -> int:
+        """1, or 2 for a gated activation."""
+        return int(activation_info(self.text)["inputs"])
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether it takes a scale for each row."""
+        return bool(activation_info(self.text)["scaled"])
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """Names and values of its parameters."""
+        return {p["name"]: p["value"] for p in activation_info(self.text)["parameters"]}
+
+    def _parts(self) -> tuple[str, str, bool]:
+        """Around the core ("gated(", "scaled(gated(", …), the core, and whether that is a name."""
+        around, core = "", self.text
+        while True:
+            for outer in ("gated", "scaled"):
+                inner = _inside(core, outer)
+                if inner is not None:
+                    around, core = around + outer + "(", inner.strip()
+                    break
+            else:
+                break
+        # A lone input is a formula, the identity.
+        named = core not in ("x", "a", "b") and _NAMED.fullmatch(core)
+        return around, named.group(1) if named else core, bool(named)
+
+    def _with(self, given: dict[str, float]) -> Activation:
+        values = self.parameters
+        for name, value in given.items():
+            if name not in values:
+                known = ", ".join(values) or "none"
+                raise TypeError(f"{self.name}: no parameter {name!r}; it has {known}")
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+                raise TypeError(f"{self.name}: {name} = {value!r}; it must be a number")
+            values[name] = float(value)
+        around, core, named = self._parts()
+        text = {n: number_text(v) if np.isfinite(v) else str(v) for n, v in values.items()}
+        if named:
+            core += "(" + ", ".join(f"{n}={v}" for n, v in text.items()) + ")"
+        else:
+            core = core.partition(";")[0] + "".join(f"; {n} = {v}" for n, v in text.items())
+        return Activation(around + core + ")" * around.count("("))
+
+    def _called(self, *inputs: Any) -> Expr:
+        """The core applied to expressions."""
+        _, core, named = self._parts()
+        if not named:
+            text = core
+            core = _PRIVATE.get(text, "")
+            if not core:
+                core = f"_formula_{next(_NUMBERS)}"
+                _define(core, text)
+                _PRIVATE[text] = core
+        values = list(self.parameters.values())
+        if values == list(Activation(core).parameters.values()):
+            values = []  # the defaults
+        return Expr(f"{core}({', '.join(as_expr(e).text for e in (*inputs, *values))})")
+
+    def _expression(self, x: Any, b: Any = None, bias: Any = None, scale: Any = None) -> Expr:
+        if (b is None) != (self.inputs == 1):
+            raise TypeError(
+                f"{self.name}: {self.inputs} inputs are needed in a traced function; "
+                + ("leave b out" if self.inputs == 1 else f"write {self.name}(a, b)")
+            )
+        if bias is not None:
+            if b is not None:
+                raise TypeError(f"{self.name}: add the bias to a and b in a traced function")
+            x = x + bias
+        if (scale is not None) != self.is_scaled:
+            raise TypeError(
+                f"{self.name}: scale is "
+                + ("missing" if self.is_scaled else "given, but it is not scaled")
+            )
+        gated = "gated(" in self._parts()[0]
+        value = self._called(x) * b if gated else self._called(*((x,) if b is None else (x, b)))
+        return value if scale is None else value * scale
+
+    def gated(self) -> Activation:
+        """f(a)*b of this unary f."""
+        return Activation(f"gated({self.text})")
+
+    def scaled(self) -> Activation:
+        """f(…)*s with a number s for each row."""
+        return Activation(f"scaled({self.text})")
+
+    def __call__(
+        self,
+        x: Any,
+        b: Any = None,
+        *,
+        bias: Any = None,
+        scale: Any = None,
+        layout: str = "stacked",
+        dtype: Any = None,
+        quantize: Format | str | None = None,
+        precision: str = "native",
+        rounding: str = "once",
+        **parameters: float,
+    ) -> Any:
+        """y = f(x + bias)*scale, in one pass.
+
+        A gated f reads x [..., 2H] and gives [..., H]; `layout` says where its halves lie
+        ("stacked", "swapped", "interleaved(k)"), or b is the second half. `scale` has one number
+        for each row. `quantize`, e.g. "mxfp8", writes y in FP8 and returns a Quantized; x and b may
+        be Quantized. `dtype` is that of x by default. Parameters are keywords.
+        """
+        if parameters:
+            return self._with(parameters)(
+                x, b, bias=bias, scale=scale, layout=layout, dtype=dtype, quantize=quantize,
+                precision=precision, rounding=rounding,
+            )  # fmt: skip
+        if isinstance(x, Expr) or isinstance(b, Expr):
+            return self._expression(x, b, bias, scale)
+        op = self.name
+        ins = self._inputs(op, x, b, bias, scale)
+        first = ins["x"]
+        out = first.dtype if dtype is None else dtype_named(op, dtype)
+        shape = first.shape
+        if self.inputs == 2 and b is None:
+            shape = (*shape[:-1], rows_of(shape)[1] // 2)
+        y, written = output(shape, out, quantize)
+        args = ForwardArgs(layout=_encoded(op, layout))
+        place(args, y=written, **{n: o.c for n, o in ins.items()})
+        check(lib.tenon_forward(self.text.encode(), byref(args), options(precision, rounding)))
+        return y
+
+    def backward(
+        self,
+        grad: Any,
+        x: Any,
+        b: Any = None,
+        *,
+        bias: Any = None,
+        scale: Any = None,
+        layout: str = "stacked",
+        dbias: bool | None = None,
+        dscale: bool | None = None,
+        dtype: Any = None,
+        quantize: Format | str | None = None,
+        precision: str = "native",
+        rounding: str = "once",
+        **parameters: float,
+    ) -> Gradients:
+        """dx = grad*f'(x + bias)*scale, db, dbias (column sums of dx) and dscale, in one pass.
+
+        db is there if b is, dbias and dscale if bias and scale are, or as asked for by `dbias` and
+        `dscale`. dx has x's layout and, by default, its dtype; `quantize` writes dx and db in FP8.
+        """
+        if parameters:
+            return self._with(parameters).backward(
+                grad, x, b, bias=bias, scale=scale, layout=layout, dbias=dbias, dscale=dscale,
+                dtype=dtype, quantize=quantize, precision=precision, rounding=rounding,
+            )  # fmt: skip
+        op = f"{self.name} backward"
+        ins = self._inputs(op, x, b, bias, scale)
+        g = operand(op, "grad", grad)
+        out = ins["x"].dtype if dtype is None else dtype_named(op, dtype)
+        outs: dict[str, Any] = {}
+        result: dict[str, Any] = {}
+        result["dx"], outs["dx"] = output(ins["x"].shape, out, quantize)
+        if b is not None:
+            result["db"], outs["db"] = output(ins["b"].shape, out, quantize)
+        if bias is not None if dbias is None else dbias:
+            cols = rows_of(ins["x"].shape)[1] + (rows_of(ins["b"].shape)[1] if "b" in ins else 0)
+            like = ins.get("bias")
+            sums = np.empty(like.shape if like else (cols,), like.dtype if like else g.dtype)
+            result["dbias"], outs["dbias"] = sums, matrix(sums, 1, sums.size)
+        if scale is not None if dscale is None else dscale:
+            like = ins.get("scale")
+            rows = rows_of(ins["x"].shape)[0]
+            sums = np.empty(like.shape if like else (rows,), like.dtype if like else g.dtype)
+            result["dscale"], outs["dscale"] = sums, matrix(sums, sums.size, 1)
+        args = BackwardArgs(layout=_encoded(op, layout))
+        place(args, grad=g.c, **outs, **{n: o.c for n, o in ins.items()})
+        check(lib.tenon_backward(self.text.encode(), byref(args), options(precision, rounding)))
+        return Gradients(**result)
+
+    def _inputs(self, op: str, x: Any, b: Any, bias: Any, scale: Any) -> dict[str, Operand]:
+        found = {"x": operand(op, "x", x)}
+        if b is not None:
+            found["b"] = operand(op, "b", b)
+        if bias is not None:
+            found["bias"] = line(op, "bias", bias)
+        if scale is not None:
+            found["scale"] = line(op, "scale", scale, column=True)
+        return found
+
+    def show(self, backward: bool = False) -> _html.Text:
+        """Formula, derivative, error bound and code (of the derivative if `backward`)."""
+        return _html.Text(text_of(lib.tenon_show, self.text.encode(), int(backward)))
+
+    def __repr__(self) -> str:
+        return f"tenon.activation({self.text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Activation) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def _repr_html_(self) -> str:
+        picture = ""
+        if self.inputs == 1 and not self.is_scaled:
+            x = np.linspace(-5, 5, 121, dtype=np.float32)
+            lines = {"f": self(x).tolist(), "f'": self.backward(np.ones_like(x), x).dx.tolist()}
+            picture = _html.curves(x.tolist(), lines, ("#1f5fa8", "#c2571a"))
+        return picture + _html.pre(self.show())
+
+
+def show(act: Any, backward: bool = False) -> _html.Text:
+    """Formula, derivative, error bound and code of an activation, as text for people."""
+    if hasattr(act, "formula") and hasattr(act, "show"):
+        return act.show(backward)  # type: ignore[no-any-return]
+    return activation(act).show(backward)
+
+
+__all__ = [
+    "Activation",
+    "Gradients",
+    "activation",
+    "activation_info",
+    "define",
+    "names",
+    "resolve",
+    "show",
+]

@@ -1,0 +1,166 @@
+"""NumPy arrays as matrices of the C ABI: dtypes, leading dimensions folded into rows, no copies."""
+
+from __future__ import annotations
+
+import functools
+import math
+from ctypes import POINTER
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _dlpack
+from ._lib import DTYPES, Tensor, View
+
+Array = npt.NDArray[Any]
+
+# NumPy's and ml_dtypes' names in the order of _lib.DTYPES; looking dtypes up by name spares the
+# import of ml_dtypes until an array of one of its types is made.
+NAMES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
+CODES = {name: code for code, name in enumerate(NAMES)}
+PLAIN = NAMES[:3]
+FP8 = NAMES[3:5]
+
+F32 = np.dtype(np.float32)
+
+
+def dtype_named(op: str, given: Any, allowed: tuple[str, ...] = PLAIN) -> np.dtype[Any]:
+    """The dtype of "bf16", "bfloat16", a NumPy or ml_dtypes type, or a dtype."""
+    name = given if isinstance(given, str) else ""
+    if name in DTYPES:
+        name = NAMES[DTYPES.index(name)]
+    elif name not in NAMES:
+        try:
+            name = np.dtype(given).name
+        except TypeError:
+            name = str(given)
+    if name not in allowed:
+        known = ", ".join(f"'{DTYPES[CODES[n]]}' ({n})" for n in allowed)
+        raise ValueError(f"{op}: dtype {given!r}; it must be one of {known}")
+    if name in ("float32", "float16"):
+        return np.dtype(name)
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+@functools.cache
+def code_of(dtype: np.dtype[Any]) -> int:
+    """The number of a dtype in the C ABI; one that it does not have is beyond the last."""
+    return CODES.get(dtype.name, len(NAMES)) if dtype.isnative else len(NAMES)
+
+
+def array(op: str, name: str, x: Any) -> Array:
+    """x as an array of float32, float16 or bfloat16, or an exception that says what to do."""
+    found = _found(op, name, x)
+    dtype = found.dtype
+    if code_of(dtype) < len(PLAIN):
+        return found
+    if dtype.name in PLAIN:
+        raise TypeError(
+            f"{op}: {name} is {dtype.str}, in the byte order of other machines; convert it with "
+            f"{name}.astype(np.{dtype.name})"
+        )
+    if dtype.name in NAMES:
+        raise TypeError(
+            f"{op}: {name} is {dtype.name}, which means nothing without its scales; pass a "
+            f"tenon.Quantized, or numbers: {name}.astype(np.float32)"
+        )
+    raise TypeError(
+        f"{op}: {name} is {dtype.name}; Tenon computes on float32, float16 and bfloat16, so "
+        f"convert it with {name}.astype(np.float32)"
+    )
+
+
+def _found(op: str, name: str, x: Any) -> Array:
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{op}: {name} is a masked array; fill it first, {name}.filled(0)")
+    if isinstance(x, (np.ndarray, np.generic)):
+        return np.asarray(x)
+    if hasattr(x, "__dlpack__"):
+        return _dlpack.read(op, name, x)
+    if hasattr(x, "__array__"):
+        return np.asarray(x)
+    raise TypeError(
+        f"{op}: {name} is a {type(x).__name__}; pass a NumPy array or an object with __dlpack__, "
+        f"e.g. np.asarray({name}, np.float32)"
+    )
+
+
+def row_stride(x: Array) -> int | None:
+    """Elements from row to row where the leading dimensions fold into evenly spaced rows."""
+    cols = x.shape[-1] if x.ndim else 1
+    if x.flags.c_contiguous:
+        return cols
+    if x.ndim < 2 or (cols > 1 and x.strides[-1] != x.itemsize):
+        return None
+    lead = [p for p in zip(x.shape[:-1], x.strides[:-1], strict=True) if p[0] != 1]
+    if not lead:
+        return cols
+    if any(outer != n * step for (_, outer), (n, step) in zip(lead, lead[1:], strict=False)):
+        return None
+    step = lead[-1][1]
+    return step // x.itemsize if step >= cols * x.itemsize and step % x.itemsize == 0 else None
+
+
+def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of a shape whose leading dimensions are rows."""
+    return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+
+
+def matrix(x: Array, rows: int | None = None, cols: int | None = None) -> View:
+    """A view of x, folded, or of another shape with as many elements; x must have a row_stride."""
+    if rows is None or cols is None:
+        rows, cols = rows_of(x.shape)
+        stride = row_stride(x)
+        assert stride is not None
+    else:
+        stride = cols
+    return View(x.ctypes.data, rows, cols, stride, code_of(x.dtype))
+
+
+def foldable(x: Array) -> Array:
+    """x itself where it needs no copy, else a copy in row order."""
+    return x if row_stride(x) is not None else np.ascontiguousarray(x)
+
+
+class Operand(NamedTuple):
+    """A tensor of a call: its shape, its nominal dtype, and what the C ABI takes."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    c: View | Tensor
+    owner: object  # keeps the memory alive
+
+
+def line(op: str, name: str, x: Any, column: bool = False) -> Operand:
+    """All elements of an array as one row (a bias), or as one column (a scale for each row)."""
+    found = np.asarray(array(op, name, x), order="C")
+    n = found.size
+    c = matrix(found, n, 1) if column else matrix(found, 1, n)
+    return Operand(found.shape, found.dtype, c, found)
+
+
+def in_place(op: str, name: str, x: Any) -> Array:
+    """A float32 array of the caller that a call writes."""
+    if not isinstance(x, np.ndarray) or x.dtype != F32:
+        what = x.dtype.name if isinstance(x, np.ndarray) else type(x).__name__
+        raise TypeError(f"{op}: {name} is {what}; it is written in place and must be float32")
+    if not x.flags.writeable:
+        raise ValueError(f"{op}: {name} is read-only; it is written in place, so pass a copy")
+    if row_stride(x) is None:
+        raise ValueError(
+            f"{op}: {name} has strides {x.strides}; it is written in place, so its rows must be "
+            "contiguous"
+        )
+    return x
+
+
+def place(args: Any, **tensors: View | Tensor | None) -> None:
+    """Fills a struct of arguments; encoded tensors go to the fields of that name."""
+    for name, c in tensors.items():
+        if isinstance(c, Tensor):
+            setattr(args, name + "_encoded", POINTER(Tensor)(c))
+        elif c is not None:
+            setattr(args, name, POINTER(View)(c))

@@ -1,0 +1,223 @@
+"""Dropout by a stream of random numbers, and the L2 normalisation of rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from ctypes import byref, c_uint64
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._array import F32, Array, array, dtype_named, foldable, line, matrix, place, rows_of
+from ._lib import DropoutArgs, DropoutBackwardArgs, check, lib, options
+
+
+@dataclass
+class Random:
+    """The state of the random stream: which elements a call drops depends on nothing else.
+
+    A training call moves `offset` on by one; the backward call takes a copy from before it. A shard
+    or a tile of a larger tensor says where it lies (`row0`, `col0`) and how wide the whole is
+    (`columns`), and draws what the whole would. Without a seed the system gives one.
+    """
+
+    seed: int = field(default_factory=lambda: int.from_bytes(os.urandom(8), "little"))
+    offset: int = 0
+    row0: int = 0
+    col0: int = 0
+    columns: int = 0  # 0: as wide as the call
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "offset", "row0", "col0", "columns"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+                raise TypeError(f"Random: {name} is a {type(value).__name__}; it is a whole number")
+            if not 0 <= value < 2**64:
+                raise ValueError(f"Random: {name} = {value}; it must lie in [0, 2^64)")
+
+    def copy(self) -> Random:
+        """The same state, for the backward call or a replay."""
+        return replace(self)
+
+    def _numbers(self, cols: int) -> Any:
+        columns = self.columns or self.col0 + cols
+        return (c_uint64 * 5)(self.seed, self.offset, self.row0, self.col0, columns)
+
+
+class DropoutGradients(NamedTuple):
+    """What a backward call returns; what was not asked for is None."""
+
+    dx: Array
+    dbias: Array | None = None
+    dresidual: Array | None = None
+
+
+def bias_dropout_add(
+    x: Any,
+    bias: Any = None,
+    residual: Any = None,
+    p: float = 0.0,
+    *,
+    random: Random | None = None,
+    training: bool = True,
+    dtype: Any = None,
+    precision: str = "native",
+    rounding: str = "once",
+) -> Array:
+    """residual + dropout(x + bias): an element is kept with probability 1-p and divided by it.
+
+    No mask is stored: `bias_dropout_add_backward` draws the same bits from a copy of `random` that
+    was made before this call. In evaluation nothing is dropped.
+
+    >>> random = tenon.Random(seed=1234)
+    >>> before = random.copy()
+    >>> y = tenon.bias_dropout_add(x, bias, residual, 0.1, random=random)
+    >>> dx, dbias, _ = tenon.bias_dropout_add_backward(dy, 0.1, random=before, dbias=True)
+    """
+    op = "bias_dropout_add"
+    given = foldable(array(op, "x", x))
+    y = np.empty(given.shape, given.dtype if dtype is None else dtype_named(op, dtype))
+    args = DropoutArgs(p=p, training=int(training))
+    owners: list[Any] = []  # of the memory until the call is over
+    place(args, x=matrix(given), y=matrix(y))
+    if bias is not None:
+        owners.append(line(op, "bias", bias))
+        place(args, bias=owners[-1].c)
+    if residual is not None:
+        other = foldable(array(op, "residual", residual))
+        _same_shape(op, "residual", other.shape, "x", given.shape)
+        owners.append(other)
+        place(args, residual=matrix(other))
+    numbers = _state(op, random, training, given.shape)
+    if numbers is not None:
+        args.random = numbers
+    check(lib.tenon_bias_dropout_add(byref(args), options(precision, rounding)))
+    if random is not None and numbers is not None:
+        random.offset = int(numbers[1])
+    return y
+
+
+def bias_dropout_add_backward(
+    grad: Any,
+    p: float = 0.0,
+    *,
+    random: Random | None = None,
+    training: bool = True,
+    dbias: bool = False,
+    dresidual: bool = False,
+    dtype: Any = None,
+    precision: str = "native",
+    rounding: str = "once",
+) -> DropoutGradients:
+    """dx = grad/(1-p) where kept, else 0; dbias its column sums; dresidual = grad.
+
+    `random` is a copy of the state from before the forward call; it is not changed.
+    """
+    op = "bias_dropout_add backward"
+    g = foldable(array(op, "grad", grad))
+    out = g.dtype if dtype is None else dtype_named(op, dtype)
+    dx = np.empty(g.shape, out)
+    sums = np.empty(rows_of(g.shape)[1], out) if dbias else None
+    passed = np.empty(g.shape, out) if dresidual else None
+    args = DropoutBackwardArgs(p=p, training=int(training))
+    place(args, grad=matrix(g), dx=matrix(dx))
+    if sums is not None:
+        place(args, dbias=matrix(sums, 1, sums.size))
+    if passed is not None:
+        place(args, dresidual=matrix(passed))
+    numbers = _state(op, random, training, g.shape)
+    if numbers is not None:
+        args.random = numbers
+    check(lib.tenon_bias_dropout_add_backward(byref(args), options(precision, rounding)))
+    return DropoutGradients(dx, sums, passed)
+
+
+def _state(op: str, random: Random | None, training: bool, shape: tuple[int, ...]) -> Any:
+    if not training:
+        return None
+    if not isinstance(random, Random):
+        what = "missing" if random is None else f"a {type(random).__name__}"
+        raise TypeError(
+            f"{op}: random is {what}; training needs a state, random=tenon.Random(seed), and "
+            "evaluation training=False"
+        )
+    return random._numbers(rows_of(shape)[1])
+
+
+def _same_shape(op: str, name: str, found: object, like: str, wanted: object) -> None:
+    if found != wanted:
+        raise ValueError(f"{op}: {name} has the shape {found}; it must be {wanted}, that of {like}")
+
+
+def dropout(
+    x: Any, p: float, *, random: Random | None = None, training: bool = True, dtype: Any = None
+) -> Array:
+    """x/(1-p) where kept, 0 where dropped, which happens with probability p."""
+    return bias_dropout_add(x, p=p, random=random, training=training, dtype=dtype)
+
+
+def dropout_backward(
+    grad: Any, p: float, *, random: Random | None = None, training: bool = True, dtype: Any = None
+) -> Array:
+    """grad/(1-p) where kept, else 0; `random` is a copy from before the forward call."""
+    return bias_dropout_add_backward(grad, p, random=random, training=training, dtype=dtype).dx
+
+
+def get_bias_dropout_add(training: bool) -> Callable[..., Array]:
+    """`bias_dropout_add` with training fixed."""
+    return partial(bias_dropout_add, training=training)
+
+
+class Normalized(NamedTuple):
+    """Normalised rows, and r = rsqrt(sum x² + eps) of each."""
+
+    y: Array
+    r: Array
+
+
+def l2_normalization_forward(
+    x: Any, eps: float = 1e-6, *, dtype: Any = None, precision: str = "native"
+) -> Normalized:
+    """y = x*r with r = rsqrt(sum x² + eps) for each row; r is float32, [..., 1]."""
+    op = "l2_normalization"
+    given = foldable(array(op, "x", x))
+    y = np.empty(given.shape, given.dtype if dtype is None else dtype_named(op, dtype))
+    r = np.empty((*given.shape[:-1], 1) if given.ndim else (), F32)
+    column = matrix(r, r.size, 1)
+    check(lib.tenon_l2_normalization(matrix(given), matrix(y), column, eps, options(precision)))
+    return Normalized(y, r)
+
+
+def l2_normalization(
+    x: Any, eps: float = 1e-6, *, dtype: Any = None, precision: str = "native"
+) -> Array:
+    """x*rsqrt(sum x² + eps), row by row."""
+    return l2_normalization_forward(x, eps, dtype=dtype, precision=precision).y
+
+
+def l2_normalization_backward(
+    grad: Any,
+    x: Any,
+    r: Any = None,
+    eps: float = 1e-6,
+    *,
+    dtype: Any = None,
+    precision: str = "native",
+) -> Array:
+    """dx = r*(grad - x*r²*sum(x*grad)); r is that of l2_normalization_forward, or found again."""
+    op = "l2_normalization backward"
+    g, given = foldable(array(op, "grad", grad)), foldable(array(op, "x", x))
+    _same_shape(op, "grad", g.shape, "x", given.shape)
+    if r is None:
+        r = l2_normalization_forward(given, eps, precision=precision).r
+    rows = line(op, "r", r, column=True)
+    dx = np.empty(given.shape, given.dtype if dtype is None else dtype_named(op, dtype))
+    check(
+        lib.tenon_l2_normalization_backward(
+            matrix(g), matrix(given), rows.c, matrix(dx), options(precision)
+        )
+    )
+    return dx

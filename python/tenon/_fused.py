@@ -1,0 +1,264 @@
+"""Fused functions: a Python function of arrays, traced once, run in one pass with its gradient."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from . import _html
+from ._activation import Activation, activation
+from ._array import F32, Array, array, dtype_named, foldable, matrix, rows_of
+from ._expr import Expr, constant
+from ._lib import View, check, lib, options, text_of
+from ._trace import inputs_of, trace
+
+
+class _Argument:
+    """An argument of a call and how it broadcasts to the result."""
+
+    __slots__ = ("array", "given", "shape")
+
+    def __init__(self, op: str, name: str, x: Any) -> None:
+        if isinstance(x, (int, float)) and not isinstance(x, bool):
+            self.given = np.asarray(x, F32)  # a Python number takes the precision of the others
+        else:
+            self.given = array(op, name, x)
+        self.shape = self.given.shape
+
+    def fit(self, shape: tuple[int, ...]) -> None:
+        """Sees to it that it folds into [M,K], [1,K], [M,1] or [1,1] beside a result of `shape`."""
+        lead, cols = self.shape[:-1], rows_of(self.shape)[1]
+        x = self.given
+        if math.prod(lead) != 1 and (1,) * (len(shape) - x.ndim) + lead != shape[:-1]:
+            x = np.broadcast_to(x, (*shape[:-1], cols))  # some of the leading dimensions
+        self.array = foldable(x)
+
+    def gradient(self) -> Array:
+        """An array for this argument's gradient, as it is fitted."""
+        same = self.array.size == self.given.size
+        return np.empty(self.array.shape, self.given.dtype if same else F32)
+
+    def reduced(self, out: Array) -> Array:
+        """The gradient in the argument's own shape: sums over what was expanded."""
+        if out.size == self.given.size:
+            return out.reshape(self.shape)
+        own = (1,) * (out.ndim - len(self.shape)) + self.shape
+        axes = tuple(i for i, n in enumerate(own) if n != out.shape[i])
+        sums = out.sum(axis=axes, keepdims=True, dtype=F32)
+        return sums.reshape(self.shape).astype(self.given.dtype)
+
+
+class Fused:
+    """A function of arrays as one kernel, with a derived gradient; made by `tenon.fuse`.
+
+    Arguments broadcast as in NumPy; arguments with a number as default are parameters, given by
+    keyword. The result has the arguments' dtype, float32 where they differ.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], *, precision: str = "native", rounding: str = "once"
+    ) -> None:
+        if not callable(function):
+            raise TypeError(
+                f"fuse: a {type(function).__name__}; it takes a Python function of expressions"
+            )
+        functools.update_wrapper(self, function)
+        self.name = str(getattr(function, "__name__", "fused")).strip("<>")
+        self._function = function
+        names, self.parameters = inputs_of(function)
+        self.arguments = tuple(names)
+        if not names:
+            raise ValueError(f"fuse: {self.name} has no arguments; it needs at least one array")
+        self._options = options(precision, rounding)
+        self._formula: str | None = None
+
+    @property
+    def formula(self) -> str:
+        """The formula text; the function is traced when it is first needed."""
+        if self._formula is None:
+            self._formula = trace(self._function, self.arguments)
+        return self._formula
+
+    def _text(self, given: dict[str, float]) -> bytes:
+        if not given:
+            return self.formula.encode()
+        for name, value in given.items():
+            if name not in self.parameters:
+                known = ", ".join(self.parameters) or "none"
+                raise TypeError(f"{self.name}: no parameter {name!r}; it has {known}")
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+                raise TypeError(f"{self.name}: {name} = {value!r}; it must be a number")
+        values = {**self.parameters, **given}
+        body = self.formula.partition(";")[0]
+        return (
+            body + "".join(f"; {n} = {constant(float(v)).text}" for n, v in values.items())
+        ).encode()
+
+    def _fitted(self, given: Sequence[Any]) -> tuple[list[_Argument], tuple[int, ...]]:
+        if len(given) != len(self.arguments):
+            raise TypeError(
+                f"{self.name}: {len(given)} arguments given, it takes {len(self.arguments)} "
+                f"({', '.join(self.arguments)})"
+            )
+        found = [_Argument(self.name, n, x) for n, x in zip(self.arguments, given, strict=True)]
+        try:
+            shape = np.broadcast_shapes(*(a.shape for a in found))
+        except ValueError:
+            shapes = ", ".join(f"{n} {a.shape}" for n, a in zip(self.arguments, found, strict=True))
+            raise ValueError(
+                f"{self.name}: the shapes do not broadcast: {shapes}; dimensions must be equal or "
+                "1, from the last one on"
+            ) from None
+        for a in found:
+            a.fit(shape)
+        return found, shape
+
+    def _views(self, found: Sequence[_Argument]) -> tuple[Any, Any]:
+        views = [matrix(a.array) for a in found]
+        return (View * len(views))(*views), ", ".join(self.arguments).encode()
+
+    def __call__(self, *arguments: Any, dtype: Any = None, **parameters: float) -> Any:
+        """The function of the arguments, in one pass."""
+        if any(isinstance(a, Expr) for a in arguments):
+            return self._function(*arguments, **parameters)
+        found, shape = self._fitted(arguments)
+        out = _common(arguments, found) if dtype is None else dtype_named(self.name, dtype)
+        y = np.empty(shape, out)
+        views, names = self._views(found)
+        check(
+            lib.tenon_fused_forward(
+                self._text(parameters), names, views, len(found), matrix(y), self._options
+            )
+        )
+        return y
+
+    def grad(self, grad: Any, *arguments: Any, **parameters: float) -> tuple[Array, ...]:
+        """Gradients of the arguments, in their order, for the gradient of the result.
+
+        Each has its argument's shape and dtype; one that was broadcast gets the sum.
+        """
+        found, shape = self._fitted(arguments)
+        g = foldable(array(f"{self.name} grad", "grad", grad))
+        if g.shape != shape:
+            raise ValueError(
+                f"{self.name} grad: grad has the shape {g.shape}; it must be {shape}, that of the "
+                "result"
+            )
+        views, names = self._views(found)
+        made = [a.gradient() for a in found]
+        outs = (View * len(made))(*map(matrix, made))
+        check(
+            lib.tenon_fused_backward(
+                self._text(parameters), names, views, len(found), matrix(g), outs, self._options
+            )
+        )
+        return tuple(a.reduced(out) for a, out in zip(found, made, strict=True))
+
+    def show(self, backward: bool = False) -> _html.Text:
+        """The formula, its value and its derivative by each argument, with error bounds."""
+        parts = [f"{self.name}({', '.join(self.arguments)}) = {self.formula}\n"]
+        for i, argument in enumerate(self.arguments):
+            shown = self._by(argument, backward)
+            value, derivative = shown.find("\nvalue"), shown.find("\nderivative")
+            code = shown.find("\ncode of")
+            # The value and its code are the same for all.
+            parts.append(shown[value if i == 0 else derivative : code])
+            if backward or argument == self.arguments[-1]:
+                parts.append(shown[code:].rstrip("\n"))
+        return _html.Text("".join(parts) + "\n")
+
+    def _by(self, argument: str, backward: bool) -> str:
+        # Seen from one argument the function is an activation of it; the others are parameters.
+        names = {a: a + "_" if a in ("x", "a", "b") else a for a in self.arguments}
+        names[argument] = "x"
+        body, semicolon, parameters = self.formula.partition(";")
+        arguments = rf"\b({'|'.join(names)})\b(?!\s*\()"
+        text = re.sub(arguments, lambda found: names[found[1]], body)
+        text += "".join(f"; {n} = 1" for a, n in names.items() if a != argument)
+        shown = text_of(lib.tenon_show, (text + semicolon + parameters).encode(), int(backward))
+        renamed = ", ".join(f"{n} is {a}" for a, n in names.items() if n != a)
+        told = f"derivative by {argument}" + (f" ({renamed})" if renamed else "")
+        return shown.replace("\nderivative", "\n" + told, 1)
+
+    def __repr__(self) -> str:
+        return f"<tenon.fuse {self.name}({', '.join(self.arguments)}) = {self.formula}>"
+
+    def _repr_html_(self) -> str:
+        return _html.pre(self.show())
+
+
+def _common(arguments: Sequence[Any], found: Sequence[_Argument]) -> np.dtype[Any]:
+    """The arrays' dtype, float32 where they differ; numbers of Python have no say."""
+    pairs = zip(arguments, found, strict=True)
+    dtypes = {a.given.dtype for x, a in pairs if not isinstance(x, (int, float))}
+    return dtypes.pop() if len(dtypes) == 1 else F32
+
+
+@overload
+def fuse(function: Callable[..., Any], /) -> Fused: ...
+@overload
+def fuse(
+    *, precision: str = "native", rounding: str = "once"
+) -> Callable[[Callable[..., Any]], Fused]: ...
+def fuse(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    precision: str = "native",
+    rounding: str = "once",
+) -> Any:
+    """Makes a Python function of arrays one kernel, forward and backward.
+
+    The function is traced into a formula when it is first used.
+
+    >>> @tenon.fuse
+    ... def bias_gelu(x, bias):
+    ...     return tenon.gelu(x + bias)
+    >>> y = bias_gelu(x, bias)
+    >>> dx, dbias = bias_gelu.grad(dy, x, bias)
+    """
+    if function is None:
+        return functools.partial(Fused, precision=precision, rounding=rounding)
+    return Fused(function, precision=precision, rounding=rounding)
+
+
+def grad(function: Any) -> Callable[..., Any]:
+    """The derivative of an element-wise function: the gradients of the sum of its results.
+
+    `function` is a Python function, a `tenon.fuse`d one, or an activation (also by name). The
+    result takes the same arguments and gives one array, or a tuple in the arguments' order.
+
+    >>> tenon.grad("gelu")(x)
+    >>> dx, dbias = tenon.grad(lambda x, bias: tenon.gelu(x + bias))(x, bias)
+    """
+    if isinstance(function, (str, Activation)):
+        f = activation(function)
+
+        def of_activation(x: Any, b: Any = None, **settings: Any) -> Any:
+            y = f(x, b, **settings)
+            found = f.backward(np.ones_like(y), x, b, **settings)
+            wanted = tuple(g for g in found if g is not None)
+            return wanted if len(wanted) > 1 else wanted[0]
+
+        return of_activation
+    fused = function if isinstance(function, Fused) else Fused(function)
+
+    def of_arguments(*arguments: Any, **parameters: float) -> Any:
+        y = fused(*arguments, **parameters)
+        found = fused.grad(np.ones_like(y), *arguments, **parameters)
+        return found if len(found) > 1 else found[0]
+
+    return of_arguments
+
+
+_evaluator = functools.cache(Fused)
+
+
+def evaluate(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """A word applied to arrays and numbers; its kernel is kept."""
+    return _evaluator(function)(*arguments)

@@ -1,0 +1,249 @@
+"""The C ABI through ctypes: structs, errors, and nothing that knows an array library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import (
+    POINTER,
+    byref,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
+from pathlib import Path
+from typing import Any, ClassVar
+
+__all__ = [
+    "DTYPES",
+    "SCALINGS",
+    "BackwardArgs",
+    "DropoutArgs",
+    "DropoutBackwardArgs",
+    "ForwardArgs",
+    "Options",
+    "QuantizeArgs",
+    "Tensor",
+    "View",
+    "byref",
+    "check",
+    "lib",
+    "options",
+    "text_of",
+]
+
+# Numbers of tenon_dtype, in order.
+DTYPES = ("f32", "f16", "bf16", "e4m3", "e5m2", "e8m0")
+SCALINGS = ("none", "delayed", "current", "mxfp8", "block1x128", "block128x128")
+
+
+class View(ctypes.Structure):
+    """A matrix in somebody's memory; rows lie `stride` elements apart."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("stride", c_int64),
+        ("dtype", c_int32),
+    )
+
+
+ViewPtr = POINTER(View)
+
+
+class _Sized(ctypes.Structure):
+    """Structs whose first field is their size."""
+
+    _fields_: ClassVar[Any] = (("size", c_size_t),)
+
+    def __init__(self, **fields: object) -> None:
+        super().__init__(size=ctypes.sizeof(self), **fields)
+
+
+class Options(_Sized):
+    _fields_ = (
+        ("precision", c_int32),
+        ("rounding", c_int32),
+        ("device", c_int32),
+        ("stream", c_void_p),
+    )
+
+
+class Tensor(_Sized):
+    _fields_ = (
+        ("scaling", c_char_p),
+        ("dtype", c_int32),
+        ("power_of_two", c_int32),
+        ("eps", c_float),
+        ("swizzled", c_int32),
+        ("amax_given", c_int32),
+        ("data", ViewPtr),
+        ("scale_inv", ViewPtr),
+        ("columnwise_data", ViewPtr),
+        ("columnwise_scale_inv", ViewPtr),
+        ("scale", ViewPtr),
+        ("amax", ViewPtr),
+        ("health", ViewPtr),
+    )
+
+
+TensorPtr = POINTER(Tensor)
+
+
+class ForwardArgs(_Sized):
+    _fields_ = (
+        *((name, ViewPtr) for name in ("x", "b", "bias", "scale", "y", "amax")),
+        ("layout", c_char_p),
+        *((name, TensorPtr) for name in ("x_encoded", "b_encoded", "y_encoded")),
+    )
+
+
+class BackwardArgs(_Sized):
+    _fields_ = (
+        *(
+            (name, ViewPtr)
+            for name in ("grad", "x", "b", "bias", "scale", "dx", "db", "dbias", "dscale", "amax")
+        ),
+        ("layout", c_char_p),
+        *(
+            (name, TensorPtr)
+            for name in ("grad_encoded", "x_encoded", "b_encoded", "dx_encoded", "db_encoded")
+        ),
+    )
+
+
+class QuantizeArgs(_Sized):
+    _fields_ = (
+        *((name, ViewPtr) for name in ("x", "y", "dbias", "amax")),
+        ("x_encoded", TensorPtr),
+        ("y_encoded", TensorPtr),
+    )
+
+
+class DropoutArgs(_Sized):
+    _fields_ = (
+        *((name, ViewPtr) for name in ("x", "bias", "residual", "y")),
+        ("p", c_double),
+        ("training", c_int32),
+        ("random", POINTER(c_uint64)),
+    )
+
+
+class DropoutBackwardArgs(_Sized):
+    _fields_ = (
+        *((name, ViewPtr) for name in ("grad", "dx", "dbias", "dresidual")),
+        ("p", c_double),
+        ("training", c_int32),
+        ("random", POINTER(c_uint64)),
+    )
+
+
+# name: (result, arguments)
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "tenon_version": (c_char_p, []),
+    "tenon_last_error": (c_char_p, []),
+    "tenon_forward": (c_int, [c_char_p, POINTER(ForwardArgs), POINTER(Options)]),
+    "tenon_backward": (c_int, [c_char_p, POINTER(BackwardArgs), POINTER(Options)]),
+    "tenon_quantize": (c_int, [POINTER(QuantizeArgs), POINTER(Options)]),
+    "tenon_encoding_shape": (
+        c_int,
+        [c_char_p, c_int64, c_int64, c_int32, POINTER(c_int64), POINTER(c_int64)],
+    ),
+    "tenon_delayed_update": (
+        c_int,
+        [ViewPtr, ViewPtr, c_int32, c_int32, c_int32, POINTER(Options)],
+    ),
+    "tenon_bias_dropout_add": (c_int, [POINTER(DropoutArgs), POINTER(Options)]),
+    "tenon_bias_dropout_add_backward": (c_int, [POINTER(DropoutBackwardArgs), POINTER(Options)]),
+    "tenon_fused_forward": (
+        c_int,
+        [c_char_p, c_char_p, ViewPtr, c_size_t, ViewPtr, POINTER(Options)],
+    ),
+    "tenon_fused_backward": (
+        c_int,
+        [c_char_p, c_char_p, ViewPtr, c_size_t, ViewPtr, ViewPtr, POINTER(Options)],
+    ),
+    "tenon_run": (c_int, [c_char_p, ViewPtr, c_size_t, ViewPtr, c_size_t, POINTER(Options)]),
+    "tenon_l2_normalization": (c_int, [ViewPtr, ViewPtr, ViewPtr, c_float, POINTER(Options)]),
+    "tenon_l2_normalization_backward": (
+        c_int,
+        [ViewPtr, ViewPtr, ViewPtr, ViewPtr, POINTER(Options)],
+    ),
+    "tenon_define": (c_int, [c_char_p, c_char_p]),
+    "tenon_names": (c_int, [c_char_p, c_size_t, POINTER(c_size_t)]),
+    "tenon_info": (c_int, [c_char_p, c_char_p, c_size_t, POINTER(c_size_t)]),
+    "tenon_show": (c_int, [c_char_p, c_int32, c_char_p, c_size_t, POINTER(c_size_t)]),
+    "tenon_set_threads": (c_int, [c_int32]),
+    "tenon_threads": (c_int, []),
+}
+
+
+def library_path() -> Path:
+    """libtenon of this package; TENON_LIBRARY names another one, e.g. of a build tree."""
+    given = os.environ.get("TENON_LIBRARY")
+    if given:
+        return Path(given)
+    return Path(__file__).parent / "lib" / "libtenon.so"
+
+
+def _load() -> ctypes.CDLL:
+    path = library_path()
+    try:
+        # The GIL is released during calls, as the C ABI touches no Python object.
+        loaded = ctypes.CDLL(str(path))
+    except OSError as e:
+        raise ImportError(
+            f"tenon: the library {path} cannot be loaded ({e}); install the wheel "
+            "tenon-kernels, or set TENON_LIBRARY to the path of a built libtenon.so"
+        ) from e
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype = result
+        function.argtypes = arguments
+    return loaded
+
+
+lib = _load()
+
+# tenon_code to exception: a wrong value, something not offered, a machine that failed.
+_ERRORS = {1: ValueError, 2: NotImplementedError}
+
+
+def check(code: int) -> None:
+    """Turns a code of the C ABI into an exception with its message."""
+    if code:
+        raise _ERRORS.get(code, RuntimeError)(lib.tenon_last_error().decode("utf-8", "replace"))
+
+
+def text_of(function: object, *arguments: object) -> str:
+    """A text that a function writes into a buffer of the size it asks for."""
+    size = c_size_t()
+    check(function(*arguments, None, 0, byref(size)))  # type: ignore[operator]
+    buffer = ctypes.create_string_buffer(size.value)
+    check(function(*arguments, buffer, size, None))  # type: ignore[operator]
+    return buffer.value.decode()
+
+
+_PRECISIONS = {"native": 0, "strict": 1}
+_ROUNDINGS = {"once": 0, "eager": 1}
+_OPTIONS: dict[tuple[str, str], Options] = {}
+
+
+def options(precision: str = "native", rounding: str = "once") -> Options:
+    """Options of a call on the CPU; equal ones are one object."""
+    found = _OPTIONS.get((precision, rounding))
+    if found is None:
+        if precision not in _PRECISIONS:
+            raise ValueError(f"tenon: precision={precision!r}; it must be 'native' or 'strict'")
+        if rounding not in _ROUNDINGS:
+            raise ValueError(f"tenon: rounding={rounding!r}; it must be 'once' or 'eager'")
+        found = Options(precision=_PRECISIONS[precision], rounding=_ROUNDINGS[rounding])
+        _OPTIONS[precision, rounding] = found
+    return found

@@ -1,0 +1,113 @@
+"""The NumPy front end: everything that `import tenon` offers on arrays, in one namespace."""
+
+from __future__ import annotations
+
+from ._activation import (
+    Activation,
+    Gradients,
+    activation,
+    activation_info,
+    define,
+    names,
+    resolve,
+    show,
+)
+from ._array import Array
+from ._dlpack import to_dlpack
+from ._dropout import (
+    DropoutGradients,
+    Normalized,
+    Random,
+    bias_dropout_add,
+    bias_dropout_add_backward,
+    dropout,
+    dropout_backward,
+    get_bias_dropout_add,
+    l2_normalization,
+    l2_normalization_backward,
+    l2_normalization_forward,
+)
+from ._fused import Fused, fuse, grad
+from ._lib import check, lib
+from ._quantize import Format, Health, Quantized, delayed_update, dequantize, quantize
+from ._trace import (
+    Condition,
+    Expr,
+    abs,
+    clamp,
+    erf,
+    erfc,
+    exp,
+    expm1,
+    log,
+    log1p,
+    maximum,
+    minimum,
+    round,
+    rsqrt,
+    select,
+    sqrt,
+    where,
+)
+
+__all__ = [
+    "Activation",
+    "Array",
+    "Condition",
+    "DropoutGradients",
+    "Expr",
+    "Format",
+    "Fused",
+    "Gradients",
+    "Health",
+    "Normalized",
+    "Quantized",
+    "Random",
+    "abs",
+    "activation",
+    "activation_info",
+    "bias_dropout_add",
+    "bias_dropout_add_backward",
+    "clamp",
+    "define",
+    "delayed_update",
+    "dequantize",
+    "dropout",
+    "dropout_backward",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "fuse",
+    "get_bias_dropout_add",
+    "grad",
+    "l2_normalization",
+    "l2_normalization_backward",
+    "l2_normalization_forward",
+    "log",
+    "log1p",
+    "maximum",
+    "minimum",
+    "names",
+    "quantize",
+    "resolve",
+    "round",
+    "rsqrt",
+    "select",
+    "set_threads",
+    "show",
+    "sqrt",
+    "threads",
+    "to_dlpack",
+    "where",
+]
+
+
+def set_threads(count: int) -> None:
+    """Threads of the CPU backend; 0 restores TENON_THREADS, OMP_NUM_THREADS or the cores."""
+    check(lib.tenon_set_threads(count))
+
+
+def threads() -> int:
+    """How many threads the CPU backend uses."""
+    return int(lib.tenon_threads())

@@ -1,0 +1,389 @@
+"""Quantised tensors: 8-bit codes with their scales, to and from arrays."""
+
+from __future__ import annotations
+
+import math
+from ctypes import POINTER, byref, c_int64
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _html
+from ._array import (
+    F32,
+    FP8,
+    Array,
+    Operand,
+    array,
+    code_of,
+    dtype_named,
+    foldable,
+    in_place,
+    matrix,
+    place,
+    rows_of,
+)
+from ._lib import DTYPES, SCALINGS, QuantizeArgs, Tensor, View, check, lib, options
+
+# Elements that share a scale, for people.
+_SHARED = {
+    "delayed": "one scale from past steps",
+    "current": "one scale for the tensor",
+    "mxfp8": "a power of two for each 1x32",
+    "block1x128": "a scale for each 1x128",
+    "block128x128": "a scale for each 128x128",
+}
+_MODES = tuple(s for s in SCALINGS if s != "none")
+_ONE_SCALE = ("delayed", "current")
+
+
+class Health(NamedTuple):
+    """What a quantisation lost: numbers cut off at the largest, turned to 0, and not finite."""
+
+    saturated: int
+    flushed: int
+    not_finite: int
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a tensor is quantised: q = cast(v*scale), scale_inv = 1/scale.
+
+    `scaling` is "delayed", "current", "mxfp8", "block1x128" or "block128x128", and may name the
+    dtype as well: "e5m2:current". `scale` is delayed scaling's multiplier; `amax` is joined by
+    maximum (delayed, a float32 array of one element, in place) or read (current). `eps` is the
+    least amax and `power_of_two` the rule for scales of current and block scaling; `swizzled` puts
+    mxfp8's scales in the order of the tensor cores; `health` counts what was lost.
+    """
+
+    scaling: str
+    dtype: Any = "e4m3"
+    rowwise: bool = True
+    columnwise: bool = False
+    scale: Any = None
+    amax: Any = None
+    eps: float = 0.0
+    power_of_two: bool | None = None
+    swizzled: bool = False
+    health: bool = False
+
+    def __post_init__(self) -> None:
+        scaling, dtype = self.scaling, self.dtype
+        if isinstance(scaling, str) and ":" in scaling:
+            dtype, _, scaling = scaling.partition(":")
+        if scaling not in _MODES:
+            raise ValueError(
+                f"quantize: the scaling {scaling!r} is not known; use one of {', '.join(_MODES)}"
+            )
+        if not (self.rowwise or self.columnwise):
+            raise ValueError(
+                "quantize: neither rowwise nor columnwise is asked for; set one of them, or both"
+            )
+        object.__setattr__(self, "scaling", scaling)
+        object.__setattr__(self, "dtype", dtype_named("quantize", dtype, FP8))
+
+    @property
+    def code(self) -> str:
+        """Tenon's name of the dtype, "e4m3" or "e5m2"."""
+        return DTYPES[code_of(self.dtype)]
+
+    def empty(self, shape: tuple[int, ...], dtype: Any = F32) -> Quantized:
+        """A Quantized of that shape to be written by a call."""
+        q = Quantized(self, shape, dtype)
+        rows, cols = rows_of(shape)
+        scales = F32
+        if self.scaling == "mxfp8":
+            scales = dtype_named("quantize", "e8m0", ("float8_e8m0fnu",))
+        for columnwise in (False, True):
+            if not (self.columnwise if columnwise else self.rowwise):
+                continue
+            d, s = (c_int64 * 2)(), (c_int64 * 2)()
+            check(lib.tenon_encoding_shape(self.scaling.encode(), rows, cols, columnwise, d, s))
+            transposed = columnwise and self.scaling != "mxfp8"
+            data = np.empty((cols, *shape[:-1]) if transposed else shape, self.dtype)
+            if columnwise and q.scale_inv is not None and self.scaling in _ONE_SCALE:
+                scale_inv = q.scale_inv  # both encodings share it
+            else:
+                scale_inv = np.empty((1,) if self.scaling in _ONE_SCALE else tuple(s), scales)
+            if columnwise:
+                q.columnwise_data, q.columnwise_scale_inv = data, scale_inv
+            else:
+                q.data, q.scale_inv = data, scale_inv
+        if self.scaling == "delayed":
+            if self.scale is None:
+                raise ValueError(
+                    "quantize: delayed scaling needs its scale; give scale=, e.g. 1.0 in the "
+                    "first step, or use 'current'"
+                )
+            q._scale = _one("scale", self.scale)
+            q.amax = np.zeros(1, F32) if self.amax is None else _cell(self.amax)
+        elif self.scaling == "current":
+            q.amax = np.zeros(1, F32) if self.amax is None else _one("amax", self.amax)
+        elif self.amax is not None or self.scale is not None:
+            raise ValueError(
+                f"quantize: {self.scaling} finds its scales by itself; leave scale and amax out, "
+                "or use 'delayed' (scale) or 'current' (amax)"
+            )
+        if self.health:
+            q._health = np.zeros(3, F32)
+        return q
+
+
+def _one(name: str, value: Any) -> Array:
+    if not isinstance(value, (int, float)):
+        found = array("quantize", name, value)
+        if found.size != 1:
+            raise ValueError(
+                f"quantize: {name} has {found.size} elements; it is one number for the tensor"
+            )
+        value = found.reshape(()).astype(F32)
+    return np.full(1, value, F32)
+
+
+def _cell(amax: Any) -> Array:
+    found = in_place("quantize", "amax", amax)
+    if found.size != 1:
+        raise ValueError(
+            f"quantize: amax has {found.size} elements; pass the tensor's own, history[0, i:i+1]"
+        )
+    return found
+
+
+class Quantized:
+    """A tensor of FP8 codes and scales: `data*scale_inv`, block by block.
+
+    `data`, `scale_inv` are the rowwise encoding, `columnwise_data`, `columnwise_scale_inv` the
+    other one (transposed, except for mxfp8); one of them may be None. `shape` is that of the
+    numbers and `dtype` the type they had. `amax` is what delayed and current scaling found.
+    """
+
+    def __init__(
+        self,
+        format: Format | str,  # noqa: A002
+        shape: tuple[int, ...],
+        dtype: Any = F32,
+        *,
+        data: Array | None = None,
+        scale_inv: Array | None = None,
+        columnwise_data: Array | None = None,
+        columnwise_scale_inv: Array | None = None,
+    ) -> None:
+        self.format = format if isinstance(format, Format) else _read_format(format)
+        self.shape = tuple(shape)
+        self.dtype = dtype_named("Quantized", dtype)
+        self.data, self.scale_inv = data, scale_inv
+        self.columnwise_data, self.columnwise_scale_inv = columnwise_data, columnwise_scale_inv
+        self.amax: Array | None = None
+        self._scale: Array | None = None
+        self._health: Array | None = None
+
+    @property
+    def scaling(self) -> str:
+        """The scaling mode, e.g. "mxfp8"."""
+        return self.format.scaling
+
+    @property
+    def health(self) -> Health | None:
+        """Counts of what was lost, if the format asked for them."""
+        return None if self._health is None else Health(*(int(v) for v in self._health))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales; a scale that two encodings share counts once."""
+        arrays = (self.data, self.scale_inv, self.columnwise_data, self.columnwise_scale_inv)
+        return sum(a.nbytes for a in {id(a): a for a in arrays if a is not None}.values())
+
+    def c_tensor(self, *, written: bool = False) -> Tensor:
+        """The struct of the C ABI over these arrays, which it keeps alive."""
+        f, owners = self.format, []
+        rows, cols = rows_of(self.shape)
+
+        def view(x: Array | None, shape: tuple[int, int]) -> Any:
+            if x is None:
+                return None
+            x = np.asarray(x, order="C")
+            owners.append(x)
+            if x.size != shape[0] * shape[1]:
+                raise ValueError(
+                    f"Quantized: an array of {x.size} elements where {shape[0]}x{shape[1]} belong; "
+                    f"{self.scaling} of shape {self.shape} decides that"
+                )
+            return POINTER(View)(matrix(x, *shape))
+
+        def shapes(columnwise: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+            d, s = (c_int64 * 2)(), (c_int64 * 2)()
+            check(lib.tenon_encoding_shape(self.scaling.encode(), rows, cols, columnwise, d, s))
+            return (d[0], d[1]), (s[0], s[1])
+
+        (data, scales), (columnwise_data, columnwise_scales) = shapes(False), shapes(True)
+        t = Tensor(
+            scaling=self.scaling.encode(),
+            dtype=code_of(f.dtype),
+            swizzled=f.swizzled,
+            data=view(self.data, data),
+            scale_inv=view(self.scale_inv, scales),
+            columnwise_data=view(self.columnwise_data, columnwise_data),
+            columnwise_scale_inv=view(self.columnwise_scale_inv, columnwise_scales),
+        )
+        if written:
+            t.power_of_two = 0 if f.power_of_two is None else 1 if f.power_of_two else 2
+            t.eps = f.eps
+            t.amax_given = self.scaling == "current" and f.amax is not None
+            t.scale = view(self._scale, (1, 1))
+            t.amax = view(self.amax, (1, 1))
+            t.health = view(self._health, (1, 3))
+        t.owners = owners
+        return t
+
+    def dequantize(self, dtype: Any = None) -> Array:
+        """The numbers, data*scale_inv, in `dtype` (that of the original by default)."""
+        y = np.empty(self.shape, self.dtype if dtype is None else dtype_named("dequantize", dtype))
+        _run(self.c_tensor(), matrix(y))
+        return y
+
+    def requantize(self, format: Format | str, **settings: Any) -> Quantized:  # noqa: A002
+        """The same numbers in another format, in one pass; settings as for tenon.quantize."""
+        q = _read_format(format, **settings).empty(self.shape, self.dtype)
+        _run(self.c_tensor(), q.c_tensor(written=True))
+        return q
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        found = self.dequantize()
+        return found if dtype is None else found.astype(dtype)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        f, n = self.format, math.prod(self.shape) * self.dtype.itemsize
+        sides = {"rowwise": self.data, "columnwise": self.columnwise_data}
+        facts = [
+            ("shape", "x".join(map(str, self.shape)) or "one number"),
+            ("numbers", f"{f.dtype.name}, was {self.dtype.name}"),
+            ("scaling", f"{f.scaling}, {_SHARED[f.scaling]}"),
+            ("encodings", " and ".join(s for s, a in sides.items() if a is not None) or "none"),
+            ("bytes", f"{self.nbytes} ({n} as {self.dtype.name})"),
+        ]
+        if f.scaling in _ONE_SCALE and self.scale_inv is not None:
+            facts.append(("scale_inv", f"{float(self.scale_inv.reshape(-1)[0]):g}"))
+        if self.amax is not None:
+            facts.append(("amax", f"{float(self.amax.reshape(-1)[0]):g}"))
+        if self.health is not None:
+            s, z, bad = self.health
+            facts.append(("lost", f"{s} saturated, {z} flushed to zero, {bad} not finite"))
+        return facts
+
+    def __repr__(self) -> str:
+        return "Quantized(" + "; ".join(f"{k}: {v}" for k, v in self._facts()) + ")"
+
+    def _repr_html_(self) -> str:
+        return _html.table("Quantized", self._facts())
+
+
+def _read_format(given: Format | str, **settings: Any) -> Format:
+    if isinstance(given, Format):
+        if settings:
+            raise TypeError(
+                f"quantize: a Format and {', '.join(settings)} are both given; set them in the "
+                "Format"
+            )
+        return given
+    if not isinstance(given, str):
+        raise TypeError(
+            f"quantize: the format is a {type(given).__name__}; pass e.g. 'mxfp8', "
+            "'e5m2:current' or a tenon.Format"
+        )
+    return Format(given, **settings)
+
+
+def _run(x: View | Tensor, y: View | Tensor) -> None:
+    args = QuantizeArgs()
+    place(args, x=x, y=y)
+    check(lib.tenon_quantize(byref(args), options()))
+
+
+def operand(op: str, name: str, x: Any) -> Operand:
+    """An array, or a Quantized, as input of a call."""
+    if isinstance(x, Quantized):
+        return Operand(x.shape, x.dtype, x.c_tensor(), x)
+    found = foldable(array(op, name, x))
+    return Operand(found.shape, found.dtype, matrix(found), found)
+
+
+def output(
+    shape: tuple[int, ...], dtype: Any, quantize: Format | str | None
+) -> tuple[Any, View | Tensor]:
+    """What a call writes and returns, plain or encoded, and its struct."""
+    if quantize is None:
+        y = np.empty(shape, dtype)
+        return y, matrix(y)
+    q = _read_format(quantize).empty(shape, dtype)
+    return q, q.c_tensor(written=True)
+
+
+def quantize(
+    x: Any,
+    format: Format | str,  # noqa: A002
+    *,
+    dtype: Any = "e4m3",
+    rowwise: bool = True,
+    columnwise: bool = False,
+    scale: Any = None,
+    amax: Any = None,
+    eps: float = 0.0,
+    power_of_two: bool | None = None,
+    swizzled: bool = False,
+    health: bool = False,
+) -> Quantized:
+    """x in FP8: q = cast(v*scale) with scale_inv = 1/scale stored beside it.
+
+    `format` is "delayed", "current", "mxfp8", "block1x128", "block128x128", one of these with a
+    dtype ("e5m2:current"), or a `Format`, which holds the other settings by itself. x is an array,
+    an object with __dlpack__, or another Quantized.
+
+    >>> q = tenon.quantize(x, "mxfp8", columnwise=True)
+    >>> q.data, q.scale_inv, q.dequantize()
+    """
+    if isinstance(format, str):
+        format = Format(  # noqa: A001
+            *(format, dtype, rowwise, columnwise, scale, amax, eps, power_of_two, swizzled, health)
+        )
+    source = operand("quantize", "x", x)
+    q = _read_format(format).empty(source.shape, source.dtype)
+    _run(source.c, q.c_tensor(written=True))
+    return q
+
+
+def dequantize(x: Quantized, dtype: Any = None) -> Array:
+    """The numbers of a Quantized, data*scale_inv, in `dtype` (the original's by default)."""
+    if not isinstance(x, Quantized):
+        raise TypeError(
+            f"dequantize: x is a {type(x).__name__}; it takes a tenon.Quantized (codes alone have "
+            "no scale)"
+        )
+    return x.dequantize(dtype)
+
+
+def delayed_update(
+    history: Array,
+    scale: Array,
+    dtype: Any = "e4m3",
+    *,
+    margin: int = 0,
+    most_recent: bool = False,
+) -> None:
+    """New scales from a history of amax, in place: scale = max(dtype)*2^-margin / amax.
+
+    `history` is float32 [L, n] (or [L] for one tensor) and `scale` float32 [n]. Row 0 holds what
+    was found since the last update; it moves to the end, older rows move up, and amax is the
+    largest finite entry, or of row 0 alone if `most_recent`.
+    """
+    op = "delayed_update"
+    h, s = in_place(op, "history", history), in_place(op, "scale", scale)
+    if h.ndim not in (1, 2):
+        raise ValueError(f"{op}: history has {h.ndim} dimensions; it must be [L, n] or [L]")
+    code = code_of(dtype_named(op, dtype, FP8))
+    # One tensor's history is a column.
+    past = matrix(h) if h.ndim == 2 else matrix(h, h.size, 1)
+    if s.ndim > 1 or not s.flags.c_contiguous:
+        raise ValueError(f"{op}: scale has the shape {s.shape}; it must be [n] and contiguous")
+    new = matrix(s, 1, s.size)
+    check(lib.tenon_delayed_update(past, new, code, margin, int(most_recent), options()))
