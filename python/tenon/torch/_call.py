@@ -1,0 +1,325 @@
+"""Calls of the C ABI on torch tensors: views without copies, one function a C function.
+
+A view holds its tensor, so a temporary copy lives as long as the view that reads it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_uint64, cast
+from typing import Any
+
+import torch
+
+from .. import _lib
+from .._lib import (
+    BackwardArgs,
+    DropoutArgs,
+    DropoutBackwardArgs,
+    ForwardArgs,
+    Options,
+    QuantizeArgs,
+    View,
+    ViewPtr,
+    check,
+    lib,
+)
+
+PLAIN = (torch.float32, torch.float16, torch.bfloat16)
+_PLAIN_CODES: dict[torch.dtype, int] = {dtype: code for code, dtype in enumerate(PLAIN)}
+DTYPES: dict[torch.dtype, int] = {
+    **_PLAIN_CODES,
+    torch.float8_e4m3fn: 3,
+    torch.float8_e5m2: 4,
+    torch.uint8: 5,  # E8M0 scales
+}
+if hasattr(torch, "float8_e8m0fnu"):
+    DTYPES[torch.float8_e8m0fnu] = 5
+
+_LEAST_WIDTH = 64  # short rows cost a loop each
+_TensorPtr = POINTER(_lib.Tensor)
+_RandomPtr = POINTER(c_uint64)
+
+
+def _row_stride(t: torch.Tensor) -> int | None:
+    """The distance of rows, if the leading dimensions fold into evenly spaced ones."""
+    shape, strides = t.shape, t.stride()
+    if shape[-1] > 1 and strides[-1] != 1:
+        return None
+    stride, reach = shape[-1], 0
+    for size, step in zip(reversed(shape[:-1]), reversed(strides[:-1]), strict=True):
+        if size == 1:
+            continue
+        if reach == 0:
+            stride = step
+        elif step != reach:
+            return None
+        reach = step * size
+    return stride if stride >= shape[-1] else None
+
+
+def foldable(t: torch.Tensor) -> torch.Tensor:
+    """`t` itself where its leading dimensions fold into evenly spaced rows, else a copy."""
+    if t.is_contiguous() or _row_stride(t) is not None:
+        return t
+    return t.contiguous()
+
+
+def even(t: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor for work on single elements: all of it as one row if rows are short."""
+    return t if t.dim() and t.shape[-1] >= _LEAST_WIDTH else t.view(-1)
+
+
+def refusal(t: object, name: str) -> Exception:
+    """Why `t` cannot be read: not a tensor, another dtype, another device."""
+    if not isinstance(t, torch.Tensor):
+        return TypeError(f"tenon: {name} is a {type(t).__name__}; it must be a torch.Tensor")
+    if t.dtype not in _PLAIN_CODES:
+        return TypeError(
+            f"tenon: {name} is {t.dtype}; it must be float32, float16 or bfloat16, "
+            "convert it with .to(torch.float32)"
+        )
+    return NotImplementedError(
+        f"tenon: {name} is on {t.device}; here tensors are on the cpu, move it with .cpu()"
+    )
+
+
+def _fill(v: View, t: torch.Tensor, code: int) -> View:
+    shape = t.shape
+    cols = shape[-1] if shape else 1
+    v.data = t.data_ptr()
+    v.cols = v.stride = cols
+    v.rows = t.numel() // cols if cols else _product(shape[:-1])
+    v.dtype = code
+    v.owner = t  # it may be a copy that nobody else holds
+    if not t.is_contiguous():
+        stride = _row_stride(t)
+        if stride is None:
+            raise ValueError(
+                f"tenon: a tensor of shape {tuple(shape)} and strides {t.stride()} has no evenly "
+                "spaced rows; make it .contiguous()"
+            )
+        v.stride = stride
+    return v
+
+
+def _product(sizes: Sequence[int]) -> int:
+    product = 1
+    for n in sizes:
+        product *= n
+    return product
+
+
+def view(t: torch.Tensor, name: str = "tensor") -> View:
+    """A foldable tensor of plain numbers as rows x last dimension; the view keeps it alive."""
+    if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES or not t.is_cpu:
+        raise refusal(t, name)
+    return _fill(View(), t, _PLAIN_CODES[t.dtype])
+
+
+def memory(t: torch.Tensor, name: str = "tensor") -> View:
+    """A foldable tensor of any dtype that a quantised tensor is made of: codes and scales too."""
+    if not isinstance(t, torch.Tensor) or t.dtype not in DTYPES or not t.is_cpu:
+        raise refusal(t, name)
+    return _fill(View(), t, DTYPES[t.dtype])
+
+
+def vector(t: torch.Tensor, name: str) -> View:
+    """All elements of a contiguous tensor as one row."""
+    if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES or not t.is_cpu:
+        raise refusal(t, name)
+    n = t.numel()
+    v = View(t.data_ptr(), 1, n, n, _PLAIN_CODES[t.dtype])
+    v.owner = t
+    return v
+
+
+def column(t: torch.Tensor, name: str) -> View:
+    """All elements of a contiguous tensor, or of a strided 1-D one, as one column."""
+    if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES or not t.is_cpu:
+        raise refusal(t, name)
+    stride = 1 if t.is_contiguous() else t.stride(0)
+    v = View(t.data_ptr(), t.numel(), 1, stride, _PLAIN_CODES[t.dtype])
+    v.owner = t
+    return v
+
+
+def pointer(v: View | None) -> Any:
+    """A ctypes pointer that keeps its view alive; None is NULL."""
+    return None if v is None else ViewPtr(v)
+
+
+def _place(args: ctypes.Structure, views: dict[str, Any]) -> None:
+    for name, v in views.items():
+        if v is None:
+            continue
+        if isinstance(v, _lib.Tensor):
+            setattr(args, name + "_encoded", _TensorPtr(v))
+        else:
+            setattr(args, name, ViewPtr(v))
+
+
+def forward(act: bytes, options: Options | None, layout: bytes | None = None, **views: Any) -> None:
+    """tenon_forward; views by their names in tenon_forward_args, encoded ones as _lib.Tensor."""
+    args = ForwardArgs(layout=layout)
+    _place(args, views)
+    check(lib.tenon_forward(act, args, options))
+
+
+def backward(
+    act: bytes, options: Options | None, layout: bytes | None = None, **views: Any
+) -> None:
+    """tenon_backward; views by their names in tenon_backward_args."""
+    args = BackwardArgs(layout=layout)
+    _place(args, views)
+    check(lib.tenon_backward(act, args, options))
+
+
+class _Frame:
+    """The arguments of y = f(x), linked once: a call only fills in the two views."""
+
+    __slots__ = ("args", "x", "y")
+
+    def __init__(self) -> None:
+        self.x, self.y = View(), View()
+        self.args = ForwardArgs(x=ViewPtr(self.x), y=ViewPtr(self.y))
+
+
+# Frames that no call is using. The GIL is released during a call, so a frame serves one at a time.
+_frames: list[_Frame] = []
+
+
+def elementwise(act: bytes, options: Options | None, x: torch.Tensor, y: torch.Tensor) -> None:
+    """y = f(x) on two plain tensors of one shape, both contiguous or with equal dense strides."""
+    dtype = x.dtype
+    if dtype not in _PLAIN_CODES or not x.is_cpu:
+        raise refusal(x, "x")
+    if y.dtype not in _PLAIN_CODES:
+        raise refusal(y, "out_dtype")
+    try:
+        frame = _frames.pop()
+    except IndexError:
+        frame = _Frame()
+    v, w = frame.x, frame.y
+    v.data, w.data = x.data_ptr(), y.data_ptr()
+    count = x.numel()
+    cols = x.shape[-1] if x.is_contiguous() and x.dim() else count
+    if cols < _LEAST_WIDTH:
+        cols = count
+    rows = count // cols if cols else 0
+    v.rows = w.rows = rows
+    v.cols = w.cols = v.stride = w.stride = cols
+    v.dtype, w.dtype = _PLAIN_CODES[dtype], _PLAIN_CODES[y.dtype]
+    code = lib.tenon_forward(act, frame.args, options)
+    _frames.append(frame)
+    if code:
+        check(code)
+
+
+def quantize(options: Options | None, **views: Any) -> None:
+    """tenon_quantize: x, y, dbias, amax; encoded ones as _lib.Tensor."""
+    args = QuantizeArgs()
+    _place(args, views)
+    check(lib.tenon_quantize(args, options))
+
+
+def state_pointer(state: torch.Tensor) -> Any:
+    """Five int64 numbers of a random state, in place."""
+    return cast(state.data_ptr(), _RandomPtr)
+
+
+def bias_dropout_add(
+    p: float, training: bool, random: torch.Tensor | None, options: Options | None, **views: Any
+) -> None:
+    """tenon_bias_dropout_add: x, bias, residual, y."""
+    args = DropoutArgs(p=p, training=int(training))
+    _place(args, views)
+    if random is not None:
+        args.random = state_pointer(random)
+    check(lib.tenon_bias_dropout_add(args, options))
+
+
+def bias_dropout_add_backward(
+    p: float, training: bool, random: torch.Tensor | None, options: Options | None, **views: Any
+) -> None:
+    """tenon_bias_dropout_add_backward: grad, dx, dbias, dresidual."""
+    args = DropoutBackwardArgs(p=p, training=int(training))
+    _place(args, views)
+    if random is not None:
+        args.random = state_pointer(random)
+    check(lib.tenon_bias_dropout_add_backward(args, options))
+
+
+def l2_normalization(
+    x: View, y: View, r: View | None, eps: float, options: Options | None = None
+) -> None:
+    """tenon_l2_normalization: y = x*r with r = rsqrt(sum x^2 + eps) a row."""
+    check(lib.tenon_l2_normalization(x, y, r, eps, options))
+
+
+def l2_normalization_backward(
+    grad: View, x: View, r: View, dx: View, options: Options | None = None
+) -> None:
+    """tenon_l2_normalization_backward: dx = r*(grad - x*r^2*sum(x*grad))."""
+    check(lib.tenon_l2_normalization_backward(grad, x, r, dx, options))
+
+
+def fused_forward(
+    formula: bytes, arguments: bytes, views: Sequence[View], y: View, options: Options | None
+) -> None:
+    """tenon_fused_forward: y = formula(arguments)."""
+    array = (View * len(views))(*views)
+    check(lib.tenon_fused_forward(formula, arguments, array, len(views), y, options))
+
+
+def fused_backward(
+    formula: bytes,
+    arguments: bytes,
+    views: Sequence[View],
+    grad: View,
+    gradients: Sequence[View | None],
+    options: Options | None,
+) -> None:
+    """tenon_fused_backward: the gradients that are not None, each like its argument."""
+    array = (View * len(views))(*views)
+    out = (View * len(views))(*(View() if g is None else g for g in gradients))
+    check(lib.tenon_fused_backward(formula, arguments, array, len(views), grad, out, options))
+
+
+def info(act: bytes) -> str:
+    """tenon_info: name, inputs, scaled and parameters, as JSON."""
+    return _lib.text_of(lib.tenon_info, act)
+
+
+def names() -> list[str]:
+    """The registered names, built-in ones first."""
+    return _lib.text_of(lib.tenon_names).split()
+
+
+__all__ = [
+    "DTYPES",
+    "PLAIN",
+    "backward",
+    "bias_dropout_add",
+    "bias_dropout_add_backward",
+    "byref",
+    "column",
+    "elementwise",
+    "even",
+    "foldable",
+    "forward",
+    "fused_backward",
+    "fused_forward",
+    "info",
+    "l2_normalization",
+    "l2_normalization_backward",
+    "memory",
+    "names",
+    "pointer",
+    "quantize",
+    "refusal",
+    "state_pointer",
+    "vector",
+    "view",
+]

@@ -1,0 +1,264 @@
+"""Functions of tensors as one kernel each, made when they are first called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import _lib
+from . import _call
+from ._once import Gradients, once
+from ._symbols import Unknown, formula
+
+Tensor = torch.Tensor
+
+_MOST_KERNELS = 256
+_CONSTANTS = (int, float, str, torch.dtype, type(None))  # bool is an int
+
+
+class Kernel:
+    """y = formula(arguments), with a derived gradient; arguments broadcast as in torch."""
+
+    __slots__ = ("arguments", "dtype", "name", "options", "text")
+
+    def __init__(self, name: str, text: str, arguments: Sequence[str], dtype: torch.dtype) -> None:
+        self.name, self.dtype = name, dtype
+        self.text, self.arguments = text.encode(), ", ".join(arguments).encode()
+        self.options = _lib.options()
+
+    def check(self, dtypes: Sequence[torch.dtype]) -> None:
+        """Raises what the library has against the formula, on one number."""
+        given = [_call.view(torch.ones(1, dtype=d)) for d in dtypes]
+        y = _call.view(torch.empty(1, dtype=self.dtype))
+        _call.fused_forward(self.text, self.arguments, given, y, self.options)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
+        shape = tensors[0].shape
+        shapes = [t.shape for t in tensors]
+        if any(own != shape for own in shapes):
+            shape = max(shapes, key=lambda own: (len(own), own.numel()))
+            if not all(_fits(own, shape) for own in shapes):
+                shape = torch.broadcast_shapes(*shapes)
+                tensors = [t if _fits(t.shape, shape) else t.expand(shape) for t in tensors]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return _Fused.apply(self, shape, *tensors)
+        return self.forward(shape, tensors)
+
+    def forward(self, shape: torch.Size, tensors: Sequence[Tensor]) -> Tensor:
+        y = torch.empty(shape, dtype=self.dtype)
+        *views, out = _views(shape, [*tensors, y])
+        _call.fused_forward(self.text, self.arguments, views, out, self.options)
+        return y
+
+    def backward(self, grad: Tensor, tensors: Sequence[Tensor], needs: Sequence[bool]) -> Gradients:
+        made = [
+            torch.empty(t.shape, dtype=t.dtype) if needed else None
+            for t, needed in zip(tensors, needs, strict=True)
+        ]
+        wanted = [t for t in made if t is not None]
+        views = _views(grad.shape, [*tensors, grad, *wanted])
+        count = len(tensors)
+        found = iter(views[count + 1 :])
+        out = [None if t is None else next(found) for t in made]
+        _call.fused_backward(
+            self.text, self.arguments, views[:count], views[count], out, self.options
+        )
+        return tuple(made)
+
+
+def _fits(own: torch.Size, shape: torch.Size) -> bool:
+    """Whether it is the whole, one row, one number a row, or one number."""
+    if own == shape:
+        return True
+    count = own.numel()
+    return len(own) <= len(shape) and (
+        count == 1
+        or own[-1] == shape[-1] == count
+        or (own[-1] == 1 and len(own) == len(shape) and own[:-1] == shape[:-1])
+    )
+
+
+def _views(shape: torch.Size, tensors: Sequence[Tensor]) -> list[_lib.View]:
+    if all(t.shape == shape and t.is_contiguous() for t in tensors):
+        return [_call.view(_call.even(t)) for t in tensors]
+    return [_view(t, shape) for t in tensors]
+
+
+def _view(t: Tensor, shape: torch.Size) -> _lib.View:
+    own = t.shape
+    if own == shape:
+        return _call.view(_call.foldable(t))
+    if t.numel() == 1 or own[-1] == shape[-1]:
+        return _call.vector(t.contiguous(), "argument")
+    return _call.column(t.contiguous(), "argument")
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernel: Kernel, shape: torch.Size, *tensors: Tensor) -> Tensor:
+        ctx.kernel = kernel
+        ctx.save_for_backward(*tensors)
+        return kernel.forward(shape, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        kernel, tensors, needs = ctx.kernel, ctx.saved_tensors, ctx.needs_input_grad[2:]
+        found = once(
+            kernel.name,
+            lambda: kernel.backward(grads[0], tensors, needs),
+            (grads[0], *tensors),
+        )
+        return None, None, *found
+
+
+def _signature(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """What a kernel is made for: dtypes of tensors, values of everything else."""
+    key: list[Any] = []
+    for a in arguments:
+        if isinstance(a, Tensor):
+            if a.dtype not in _call.PLAIN or not a.is_cpu:
+                raise Unknown(f"an argument is {a.dtype} on {a.device}")
+            key.append(a.dtype)
+        elif isinstance(a, _CONSTANTS):
+            key.append((type(a), a))
+        else:
+            raise Unknown(f"an argument is a {type(a).__name__}")
+    return tuple(key)
+
+
+class Lazy:
+    """How one function is called: as a kernel, by torch.compile, or plainly; and why."""
+
+    def __init__(self, function: Callable[..., Any], tell: Callable[[str], None]) -> None:
+        self.function, self.tell = function, tell
+        self.name = getattr(function, "__name__", "function")
+        self.kernels: dict[tuple[Any, ...], Kernel | None] = {}
+        self.compiled: Callable[..., Any] | None = None
+        self.plain = False
+        try:
+            self.signature: inspect.Signature | None = inspect.signature(function)
+        except (TypeError, ValueError):  # built-in functions tell none
+            self.signature = None
+        parameters = self.signature.parameters.values() if self.signature else ()
+        plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        # So many arguments by position need not be sorted.
+        self.count = len(parameters) if all(p.kind in plain for p in parameters) else -1
+
+    def __call__(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if self.plain or torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export():
+            return self.function(*arguments, **keywords)
+        try:
+            given = self.bound(arguments, keywords)
+            key = _signature(given)
+        except Unknown as e:
+            return self.otherwise(str(e), arguments, keywords)
+        if key not in self.kernels:
+            self.decide(key, given)
+        kernel = self.kernels[key]
+        if kernel is None or self.plain:
+            return self.otherwise("", arguments, keywords)
+        try:
+            return kernel([a for a in given if isinstance(a, Tensor)])
+        except RuntimeError:
+            return self.function(*arguments, **keywords)  # torch says what is wrong with shapes
+
+    def bound(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments by position, defaults included."""
+        if len(arguments) == self.count and not keywords:
+            return arguments
+        if self.signature is None:
+            raise Unknown("it has no signature")
+        try:
+            call = self.signature.bind(*arguments, **keywords)
+        except TypeError:
+            self.function(*arguments, **keywords)  # Python's own message
+            raise
+        call.apply_defaults()
+        kinds = {p.kind for p in self.signature.parameters.values()}
+        if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+            raise Unknown("it takes any number of arguments")
+        return tuple(call.arguments.values())
+
+    def decide(self, key: tuple[Any, ...], given: tuple[Any, ...]) -> None:
+        """One kernel for this signature, or None."""
+        if os.environ.get("TENON_JIT") == "0":
+            self.plain = True
+            self.kernels[key] = None
+            self.tell("plain: TENON_JIT=0")
+            return
+        if len(self.kernels) >= _MOST_KERNELS:
+            self.kernels.clear()
+        tensors = [(i, f"x{i}", a.dtype) for i, a in enumerate(given) if isinstance(a, Tensor)]
+        try:
+            if not tensors:
+                raise Unknown("no argument is a tensor")
+            assert self.signature is not None
+            names = list(self.signature.parameters)
+            text, dtype = formula(self.called(names), given, tensors)
+            kernel = Kernel(self.name, text, [name for _, name, _ in tensors], dtype)
+            kernel.check([dtype for _, _, dtype in tensors])
+        except Unknown as e:
+            self.kernels[key] = None
+            self.why = str(e)
+        except Exception as e:  # the function itself, or a formula that is too large
+            self.kernels[key] = None
+            self.why = f"{type(e).__name__}: {e}"
+        else:
+            self.kernels[key] = kernel
+            self.tell(f"tenon: {text}")
+
+    def called(self, names: list[str]) -> Callable[..., Any]:
+        """The function of positional arguments; keyword-only ones get their names back."""
+        assert self.signature is not None
+        only = [
+            n
+            for n, p in self.signature.parameters.items()
+            if p.kind is inspect.Parameter.KEYWORD_ONLY
+        ]
+        if not only:
+            return self.function
+        split = len(names) - len(only)
+        return lambda *a: self.function(*a[:split], **dict(zip(only, a[split:], strict=True)))
+
+    why = ""
+
+    def otherwise(self, why: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """torch.compile, or a plain call where that fails."""
+        why = why or self.why
+        if self.plain or os.environ.get("TENON_JIT") == "0":
+            self.plain = True
+            self.tell("plain: TENON_JIT=0")
+            return self.function(*arguments, **keywords)
+        if self.compiled is not None:
+            return self.compiled(*arguments, **keywords)
+        try:
+            compiled = torch.compile(self.function)
+            result = compiled(*arguments, **keywords)
+        except Exception as e:
+            result = self.function(*arguments, **keywords)  # its own mistakes are raised here
+            self.plain = True
+            self.tell(f"plain: {why}; torch.compile failed: {type(e).__name__}")
+            return result
+        self.compiled = compiled
+        self.tell(f"torch.compile: {why}")
+        return result
+
+
+def lazy_compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled when it is called: see tenon.torch.jit.lazy_compile."""
+
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
+        return lazy(arguments, keywords)
+
+    def tell(how: str) -> None:
+        wrapper.how = how  # type: ignore[attr-defined]
+
+    lazy = Lazy(function, tell)
+    tell("deferred")
+    return wrapper

@@ -1,0 +1,37 @@
+"""Gradients that are themselves not differentiable, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Gradients = tuple[torch.Tensor | None, ...]
+
+
+class _Once(torch.autograd.Function):
+    """Carries the gradients into the graph of create_graph=True, only to refuse the next one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, op: str, compute: Callable[[], Gradients], *tensors: torch.Tensor | None
+    ) -> Gradients:
+        ctx.op = op
+        return compute()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        raise NotImplementedError(
+            f"tenon: {ctx.op}: a second derivative was asked for, and only the first one exists; "
+            "call backward without create_graph=True, or write this part with torch operations"
+        )
+
+
+def once(
+    op: str, compute: Callable[[], Gradients], tensors: Sequence[torch.Tensor | None]
+) -> Gradients:
+    """compute(), whose results depend on `tensors`; to differentiate them again is refused."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return _Once.apply(op, compute, *tensors)
+    return compute()

@@ -1,0 +1,363 @@
+"""Differentiable functions of torch tensors; each is one pass over memory, and so is its gradient.
+
+Every registered activation is here under its name, `gelu(x)`, `swiglu(x, bias=b)`, also those of
+the user's own; `activation(act, x)` takes a formula or a Python function as well. Tensors are on
+the CPU, float32, float16 or bfloat16, of any shape; leading dimensions are rows. Strided tensors
+are read where they lie, as far as their rows are evenly spaced. Under torch.autocast inputs are
+used as they are: arithmetic is float32 inside, and results have the dtype of x unless out_dtype
+says otherwise. Derivatives are first ones; a second one is refused with a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _lib
+from .._activation import _INFO, Activation, activation_info, resolve
+from . import _call
+from ._dropout import bias_dropout_add, dropout
+from ._norm import l2normalization
+from ._once import Gradients, once
+from ._quantized import QuantizedTensor, handle
+from .quantizer import Quantizer
+
+__all__ = [
+    "activation",
+    "bias_dropout_add",
+    "dequantize",
+    "dropout",
+    "l2normalization",
+    "quantize",
+]
+
+Tensor = torch.Tensor
+
+
+class _Form(NamedTuple):
+    """What a call is, apart from its tensors."""
+
+    act: bytes
+    inputs: int
+    layout: bytes | None
+    options: _lib.Options
+    text: str
+    info: dict[str, Any]
+
+
+# By the arguments of a call. A definition may change what a name means; what is known of its text
+# is then another object, and the form is made anew.
+_forms: dict[tuple[Any, ...], _Form] = {}
+_MOST_FORMS = 1024
+
+
+def _form(
+    act: Any, layout: str, scaled: bool, precision: str, rounding: str, params: dict[str, Any]
+) -> _Form:
+    made = Activation(resolve(act))
+    for name, value in params.items():
+        if isinstance(value, Tensor):
+            raise TypeError(
+                f"tenon: {made.name}: {name} is a tensor; parameters are numbers and get no "
+                f"gradient, pass float({name})"
+            )
+    text = (made._with(params) if params else made).text
+    found = activation_info(text)
+    form = _Form(
+        (f"scaled({text})" if scaled and not found["scaled"] else text).encode(),
+        found["inputs"],
+        None if layout == "stacked" else layout.encode(),
+        _lib.options(precision, rounding),
+        text,
+        found,
+    )
+    if isinstance(act, (str, Activation)):  # functions are not kept alive
+        if len(_forms) >= _MOST_FORMS:
+            _forms.clear()
+        key = (act, layout, scaled, precision, rounding, *params.items())
+        _forms[key] = form
+    return form
+
+
+def _known(key: tuple[Any, ...]) -> _Form | None:
+    form = _forms.get(key)
+    return form if form is not None and _INFO.get(form.text) is form.info else None
+
+
+def _read(t: Tensor | QuantizedTensor, name: str) -> Any:
+    """An input for the C ABI, plain or encoded."""
+    if isinstance(t, QuantizedTensor):
+        return t.c_tensor()
+    if not isinstance(t, Tensor):
+        raise _call.refusal(t, name)
+    return _call.view(_call.foldable(t), name)
+
+
+def _line(t: Tensor | None, name: str) -> Any:
+    """A bias: all its numbers as one row."""
+    if t is None:
+        return None
+    if not isinstance(t, Tensor):
+        raise _call.refusal(t, name)
+    return _call.vector(t.contiguous(), name)
+
+
+def _column(t: Tensor | None, name: str) -> Any:
+    """Numbers for rows: all of them as one column."""
+    if t is None:
+        return None
+    if not isinstance(t, Tensor):
+        raise _call.refusal(t, name)
+    # Of shape [..., 1] or [...]; a strided vector stays where it is.
+    flat = t.squeeze(-1) if t.dim() == 2 and t.shape[-1] == 1 else t
+    strided = flat.dim() == 1 and flat.stride(0) > 0
+    return _call.column(flat if strided else t.contiguous(), name)
+
+
+def _forward(
+    form: _Form,
+    x: Tensor | QuantizedTensor,
+    b: Tensor | QuantizedTensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    out_dtype: torch.dtype | None,
+    encoded: QuantizedTensor | None,
+) -> Tensor:
+    """y, or only a handle for the gradient where `encoded` is written."""
+    if b is bias is scale is encoded is form.layout is None and form.inputs == 1:
+        if isinstance(x, Tensor):
+            y = torch.empty_like(x, dtype=out_dtype)
+            if x.is_contiguous() or x.stride() == y.stride():
+                _call.elementwise(form.act, form.options, x, y)
+                return y
+    y = (
+        torch.empty(_out_shape(form, x, b), dtype=out_dtype or x.dtype)
+        if encoded is None
+        else handle(encoded.shape, encoded.dtype)
+    )
+    _call.forward(
+        form.act,
+        form.options,
+        form.layout,
+        x=_read(x, "x"),
+        b=None if b is None else _read(b, "b"),
+        bias=_line(bias, "bias"),
+        scale=_column(scale, "scale"),
+        y=_call.view(y, "out_dtype") if encoded is None else encoded.c_tensor(),
+    )
+    return y
+
+
+class _Elementwise(torch.autograd.Function):
+    """y = f(x) alone: what is called most often has the fewest arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, form: _Form, x: Tensor) -> Tensor:
+        ctx.form = form
+        ctx.save_for_backward(x)
+        return _forward(form, x, None, None, None, None, None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        form, (grad,), (x,) = ctx.form, grads, ctx.saved_tensors
+        return None, once(form.act.decode(), lambda: (_derivative(form, grad, x),), (grad, x))[0]
+
+
+def _derivative(form: _Form, grad: Tensor, x: Tensor) -> Tensor:
+    """dx = grad*f'(x)."""
+    dx = torch.empty(x.shape, dtype=x.dtype)
+    given = {"grad": grad, "x": x, "dx": dx}
+    if grad.is_contiguous() and x.is_contiguous():  # any division into rows will do
+        given = {name: _call.even(t) for name, t in given.items()}
+    views = {name: _call.view(_call.foldable(t), name) for name, t in given.items()}
+    _call.backward(form.act, form.options, None, **views)
+    return dx
+
+
+def _numbers(t: Any) -> Any:
+    """A quantised tensor as the one that a gradient can flow through."""
+    return t.dequantize() if isinstance(t, QuantizedTensor) else t
+
+
+def _plain(form: _Form, x: Tensor) -> Tensor:
+    """y = f(x), differentiable where x is."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Elementwise.apply(form, x)
+    return _forward(form, x, None, None, None, None, None)
+
+
+def _out_shape(form: _Form, x: Any, b: Any) -> tuple[int, ...]:
+    shape = tuple(x.shape)
+    if form.inputs == 1 or b is not None:
+        return shape
+    if not shape:
+        raise ValueError(
+            f"tenon: {form.act.decode()}: x is 0-d, but a gated input holds two halves in its last "
+            "dimension; give a and b as tensors, or at least two numbers"
+        )
+    return (*shape[:-1], shape[-1] // 2)
+
+
+def _backward(
+    form: _Form,
+    grad: Tensor,
+    x: Tensor,
+    b: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    needs: tuple[bool, bool, bool, bool],
+) -> Gradients:
+    """The gradients of x, b, bias and scale that are needed."""
+    tensors = (x, b, bias, scale)
+    views = (_call.view, _call.view, _call.vector, _call.column)
+    names = ("dx", "db", "dbias", "dscale")
+    out = tuple(
+        torch.empty(t.shape, dtype=t.dtype) if t is not None and needed else None
+        for t, needed in zip(tensors, needs, strict=True)
+    )
+    _call.backward(
+        form.act,
+        form.options,
+        form.layout,
+        grad=_call.view(_call.foldable(grad), "grad"),
+        x=_read(x, "x"),
+        b=None if b is None else _read(b, "b"),
+        bias=_line(bias, "bias"),
+        scale=_column(scale, "scale"),
+        **{n: v(t, n) for n, v, t in zip(names, views, out, strict=True) if t is not None},
+    )
+    return out
+
+
+class _Activation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        form: _Form,
+        x: Tensor,
+        b: Tensor | None,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        out_dtype: torch.dtype | None,
+        encoded: QuantizedTensor | None,
+    ) -> Tensor:
+        ctx.form = form
+        ctx.save_for_backward(x, b, bias, scale)
+        return _forward(form, x, b, bias, scale, out_dtype, encoded)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        form, grad, needs = ctx.form, grads[0], ctx.needs_input_grad[1:5]
+        x, b, bias, scale = ctx.saved_tensors
+        found = once(
+            form.act.decode(),
+            lambda: _backward(form, grad, x, b, bias, scale, needs),
+            (grad, x, b, bias, scale),
+        )
+        return None, *found, None, None
+
+
+def activation(
+    act: str | Callable[..., Any] | Any,
+    x: Tensor | QuantizedTensor,
+    *,
+    b: Tensor | QuantizedTensor | None = None,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+    layout: str = "stacked",
+    quantizer: Quantizer | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str = "native",
+    rounding: str = "once",
+    **params: float,
+) -> Any:
+    """y = f(x + bias)*scale, with gradients of x, b, bias and scale.
+
+    act        a registered name ("gelu"), a formula ("x*sigmoid(beta*x); beta = 1"), a Python
+               function of expressions, or a tenon.Activation; params are its named parameters
+    x          [..., K], plain or a QuantizedTensor; for a gated f(a, b) [..., 2H] in `layout`
+               ("stacked", "swapped", "interleaved(k)"), or the half a alone, with b; y then is
+               [..., H]
+    bias       [K] (gated: [2H] in x's layout, or a's H and then b's where b is given)
+    scale      one number for each row: y is multiplied by it
+    quantizer  writes y in its 8-bit format in the same pass; the result is a QuantizedTensor, and
+               its gradient that of f, straight through
+    out_dtype  of y; x's own by default
+    precision  "native" or "strict" (the same bits on every device)
+    rounding   "once", or "eager": as if bias and activation were two ops
+    """
+    try:
+        key = (act, layout, scale is not None, precision, rounding, *params.items())
+        form = _known(key)
+    except TypeError:  # not hashable
+        form = None
+    if form is None:
+        form = _form(act, layout, scale is not None, precision, rounding, params)
+    if form.inputs == 1 and b is bias is scale is quantizer is out_dtype is None:
+        if isinstance(x, Tensor):
+            return _plain(form, x)
+    for t, name in ((x, "x"), (b, "b")):
+        if not isinstance(t, (Tensor, QuantizedTensor)) and (t is not None or name == "x"):
+            raise _call.refusal(t, name)
+    encoded = None
+    if quantizer is not None:
+        encoded = quantizer.empty(_out_shape(form, x, b), out_dtype or x.dtype)
+    if torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, b, bias, scale)
+    ):
+        x, b = _numbers(x), _numbers(b)
+        y = _Activation.apply(form, x, b, bias, scale, out_dtype, encoded)
+    else:
+        y = _forward(form, x, b, bias, scale, out_dtype, encoded)
+    if encoded is None or quantizer is None:
+        return y
+    encoded._handle = y if y.requires_grad else None
+    return quantizer.finish(encoded)
+
+
+def _named(name: str) -> Callable[..., Any]:
+    key = (name, "stacked", False, "native", "once")
+
+    def function(x: Tensor, **options: Any) -> Any:
+        if not options and isinstance(x, Tensor):
+            form = _known(key)
+            if form is not None and form.inputs == 1:
+                return _plain(form, x)
+        return activation(name, x, **options)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""y = {name}(x + bias)*scale; tenon.show({name!r}) prints the formula.
+
+    Keywords b, bias, scale, layout, quantizer, out_dtype, precision, rounding and the activation's
+    parameters are those of activation().
+    """
+    return function
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    # One function for each registered name; a user's own appears when it is defined.
+    if not name.startswith("_"):
+        try:
+            known = _lib.text_of(_lib.lib.tenon_info, name.encode())
+        except (ValueError, NotImplementedError) as e:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {e}") from None
+        if name not in ("x", "a", "b") and known:
+            made = globals()[name] = _named(name)
+            return made
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(n for n in _call.names() if not n.startswith("_"))})
+
+
+def quantize(x: Tensor | QuantizedTensor, quantizer: Quantizer) -> QuantizedTensor:
+    """The codes of x in the quantizer's format; the gradient goes straight through to x."""
+    return quantizer.quantize(x)
+
+
+def dequantize(x: QuantizedTensor, dtype: torch.dtype | None = None) -> Tensor:
+    """x = codes*scale_inv as a plain tensor; the gradient goes straight through."""
+    return x.dequantize(dtype)

@@ -1,0 +1,302 @@
+"""One call of a fuser: its forward and backward loops, and its node in autograd's graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._once import once
+from . import _kernels
+from .op import BasicOperation, OperationContext
+
+if TYPE_CHECKING:
+    from .fuser import OperationFuser, Stage
+
+
+class Call:
+    """What one call of a fuser keeps from its forward to its backward."""
+
+    input_requires_grad = False
+
+    def __init__(
+        self,
+        fuser: OperationFuser,
+        forward: list[Stage],
+        backward: list[Stage],
+        num_parameters: list[int],
+        first: int,
+        kwargs: list[dict[str, Any]],
+    ) -> None:
+        self.fuser = fuser
+        self.basic_ops = fuser._basic_ops
+        self.routes = fuser._routes
+        self.forward_stages = forward
+        self.backward_stages = backward
+        self.num_parameters = num_parameters
+        self.first = first
+        self.kwargs = kwargs
+        self.ctxs: list[OperationContext] = []
+        self.packed: list[list[Any]] = []
+
+    def forward(self, input_: Any, extra_inputs: Sequence[torch.Tensor]) -> Any:
+        """The output, or (output, *extra outputs)."""
+        ops, kwargs = self.basic_ops, self.kwargs
+        fuser, count = self.fuser, len(ops)
+        ctxs = self.ctxs = [OperationContext() for _ in ops]
+        for ctx in ctxs[: self.first]:
+            ctx.requires_grad = ctx.input_requires_grad = False
+        if self.first < count:
+            ctxs[self.first].input_requires_grad = self.input_requires_grad
+        for i in fuser._encoded_grads:
+            ctxs[i + 1].prev_op_grad_output_quantizer = ops[i].get_grad_output_quantizer()
+        plain = self.routes.plain
+        made: dict[tuple[int, int], Any] = {}
+        x = input_
+        for stage in self.forward_stages:
+            op, start, stop = stage.op, stage.start, stage.stop
+            following = None
+            if stop < count and fuser._encoded_inputs[stop]:
+                following = ops[stop].get_input_quantizer()
+            preceding = ctxs[start].prev_op_grad_output_quantizer
+            if stage.quick and not kwargs[start]:
+                x = op.op_forward(  # type: ignore[operator]
+                    ctxs[start],
+                    x,
+                    prev_op_grad_output_quantizer=preceding,
+                    next_op_input_quantizer=following,
+                )
+                continue
+            if stage.direct:
+                assert isinstance(op, BasicOperation)
+                x = op.call_forward(ctxs[start], x, preceding, following, kwargs[start])
+                continue
+            x, extras = op.fuser_forward(
+                ctxs[start:stop],
+                x,
+                basic_op_extra_inputs=[
+                    () if plain else self._extra_inputs(i, extra_inputs, made)
+                    for i in stage.indices
+                ],
+                prev_op_grad_output_quantizer=preceding,
+                next_op_input_quantizer=following,
+                basic_op_kwargs=kwargs[start:stop],
+            )
+            if not plain:
+                self._collect(stage, extras, made)
+        x = _kernels.plain(x)
+        if not self.routes.outputs:
+            return x
+        return (x, *(made[key] for key in self.routes.outputs))
+
+    def _extra_inputs(
+        self, index: int, given: Sequence[torch.Tensor], made: dict[Any, Any]
+    ) -> tuple[Any, ...]:
+        """Extra inputs of a basic op; one that its own fused op makes is None."""
+        return tuple(
+            given[source] if isinstance(source, int) else made.get(source)
+            for source in self.routes.sources[index]
+        )
+
+    def _collect(self, stage: Stage, extras: Any, made: dict[Any, Any]) -> None:
+        name = type(stage.op).__name__
+        if len(extras) != len(stage.indices):
+            raise RuntimeError(
+                f"{name}: fuser_forward gave extra outputs for {len(extras)} ops; it stands for "
+                f"{len(stage.indices)}"
+            )
+        for index, outputs in zip(stage.indices, extras, strict=False):
+            basic_op = self.basic_ops[index]
+            outputs = tuple(outputs or ())
+            if len(outputs) != basic_op.num_extra_outputs:
+                raise RuntimeError(
+                    f"{name}: {len(outputs)} extra outputs for {type(basic_op).__name__}; it has "
+                    f"{basic_op.num_extra_outputs}"
+                )
+            for slot, tensor in enumerate(outputs):
+                made[index, slot] = tensor
+
+    def pack(self) -> list[torch.Tensor | None]:
+        """Takes the saved tensors out of the contexts, quantised ones in their parts."""
+        flat: list[torch.Tensor | None] = []
+        self.packed = []
+        for ctx in self.ctxs:
+            entries: list[Any] = []
+            # An op that will not run backward needs nothing, whatever it saved.
+            for saved in ctx.saved_tensors if ctx.requires_grad else ():
+                if saved is None or isinstance(saved, torch.Tensor):
+                    flat.append(saved)
+                    entries.append(None)
+                else:
+                    shell, parts = _take_apart(saved)
+                    flat.extend(parts.values())
+                    entries.append((shell, tuple(parts)))
+            self.packed.append(entries)
+            ctx.saved_tensors = ()
+        return flat
+
+    def unpack(self, flat: Sequence[torch.Tensor | None]) -> None:
+        """Puts the saved tensors back."""
+        at = 0
+        for ctx, entries in zip(self.ctxs, self.packed, strict=False):
+            saved: list[Any] = []
+            for entry in entries:
+                if entry is None:
+                    saved.append(flat[at])
+                    at += 1
+                else:
+                    shell, names = entry
+                    whole = copy.copy(shell)
+                    for name in names:
+                        setattr(whole, name, flat[at])
+                        at += 1
+                    saved.append(whole)
+            ctx.saved_tensors = tuple(saved)
+
+    def backward(self, grads: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
+        """(input gradient, extra-input gradients, parameter gradients)."""
+        routes = self.routes
+        grad = grads[0]
+        # Gradients of extra outputs: the caller's, and those of ops that read a channel.
+        pending: dict[tuple[int, int], Any] = dict(zip(routes.outputs, grads[1:], strict=False))
+        extra_grads: list[Any] = [None] * routes.num_inputs
+        parameter_grads: list[Sequence[Any]] = [(None,) * n for n in self.num_parameters]
+        for stage in reversed(self.backward_stages):
+            op, start, stop = stage.op, stage.start, stage.stop
+            if stop <= self.first:
+                return None, extra_grads, [g for group in parameter_grads for g in group]
+            if stage.direct:
+                assert isinstance(op, BasicOperation)
+                grad, grads_of_op = op.call_backward(self.ctxs[start], grad)
+                self._place_parameters(op, start, grads_of_op, parameter_grads)
+                continue
+            grad, grads_of_ops, grads_of_extras = op.fuser_backward(
+                self.ctxs[start:stop],
+                grad,
+                basic_op_grad_extra_outputs=[
+                    self._grad_extra_outputs(i, pending) for i in stage.indices
+                ],
+            )
+            for i, of_op in zip(stage.indices, grads_of_ops, strict=False):
+                self._place_parameters(op, i, of_op, parameter_grads)
+            for i, of_extras in zip(stage.indices, grads_of_extras or (), strict=False):
+                self._place_extras(i, of_extras, pending, extra_grads)
+        if grad is not None:
+            grad = _kernels.plain(grad)
+        return grad, extra_grads, [g for group in parameter_grads for g in group]
+
+    def _grad_extra_outputs(self, index: int, pending: dict[Any, Any]) -> tuple[Any, ...]:
+        slots = range(self.basic_ops[index].num_extra_outputs)
+        return tuple(pending.get((index, slot)) for slot in slots)
+
+    def _place_parameters(
+        self, op: Any, index: int, grads: Any, placed: list[Sequence[Any]]
+    ) -> None:
+        wanted = self.num_parameters[index]
+        grads = tuple(grads or ())
+        if len(grads) == wanted:
+            placed[index] = grads
+        elif grads:
+            raise RuntimeError(
+                f"{type(op).__name__}: {len(grads)} parameter gradients for "
+                f"{type(self.basic_ops[index]).__name__}; it has {wanted} parameters, give a "
+                "gradient or None for each"
+            )
+
+    def _place_extras(
+        self, index: int, grads: Any, pending: dict[tuple[int, int], Any], placed: list[Any]
+    ) -> None:
+        sources = self.routes.sources[index]
+        grads = tuple(grads or ())
+        if len(grads) != len(sources):
+            raise RuntimeError(
+                f"{type(self.basic_ops[index]).__name__}: {len(grads)} gradients of extra inputs; "
+                f"it has {len(sources)}, give a gradient or None for each"
+            )
+        for source, grad in zip(sources, grads, strict=False):
+            if isinstance(source, int):
+                placed[source] = grad
+            elif grad is not None:
+                before = pending.get(source)
+                pending[source] = grad if before is None else before + grad
+
+
+_PARTS = ("data", "scale_inv", "columnwise_data", "columnwise_scale_inv")
+
+
+def _take_apart(quantized: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A quantised tensor without its tensors, and those tensors."""
+    shell = quantized.detach()
+    parts = {}
+    for name in _PARTS:
+        part = getattr(quantized, name)
+        if part is not None:
+            parts[name] = part
+            setattr(shell, name, None)
+    return shell, parts
+
+
+class FuserFunction(torch.autograd.Function):
+    """A whole fuser call as one node; parameters are inputs, so that autograd sees them."""
+
+    @staticmethod
+    def forward(
+        func_ctx: Any, call: Call, encoded: Any, input_: Any, *tensors: torch.Tensor
+    ) -> Any:
+        # A quantised input comes with the tensor that stands for it in the graph.
+        extra_inputs = tensors[: call.routes.num_inputs]
+        outputs = call.forward(input_ if encoded is None else encoded, extra_inputs)
+        func_ctx.save_for_backward(*call.pack())
+        func_ctx.call = call
+        if not call.routes.outputs:
+            return outputs
+        # Autograd wants a tensor of its own for each output.
+        seen: set[int] = set()
+        distinct = []
+        for y in outputs:
+            distinct.append(y.detach() if id(y) in seen else y)
+            seen.add(id(y))
+        return tuple(distinct)
+
+    @staticmethod
+    def backward(func_ctx: Any, *grads: Any) -> Any:
+        call: Call = func_ctx.call
+        saved = func_ctx.saved_tensors
+
+        def compute() -> tuple[Any, ...]:
+            call.unpack(saved)
+            try:
+                # The dtypes were chosen forward; autocast around backward() changes nothing.
+                if torch.is_autocast_enabled("cpu"):
+                    with torch.autocast("cpu", enabled=False):
+                        results = call.backward(grads)
+                else:
+                    results = call.backward(grads)
+            finally:
+                for ctx in call.ctxs:
+                    ctx.saved_tensors = ()
+            grad_input, extras, parameters = results
+            return grad_input, *extras, *parameters
+
+        name = " + ".join(type(op).__name__ for op in call.basic_ops)
+        watched: tuple[Any, ...] = grads
+        if torch.is_grad_enabled():
+            # Gradients depend on inputs that need not be among the saved tensors.
+            watched = (*grads, torch.empty(0, requires_grad=True))
+            return (None, None, *once(name, compute, watched))
+        return (None, None, *compute())
+
+
+# Function.apply looks for tensors of torch.func in Python, which costs a tenth of a small call;
+# outside of its transforms there are none. Where torch hides this, the usual way is taken.
+_direct: Any = getattr(super(torch.autograd.Function, FuserFunction), "apply", None)
+_transforming: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
+
+
+def run(call: Call, encoded: Any, input_: Any, *tensors: torch.Tensor) -> Any:
+    """`FuserFunction.apply`."""
+    if _direct is None or _transforming is None or _transforming():
+        return FuserFunction.apply(call, encoded, input_, *tensors)
+    return _direct(call, encoded, input_, *tensors)

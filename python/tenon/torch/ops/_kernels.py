@@ -1,0 +1,292 @@
+"""Tenon's kernels on whole tensors: what basic and fused ops share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import _lib
+from .. import _call
+
+if TYPE_CHECKING:
+    from ..quantizer import Quantizer
+
+_OPTIONS = _lib.options()
+_PLAIN = frozenset(_call.PLAIN)
+
+
+def compute_dtype(op: str, *tensors: Any) -> torch.dtype:
+    """The dtype an op computes for these inputs: autocast's if it is on, else the first's."""
+    for t in tensors:
+        if t.dtype not in _PLAIN:
+            raise TypeError(
+                f"{op}: the input is {t.dtype}; it must be float32, float16 or bfloat16, convert "
+                "it with .to(dtype)"
+            )
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        if dtype in _PLAIN:
+            return dtype
+    first: torch.dtype = tensors[0].dtype
+    return first
+
+
+def plain(t: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """`t` as a plain tensor: dequantised if it is encoded, of `dtype` if given."""
+    if not isinstance(t, torch.Tensor):
+        t = t.dequantize(dtype=dtype)
+    return t if dtype is None or t.dtype == dtype else t.to(dtype)
+
+
+def foldable(t: Any) -> Any:
+    """`t` with evenly spaced rows; encoded tensors have them."""
+    return _call.foldable(t) if isinstance(t, torch.Tensor) else t
+
+
+def encode(y: torch.Tensor, quantizer: Quantizer | None) -> Any:
+    """`y` as the neighbour wants it."""
+    return y if quantizer is None or not isinstance(y, torch.Tensor) else quantizer(y)
+
+
+def _operand(t: Any, name: str) -> Any:
+    return _call.view(t, name) if isinstance(t, torch.Tensor) else t.c_tensor()
+
+
+def _output(shape: Any, dtype: torch.dtype, quantizer: Quantizer | None) -> Any:
+    if quantizer is None:
+        return torch.empty(shape, dtype=dtype)
+    return quantizer.empty(shape, dtype)
+
+
+class _Frame:
+    """The arguments of y = f(x + bias), linked once: a call only fills in the views."""
+
+    __slots__ = ("args", "bias", "x", "y")
+
+    def __init__(self, with_bias: bool) -> None:
+        self.x, self.y, self.bias = _lib.View(), _lib.View(), _lib.View()
+        self.args = _lib.ForwardArgs(x=_lib.ViewPtr(self.x), y=_lib.ViewPtr(self.y))
+        if with_bias:
+            self.args.bias = _lib.ViewPtr(self.bias)
+
+
+# Frames that no call is using, without and with a bias.
+_frames: tuple[list[_Frame], list[_Frame]] = ([], [])
+
+
+def _plain_forward(
+    act: bytes,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    layout: bytes | None,
+    bias: torch.Tensor | None,
+) -> None:
+    """y = f(x + bias) of contiguous tensors; what `_call.forward` does, in half the time."""
+    dtypes = _call.DTYPES
+    free = _frames[bias is not None]
+    try:
+        frame = free.pop()
+    except IndexError:
+        frame = _Frame(bias is not None)
+    v, w = frame.x, frame.y
+    v.data, w.data = x.data_ptr(), y.data_ptr()
+    v.cols = v.stride = cols = x.shape[-1] if x.dim() else 1
+    w.cols = w.stride = y.shape[-1] if y.dim() else 1
+    v.rows = w.rows = x.numel() // cols if cols else 0
+    v.dtype, w.dtype = dtypes[x.dtype], dtypes[y.dtype]
+    if bias is not None:
+        b = frame.bias
+        b.data, b.rows, b.dtype = bias.data_ptr(), 1, dtypes[bias.dtype]
+        b.cols = b.stride = bias.numel()
+    frame.args.layout = layout
+    code = _lib.lib.tenon_forward(act, frame.args, _OPTIONS)
+    free.append(frame)
+    if code:
+        _lib.check(code)
+
+
+def _finish(t: Any, quantizer: Quantizer | None) -> Any:
+    if quantizer is not None:
+        quantizer.finish(t)
+    return t
+
+
+def row_scales(op: str, x: Any, scales: torch.Tensor) -> torch.Tensor:
+    """Scales of a scaled activation, contiguous, one for each row of `x`."""
+    if scales.dtype not in _call.PLAIN:
+        raise TypeError(f"{op}: scales are {scales.dtype}; use float32, float16 or bfloat16")
+    rows = 1
+    for n in x.shape[:-1]:
+        rows *= n
+    if scales.numel() != rows:
+        raise ValueError(
+            f"{op}: scales have shape {tuple(scales.shape)}, but the input {tuple(x.shape)} has "
+            f"{rows} rows; give one scale a row"
+        )
+    return scales.contiguous()
+
+
+def activation_forward(
+    act: bytes,
+    x: Any,
+    dtype: torch.dtype,
+    *,
+    gated: bool,
+    layout: bytes | None = None,
+    bias: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+    quantizer: Quantizer | None = None,
+) -> Any:
+    """y = f(x + bias)*scales in one pass, into `quantizer`'s encoding if given."""
+    shape = x.shape
+    if gated:
+        shape = (*shape[:-1], shape[-1] // 2) if len(shape) else (0,)
+    if quantizer is None and scales is None and type(x) is torch.Tensor and x.is_contiguous():
+        if bias is None or bias.is_contiguous():
+            if not x.is_cpu:
+                raise _call.refusal(x, "x")
+            if gated:
+                y = torch.empty(shape, dtype=dtype)
+            else:
+                y = torch.empty_like(x, dtype=dtype)
+            if gated or bias is not None:
+                _plain_forward(act, x, y, layout, bias)
+            else:
+                _call.elementwise(act, _OPTIONS, x, y)
+            return y
+    x = foldable(x)
+    y = _output(shape, dtype, quantizer)
+    views = {"x": _operand(x, "x"), "y": _operand(y, "y")}
+    if bias is not None:
+        bias = bias.contiguous()
+        views["bias"] = _call.vector(bias, "bias")
+    if scales is not None:
+        views["scale"] = _call.column(scales, "scales")
+    _call.forward(act, _OPTIONS, layout, **views)
+    return _finish(y, quantizer)
+
+
+def activation_backward(
+    act: bytes,
+    grad: Any,
+    x: Any,
+    *,
+    layout: bytes | None = None,
+    bias: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+    dbias_dtype: torch.dtype | None = None,
+    with_dscales: bool = False,
+    quantizer: Quantizer | None = None,
+) -> tuple[Any, torch.Tensor | None, torch.Tensor | None]:
+    """(dx, dbias, dscales) in one pass; dx has the dtype of x, or `quantizer`'s encoding."""
+    grad, x = foldable(grad), foldable(x)
+    dx = _output(x.shape, x.dtype, quantizer)
+    dbias = dscales = None
+    views = {
+        "grad": _operand(grad, "grad"),
+        "x": _operand(x, "x"),
+        "dx": _operand(dx, "dx"),
+    }
+    if bias is not None:
+        bias = bias.contiguous()
+        views["bias"] = _call.vector(bias, "bias")
+    if dbias_dtype is not None:
+        dbias = torch.empty(x.shape[-1] if len(x.shape) else 1, dtype=dbias_dtype)
+        views["dbias"] = _call.vector(dbias, "dbias")
+    if scales is not None:
+        views["scale"] = _call.column(scales, "scales")
+        if with_dscales:
+            dscales = torch.empty(scales.shape, dtype=scales.dtype)
+            views["dscale"] = _call.column(dscales, "dscales")
+    _call.backward(act, _OPTIONS, layout, **views)
+    return _finish(dx, quantizer), dbias, dscales
+
+
+def bias_dropout_add(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    p: float = 0.0,
+    random: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y = residual + dropout(x + bias); without `random` nothing is dropped."""
+    x = _call.foldable(x)
+    y = torch.empty(x.shape, dtype=dtype)
+    views = {"x": _call.view(x, "x"), "y": _call.view(y, "y")}
+    if bias is not None:
+        bias = bias.contiguous()
+        views["bias"] = _call.vector(bias, "bias")
+    if residual is not None:
+        residual = _call.foldable(residual)
+        views["residual"] = _call.view(residual, "residual")
+    # The call moves the state on; the backward pass wants it as it was.
+    state = None if random is None else random.clone()
+    _call.bias_dropout_add(p, random is not None, state, _OPTIONS, **views)
+    return y
+
+
+def bias_dropout_add_backward(
+    grad: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    dbias_dtype: torch.dtype | None = None,
+    p: float = 0.0,
+    random: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(dx of `dtype`, dbias of `dbias_dtype`), each only if its dtype is given."""
+    grad = _call.foldable(grad)
+    views = {"grad": _call.view(grad, "grad")}
+    dx = dbias = None
+    if dtype is not None:
+        dx = torch.empty(grad.shape, dtype=dtype)
+        views["dx"] = _call.view(dx, "dx")
+    if dbias_dtype is not None:
+        dbias = torch.empty(grad.shape[-1] if grad.dim() else 1, dtype=dbias_dtype)
+        views["dbias"] = _call.vector(dbias, "dbias")
+    _call.bias_dropout_add_backward(p, random is not None, random, _OPTIONS, **views)
+    return dx, dbias
+
+
+def bias_gradient_quantize(
+    grad: torch.Tensor, dbias_dtype: torch.dtype, quantizer: Quantizer
+) -> tuple[Any, torch.Tensor]:
+    """(`grad` encoded, its column sums) in one pass."""
+    grad = _call.foldable(grad)
+    encoded = quantizer.empty(grad.shape, grad.dtype)
+    dbias = torch.empty(grad.shape[-1], dtype=dbias_dtype)
+    _call.quantize(
+        _OPTIONS,
+        x=_call.view(grad, "grad"),
+        y=encoded.c_tensor(),
+        dbias=_call.vector(dbias, "dbias"),
+    )
+    return _finish(encoded, quantizer), dbias
+
+
+def l2_normalization(
+    x: torch.Tensor, dtype: torch.dtype, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, r) with y = x*r, r = rsqrt(sum x^2 + eps) a row."""
+    y = torch.empty(x.shape, dtype=dtype)
+    r = torch.empty((*x.shape[:-1], 1), dtype=torch.float32)
+    _call.l2_normalization(
+        _call.view(x, "x"), _call.view(y, "y"), _call.column(r, "r"), eps, _OPTIONS
+    )
+    return y, r
+
+
+def l2_normalization_backward(grad: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    """dx = r*(g - x*r^2*sum(x*g))."""
+    grad = _call.foldable(grad)
+    dx = torch.empty(x.shape, dtype=x.dtype)
+    _call.l2_normalization_backward(
+        _call.view(grad, "grad"),
+        _call.view(x, "x"),
+        _call.column(r, "r"),
+        _call.view(dx, "dx"),
+        _OPTIONS,
+    )
+    return dx

@@ -1,0 +1,314 @@
+"""Activations of any formula: y = f(x), or f(a)*L(b) of the halves a and b of x; `Scaled…` times
+a number a row."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...._activation import activation
+from .. import _kernels
+from ..op import BackwardResult, BasicOperation, ExtraOutputs, OperationContext
+
+if TYPE_CHECKING:
+    from ...quantizer import Quantizer
+
+# TE's word for a parameter, where it is another than the registry's; both are accepted.
+_ALIASES = {"glu_linear_offset": "offset"}
+
+
+class _ActivationOperation(BasicOperation, abc.ABC):
+    """An activation: the compute dtype, what is saved, and quantised neighbours.
+
+    The input is saved for the backward pass. With `cache_quantized_input` its E4M3 encoding with
+    1x128 power-of-two scales is saved instead, if a backward pass follows at all.
+    """
+
+    # Whether the implementations take quantised tensors as they are.
+    _takes_encoded = False
+
+    def __init__(self, *, cache_quantized_input: bool = False) -> None:
+        super().__init__()
+        self.cache_quantized_input = cache_quantized_input
+
+    @abc.abstractmethod
+    def _activation_forward_impl(
+        self, input_: torch.Tensor, quantizer: Quantizer | None
+    ) -> torch.Tensor:
+        """y = f(x), encoded by `quantizer` if it is not None."""
+
+    @abc.abstractmethod
+    def _activation_backward_impl(
+        self, grad_output: torch.Tensor, input_: torch.Tensor, quantizer: Quantizer | None
+    ) -> torch.Tensor:
+        """dx = g*f'(x), encoded by `quantizer` if it is not None."""
+
+    def op_forward(
+        self,
+        ctx: OperationContext,
+        input_: torch.Tensor,
+        *,
+        prev_op_grad_output_quantizer: Quantizer | None = None,
+        next_op_input_quantizer: Quantizer | None = None,
+    ) -> torch.Tensor:
+        dtype = _kernels.compute_dtype(type(self).__name__, input_)
+        x = _kernels.foldable(input_)
+        if x.dtype != dtype or not self._takes_encoded:
+            x = _kernels.plain(x, dtype)
+        y = self._activation_forward_impl(x, next_op_input_quantizer)
+        if ctx.requires_grad:
+            ctx.save_for_backward(self.cached_input(x))
+            ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
+        return y
+
+    def op_backward(
+        self, ctx: OperationContext, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor | None]]:
+        (x,) = ctx.saved_tensors
+        if not self._takes_encoded:
+            x, grad_output = _kernels.plain(x), _kernels.plain(grad_output)
+        dx = self._activation_backward_impl(grad_output, x, ctx.prev_op_grad_output_quantizer)
+        return dx, ()
+
+    def cached_input(self, x: torch.Tensor) -> Any:
+        """`x` as it is saved for the backward pass."""
+        if not self.cache_quantized_input or not isinstance(x, torch.Tensor):
+            return x
+        return _cache_quantizer()(x)
+
+
+@cache
+def _cache_quantizer() -> Quantizer:
+    from ...quantizer import Float8BlockQuantizer
+
+    return Float8BlockQuantizer(
+        torch.float8_e4m3fn,
+        rowwise=True,
+        columnwise=False,
+        force_pow_2_scales=True,
+        block_scaling_dim=1,
+    )
+
+
+class _Kernel:
+    """An activation's text for the C ABI, its parameters and its layout."""
+
+    def __init__(
+        self, act: Any, params: dict[str, float], interleave: int | None, op: str, scaled: bool
+    ) -> None:
+        self.made = activation(act)
+        if self.made.is_scaled:
+            raise ValueError(
+                f"{op}: {self.made.text!r} is scaled; give the activation alone to "
+                "ops.ScaledActivation"
+            )
+        self.gated = self.made.inputs == 2
+        self.scaled = scaled
+        self.text = b""
+        self.params: dict[str, float] = self.made.parameters
+        self.set(**{self.parameter(name) or name: value for name, value in params.items()})
+        self.layout: bytes | None = None
+        if interleave is not None:
+            if not self.gated:
+                raise ValueError(
+                    f"{op}: glu_interleave_size={interleave}, but {self.made.name} is not gated; "
+                    "leave it out"
+                )
+            if interleave < 1:
+                raise ValueError(
+                    f"{op}: glu_interleave_size={interleave}; it must be at least 1, or None for "
+                    "halves side by side"
+                )
+            self.layout = f"interleaved({interleave})".encode()
+
+    def parameter(self, name: str) -> str | None:
+        """The registry's name of a parameter."""
+        name = _ALIASES.get(name, name)
+        return name if name in self.params else None
+
+    def set(self, **params: float) -> None:
+        """Gives parameters other values."""
+        self.made = activation(self.made, **params)
+        self.params = self.made.parameters
+        self.text = (self.made.scaled() if self.scaled else self.made).text.encode()
+
+
+class _KernelOperation(BasicOperation):
+    """What activations that are Tenon kernels share: parameters as attributes."""
+
+    kernel: _Kernel
+
+    def __getattr__(self, name: str) -> Any:
+        kernel: _Kernel | None = self.__dict__.get("kernel")
+        known = kernel and kernel.parameter(name)
+        if kernel and known:
+            return kernel.params[known]
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kernel: _Kernel | None = self.__dict__.get("kernel")
+        known = kernel and kernel.parameter(name)
+        if not kernel or not known:
+            super().__setattr__(name, value)
+            return
+        kernel.set(**{known: value})
+
+    def extra_repr(self) -> str:
+        kernel = self.kernel
+        shown = [f"{name}={value:g}" for name, value in kernel.params.items()]
+        if self.act is None:
+            shown.insert(0, repr(kernel.made.name))
+        if kernel.layout is not None:
+            shown.append(kernel.layout.decode())
+        if getattr(self, "cache_quantized_input", False):
+            shown.append("cache_quantized_input=True")
+        return ", ".join(shown)
+
+    # The registry's name, in classes of one activation.
+    act: str | None = None
+
+
+class Activation(_KernelOperation, _ActivationOperation):
+    """y = f(x) for any f: a registered name, a formula, or a Python function.
+
+    A gated f, of a and b, reads [.., 2H] and writes [.., H]; `glu_interleave_size=k` says that k
+    columns of a and k of b alternate. Parameters are keywords: `Activation("elu", alpha=0.5)`.
+    """
+
+    _takes_encoded = True
+
+    def __init__(
+        self,
+        act: str | Callable[..., Any] | Any,
+        *,
+        cache_quantized_input: bool = False,
+        glu_interleave_size: int | None = None,
+        **params: float,
+    ) -> None:
+        super().__init__(cache_quantized_input=cache_quantized_input)
+        self.kernel = _Kernel(act, params, glu_interleave_size, type(self).__name__, False)
+
+    def _activation_forward_impl(
+        self, input_: torch.Tensor, quantizer: Quantizer | None
+    ) -> torch.Tensor:
+        kernel = self.kernel
+        y: torch.Tensor = _kernels.activation_forward(
+            kernel.text,
+            input_,
+            input_.dtype,
+            gated=kernel.gated,
+            layout=kernel.layout,
+            quantizer=quantizer,
+        )
+        return y
+
+    def _activation_backward_impl(
+        self, grad_output: torch.Tensor, input_: torch.Tensor, quantizer: Quantizer | None
+    ) -> torch.Tensor:
+        kernel = self.kernel
+        dx: torch.Tensor = _kernels.activation_backward(
+            kernel.text, grad_output, input_, layout=kernel.layout, quantizer=quantizer
+        )[0]
+        return dx
+
+
+class ScaledActivation(_KernelOperation):
+    """y = f(x)*s for any f as in `Activation`; the extra input s has one number a row.
+
+    dx = g*s*f'(x), ds = the row sums of g*f(x). The scales keep their own dtype.
+    """
+
+    num_extra_inputs = 1
+
+    def __init__(
+        self,
+        act: str | Callable[..., Any] | Any,
+        *,
+        glu_interleave_size: int | None = None,
+        **params: float,
+    ) -> None:
+        super().__init__()
+        self.kernel = _Kernel(act, params, glu_interleave_size, type(self).__name__, True)
+
+    def fuser_forward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        input_: torch.Tensor,
+        *,
+        basic_op_extra_inputs: list[tuple[torch.Tensor, ...]],
+        prev_op_grad_output_quantizer: Quantizer | None,
+        next_op_input_quantizer: Quantizer | None,
+        basic_op_kwargs: list[dict[str, Any]],
+    ) -> tuple[torch.Tensor, ExtraOutputs]:
+        name = type(self).__name__
+        kernel = self.kernel
+        (scales,) = basic_op_extra_inputs[0]
+        dtype = _kernels.compute_dtype(name, input_)
+        x = _kernels.foldable(input_)
+        if x.dtype != dtype:
+            x = _kernels.plain(x, dtype)
+        scales = _kernels.row_scales(name, x, scales)
+        y = _kernels.activation_forward(
+            kernel.text,
+            x,
+            dtype,
+            gated=kernel.gated,
+            layout=kernel.layout,
+            scales=scales,
+            quantizer=next_op_input_quantizer,
+        )
+        ctx = basic_op_ctxs[0]
+        if ctx.requires_grad:
+            ctx.save_for_backward(x, scales)
+            ctx.scales_require_grad = basic_op_extra_inputs[0][0].requires_grad
+            ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
+        return y, [()]
+
+    def fuser_backward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        grad_output: torch.Tensor,
+        *,
+        basic_op_grad_extra_outputs: list[tuple[torch.Tensor, ...]],
+    ) -> BackwardResult:
+        ctx = basic_op_ctxs[0]
+        x, scales = ctx.saved_tensors
+        dx, _, dscales = _kernels.activation_backward(
+            self.kernel.text,
+            grad_output,
+            x,
+            layout=self.kernel.layout,
+            scales=scales,
+            with_dscales=getattr(ctx, "scales_require_grad", True),
+            quantizer=ctx.prev_op_grad_output_quantizer,
+        )
+        return dx, [()], [(dscales,)]
+
+
+class _Named(Activation):
+    """An activation with a class of its own; the class says which in `act`."""
+
+    def __init__(
+        self,
+        *,
+        cache_quantized_input: bool = False,
+        glu_interleave_size: int | None = None,
+        **params: float,
+    ) -> None:
+        super().__init__(
+            self.act,
+            cache_quantized_input=cache_quantized_input,
+            glu_interleave_size=glu_interleave_size,
+            **params,
+        )
+
+
+class _ScaledNamed(ScaledActivation):
+    """A scaled activation with a class of its own."""
+
+    def __init__(self, *, glu_interleave_size: int | None = None, **params: float) -> None:
+        super().__init__(self.act, glu_interleave_size=glu_interleave_size, **params)

@@ -1,0 +1,70 @@
+"""y = x + the extra input."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _kernels
+from ..op import BackwardResult, BasicOperation, ExtraOutputs, OperationContext
+
+if TYPE_CHECKING:
+    from ...quantizer import Quantizer
+
+__all__ = ["AddExtraInput"]
+
+
+class AddExtraInput(BasicOperation):
+    """y = x + e with the extra input e of x's shape; both gradients are g.
+
+    `in_place` lets y take the memory of e where no gradient is recorded.
+    """
+
+    num_extra_inputs = 1
+
+    def __init__(self, *, in_place: bool = False) -> None:
+        super().__init__()
+        self.in_place = in_place
+
+    def extra_repr(self) -> str:
+        return "in_place=True" if self.in_place else ""
+
+    @staticmethod
+    def check(x: Any, extra: torch.Tensor) -> None:
+        """x and the extra input must fit."""
+        _kernels.compute_dtype("AddExtraInput", x, extra)
+        if x.shape != extra.shape:
+            raise ValueError(
+                f"AddExtraInput: the input is {tuple(x.shape)}, the extra input "
+                f"{tuple(extra.shape)}; they must have the same shape"
+            )
+
+    def fuser_forward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        input_: torch.Tensor,
+        *,
+        basic_op_extra_inputs: list[tuple[torch.Tensor, ...]],
+        prev_op_grad_output_quantizer: Quantizer | None,
+        next_op_input_quantizer: Quantizer | None,
+        basic_op_kwargs: list[dict[str, Any]],
+    ) -> tuple[torch.Tensor, ExtraOutputs]:
+        (extra,) = basic_op_extra_inputs[0]
+        self.check(input_, extra)
+        x = _kernels.plain(input_)
+        if self.in_place and not basic_op_ctxs[0].requires_grad:
+            y = extra.add_(x)
+        else:
+            y = x + extra
+        return _kernels.encode(y, next_op_input_quantizer), [()]
+
+    def fuser_backward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        grad_output: torch.Tensor,
+        *,
+        basic_op_grad_extra_outputs: list[tuple[torch.Tensor, ...]],
+    ) -> BackwardResult:
+        g = _kernels.plain(grad_output)
+        return g, [()], [(g,)]

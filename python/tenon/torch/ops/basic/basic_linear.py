@@ -1,0 +1,175 @@
+"""y = x·Wᵀ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import _call
+from .. import _kernels
+from ..op import BasicOperation, OperationContext
+
+if TYPE_CHECKING:
+    from ...quantizer import Quantizer
+
+__all__ = ["BasicLinear"]
+
+
+class BasicLinear(BasicOperation):
+    """y = x·Wᵀ with W of shape [out_features, in_features]; dx = g·W, dW = gᵀ·x.
+
+    It computes in W's dtype, or autocast's. Forward quantizers 0 and 1 encode x and W, backward
+    quantizer 0 encodes g; the products then run on the encoded values. With
+    `accumulate_into_main_grad`, dW is added to `weight.main_grad` and `weight.grad` stays as it is.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        tensor_parallel_mode: str | None = None,
+        tensor_parallel_group: Any = None,
+        sequence_parallel: bool = False,
+        rng_state_tracker_function: Any = None,
+        accumulate_into_main_grad: bool = False,
+        userbuffers_options: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if tensor_parallel_mode is not None or sequence_parallel or userbuffers_options:
+            raise NotImplementedError(
+                "BasicLinear: tensor and sequence parallelism are not offered yet; leave "
+                "tensor_parallel_mode, sequence_parallel and userbuffers_options out"
+            )
+        self.in_features = in_features
+        self.out_features = out_features
+        self.accumulate_into_main_grad = accumulate_into_main_grad
+        self._rng_state_tracker_function = rng_state_tracker_function
+        weight = torch.empty(out_features, in_features, device=device, dtype=dtype)
+        if weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise TypeError(
+                f"BasicLinear: dtype={weight.dtype}; it must be float32, float16 or bfloat16"
+            )
+        self.weight = torch.nn.Parameter(weight)
+        # The weight as last encoded, with the quantizer, storage and version it is of.
+        self._encoded: tuple[Any, tuple[Any, ...]] | None = None
+        if not weight.is_meta:
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """W is drawn as nn.Linear draws it: uniform in ±1/sqrt(in_features)."""
+        if self.weight.is_meta:
+            self.weight = torch.nn.Parameter(
+                torch.empty_like(self.weight, device="cpu"),
+                requires_grad=self.weight.requires_grad,
+            )
+        if self._rng_state_tracker_function is None:
+            torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        else:
+            with self._rng_state_tracker_function().fork():
+                torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    def pre_first_fuser_forward(self) -> None:
+        if self.weight.is_meta:
+            self.reset_parameters()
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"
+
+    def num_quantizers(self, mode: str) -> int:
+        return 2 if mode == "forward" else 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_encoded": None}
+
+    def operands(
+        self, ctx: OperationContext, input_: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x and W ready for the product, encoded ones decoded; saves what backward needs."""
+        weight = self._parameters["weight"]
+        assert weight is not None
+        if input_.shape[-1:] != (self.in_features,):
+            columns = input_.shape[-1] if len(input_.shape) else "no"
+            raise ValueError(
+                f"BasicLinear: the input {tuple(input_.shape)} has {columns} columns, the weight "
+                f"wants {self.in_features}"
+            )
+        dtype = _kernels.compute_dtype("BasicLinear", weight, input_)
+        # An operand that is encoded is kept that way, and decoded for each product.
+        x = _kernels.encode(input_, self.get_quantizer("forward", 0))
+        w = self._encoded_weight(weight, self.get_quantizer("forward", 1))
+        x_plain, w_plain = _kernels.plain(x, dtype), _kernels.plain(w, dtype)
+        if not x_plain.is_cpu or not w_plain.is_cpu:
+            raise _call.refusal(w_plain if x_plain.is_cpu else x_plain, "BasicLinear: an operand")
+        if ctx.requires_grad:
+            # A frozen weight needs no input for its gradient.
+            kept_x = None
+            if weight.requires_grad:
+                kept_x = x_plain if isinstance(x, torch.Tensor) else x
+            ctx.save_for_backward(kept_x, w_plain if isinstance(w, torch.Tensor) else w)
+        return x_plain, w_plain
+
+    def _encoded_weight(self, weight: torch.Tensor, quantizer: Quantizer | None) -> Any:
+        if quantizer is None:
+            return weight
+        weight = weight.detach()
+        version = None if weight.is_inference() else weight._version
+        key = (quantizer, weight.data_ptr(), version)
+        if self._encoded is None or self._encoded[1] != key:
+            self._encoded = (quantizer(weight), key)
+        return self._encoded[0]
+
+    def op_forward(
+        self,
+        ctx: OperationContext,
+        input_: torch.Tensor,
+        *,
+        prev_op_grad_output_quantizer: Quantizer | None = None,
+        next_op_input_quantizer: Quantizer | None = None,
+    ) -> torch.Tensor:
+        x, w = self.operands(ctx, input_)
+        if ctx.requires_grad:
+            ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
+        return _kernels.encode(torch.nn.functional.linear(x, w), next_op_input_quantizer)
+
+    def op_backward(
+        self, ctx: OperationContext, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]:
+        x, w = ctx.saved_tensors
+        dtype: torch.dtype = w.dtype
+        dy = _kernels.plain(_kernels.encode(grad_output, self.get_quantizer("backward", 0)), dtype)
+        dx = dw = None
+        if ctx.input_requires_grad:
+            dx = _kernels.encode(
+                torch.matmul(dy, _kernels.plain(w, dtype)), ctx.prev_op_grad_output_quantizer
+            )
+        if x is not None and self.weight.requires_grad:
+            dw = self._weight_gradient(
+                dy.reshape(-1, self.out_features),
+                _kernels.plain(x, dtype).reshape(-1, self.in_features),
+            )
+        return dx, (dw,)
+
+    def _weight_gradient(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        weight = self.weight
+        dw = torch.mm(dy.t(), x)
+        if not self.accumulate_into_main_grad:
+            return dw if dw.dtype == weight.dtype else dw.to(weight.dtype)
+        main_grad = getattr(weight, "main_grad", None)
+        if main_grad is None:
+            raise RuntimeError(
+                "BasicLinear: accumulate_into_main_grad is set, but the weight has no main_grad; "
+                "give it a tensor of the weight's shape"
+            )
+        if getattr(weight, "overwrite_main_grad", False):
+            main_grad.copy_(dw)
+        else:
+            main_grad.add_(dw)
+        if hasattr(weight, "grad_added_to_main_grad"):
+            weight.grad_added_to_main_grad = True
+        return None

@@ -1,0 +1,83 @@
+"""y = x + b."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _kernels
+from ..op import BasicOperation, OperationContext
+
+if TYPE_CHECKING:
+    from ...quantizer import Quantizer
+
+__all__ = ["Bias"]
+
+
+class Bias(BasicOperation):
+    """y = x + b with one trainable number a column; db is the column sum of the gradient.
+
+    The output has the input's dtype (autocast's, if on); the sum is rounded once.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        tensor_parallel: bool = False,
+        tensor_parallel_group: Any = None,
+    ) -> None:
+        super().__init__()
+        if tensor_parallel or tensor_parallel_group is not None:
+            raise NotImplementedError(
+                "Bias: tensor parallelism is not offered yet; leave tensor_parallel out"
+            )
+        self.local_size = size
+        self.bias = torch.nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        if not self.bias.is_meta:
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """b = 0."""
+        if self.bias.is_meta:
+            self.bias = torch.nn.Parameter(
+                torch.empty_like(self.bias, device="cpu"), requires_grad=self.bias.requires_grad
+            )
+        torch.nn.init.zeros_(self.bias)
+
+    def pre_first_fuser_forward(self) -> None:
+        if self.bias.is_meta:
+            self.reset_parameters()
+
+    def extra_repr(self) -> str:
+        return str(self.local_size)
+
+    def op_forward(
+        self,
+        ctx: OperationContext,
+        input_: torch.Tensor,
+        *,
+        prev_op_grad_output_quantizer: Quantizer | None = None,
+        next_op_input_quantizer: Quantizer | None = None,
+    ) -> torch.Tensor:
+        dtype = _kernels.compute_dtype("Bias", input_)
+        if ctx.requires_grad:
+            ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
+        y = _kernels.bias_dropout_add(_kernels.plain(input_), dtype, bias=self.bias.detach())
+        return _kernels.encode(y, next_op_input_quantizer)
+
+    def op_backward(
+        self, ctx: OperationContext, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor | None]]:
+        dy = _kernels.plain(grad_output)
+        quantizer = ctx.prev_op_grad_output_quantizer
+        if not self.bias.requires_grad:
+            return _kernels.encode(dy, quantizer), (None,)
+        if quantizer is not None:
+            dx, dbias = _kernels.bias_gradient_quantize(dy, self.bias.dtype, quantizer)
+            return dx, (dbias,)
+        return dy, (_kernels.bias_dropout_add_backward(dy, dbias_dtype=self.bias.dtype)[1],)

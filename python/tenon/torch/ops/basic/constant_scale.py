@@ -1,0 +1,44 @@
+"""y = c·x."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import _kernels
+from ..op import BasicOperation, OperationContext
+
+if TYPE_CHECKING:
+    from ...quantizer import Quantizer
+
+__all__ = ["ConstantScale"]
+
+
+class ConstantScale(BasicOperation):
+    """y = scale·x, dx = scale·g, for a number `scale`."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def extra_repr(self) -> str:
+        return f"{self.scale:g}"
+
+    def op_forward(
+        self,
+        ctx: OperationContext,
+        input_: torch.Tensor,
+        *,
+        prev_op_grad_output_quantizer: Quantizer | None = None,
+        next_op_input_quantizer: Quantizer | None = None,
+    ) -> torch.Tensor:
+        dtype = _kernels.compute_dtype("ConstantScale", input_)
+        if ctx.requires_grad:
+            ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
+        y = _kernels.plain(_kernels.plain(input_) * self.scale, dtype)
+        return _kernels.encode(y, next_op_input_quantizer)
+
+    def op_backward(self, ctx: OperationContext, grad_output: torch.Tensor) -> torch.Tensor:
+        dx = _kernels.plain(grad_output) * self.scale
+        return _kernels.encode(dx, ctx.prev_op_grad_output_quantizer)

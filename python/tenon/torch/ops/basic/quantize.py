@@ -1,0 +1,47 @@
+"""A place in a chain where values are encoded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _kernels
+from ..op import BasicOperation, OperationContext
+
+if TYPE_CHECKING:
+    from ...quantizer import Quantizer
+
+__all__ = ["Quantize"]
+
+
+class Quantize(BasicOperation):
+    """y = decode(encode(x)) by the forward quantizer, dx = decode(encode(g)) by the backward one.
+
+    Between two ops the encoded tensor itself is passed on; the op before writes it directly where
+    it can. Without a quantizer for a direction, or with that direction off, it is the identity.
+    """
+
+    def __init__(
+        self,
+        forward: bool = True,
+        backward: bool = False,
+        *,
+        quantizer: Quantizer | None = None,
+        grad_quantizer: Quantizer | None = None,
+    ) -> None:
+        super().__init__()
+        self._on = {"forward": forward, "backward": backward or grad_quantizer is not None}
+        if forward:
+            self.set_quantizer("forward", 0, quantizer)
+        if self._on["backward"]:
+            self.set_quantizer("backward", 0, grad_quantizer)
+
+    def num_quantizers(self, mode: str) -> int:
+        return int(self._on[mode])
+
+    def op_forward(self, ctx: OperationContext, input_: torch.Tensor, **_: Any) -> torch.Tensor:
+        return _kernels.encode(input_, self.get_input_quantizer())
+
+    def op_backward(self, ctx: OperationContext, grad_output: torch.Tensor) -> torch.Tensor:
+        return _kernels.encode(grad_output, self.get_grad_output_quantizer())

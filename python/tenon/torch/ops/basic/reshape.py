@@ -1,0 +1,43 @@
+"""The same numbers in another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .. import _kernels
+from ..op import BasicOperation, OperationContext
+
+__all__ = ["Reshape"]
+
+
+class Reshape(BasicOperation):
+    """y = x.reshape(shape), dx = g.reshape(x.shape); one dimension may be -1.
+
+    The shape is `Reshape(2, 3)` or `Reshape((2, 3))`.
+    """
+
+    def __init__(self, *shape: int | Iterable[int]) -> None:
+        super().__init__()
+        dims: list[int] = []
+        for part in shape:
+            dims.extend([part] if isinstance(part, int) else part)
+        self.shape = tuple(dims)
+
+    def extra_repr(self) -> str:
+        return ", ".join(map(str, self.shape))
+
+    def op_forward(self, ctx: OperationContext, input_: torch.Tensor, **_: Any) -> torch.Tensor:
+        ctx.input_shape = input_.shape
+        try:
+            return _kernels.plain(input_).reshape(self.shape)
+        except RuntimeError as e:
+            raise ValueError(
+                f"Reshape: the input {tuple(input_.shape)} does not become {self.shape}; the "
+                "number of elements must be the same"
+            ) from e
+
+    def op_backward(self, ctx: OperationContext, grad_output: torch.Tensor) -> torch.Tensor:
+        return _kernels.plain(grad_output).reshape(ctx.input_shape)

@@ -1,0 +1,61 @@
+"""dx = g·f'(x) with its column sums, in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _kernels
+from ..basic import Activation, Bias
+from ..op import BackwardResult, FusedOperation, FusibleOperation, OperationContext
+from ._window import ours, replace
+
+__all__ = ["BackwardActivationBias"]
+
+
+class BackwardActivationBias(FusedOperation):
+    """Backward of f(x + b): dx = g·f'(z) and db = its column sums, z = x + b as f saved it.
+
+    dx is written in the encoding that the op before wants.
+    """
+
+    note = "one Tenon kernel"
+    bias: Bias
+    activation: Activation
+
+    def __init__(self, *, bias: Bias, activation: Activation) -> None:
+        super().__init__([bias, activation])
+        self.__dict__.update(bias=bias, activation=activation)
+
+    def fuser_backward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        grad_output: torch.Tensor,
+        *,
+        basic_op_grad_extra_outputs: list[tuple[torch.Tensor, ...]],
+    ) -> BackwardResult:
+        bias, activation = self.bias, self.activation
+        (z,) = basic_op_ctxs[1].saved_tensors
+        dx, dbias, _ = _kernels.activation_backward(
+            activation.kernel.text,
+            grad_output,
+            z,
+            layout=activation.kernel.layout,
+            dbias_dtype=bias.bias.dtype if bias.bias.requires_grad else None,
+            quantizer=basic_op_ctxs[0].prev_op_grad_output_quantizer,
+        )
+        return dx, [(dbias,), ()], [(), ()]
+
+    @staticmethod
+    def fuse_backward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
+        """Replaces each [Bias, activation]."""
+
+        def make(rest: list[FusibleOperation]) -> tuple[FusibleOperation, int] | None:
+            if len(rest) < 2 or not ours(rest[0], Bias) or not ours(rest[1], Activation):
+                return None
+            bias, activation = rest[:2]
+            assert isinstance(bias, Bias) and isinstance(activation, Activation)
+            return BackwardActivationBias(bias=bias, activation=activation), 2
+
+        return replace(ops, make)

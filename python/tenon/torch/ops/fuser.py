@@ -1,0 +1,253 @@
+"""Runs a list of operations as fused as it can, and makes it one node of autograd's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .._quantized import QuantizedTensor
+from . import _registry
+from ._autograd import Call, run
+from ._registry import (
+    register_backward_fusion,
+    register_forward_backward_fusion,
+    register_forward_fusion,
+    unregister_backward_fusion,
+    unregister_forward_backward_fusion,
+    unregister_forward_fusion,
+)
+from ._routes import Routes
+from .op import BasicOperation, FusedOperation, FusibleOperation, keywords
+
+__all__ = [
+    "OperationFuser",
+    "register_backward_fusion",
+    "register_forward_backward_fusion",
+    "register_forward_fusion",
+    "unregister_backward_fusion",
+    "unregister_forward_backward_fusion",
+    "unregister_forward_fusion",
+]
+
+_QUANTIZERS = {"prev_op_grad_output_quantizer", "next_op_input_quantizer"}
+_NOTHING: dict[str, Any] = {}
+
+
+class Stage:
+    """One entry of a fused list: an op, and where its basic ops lie."""
+
+    __slots__ = ("direct", "indices", "op", "quick", "start", "stop")
+
+    def __init__(self, op: FusibleOperation, start: int, stop: int, direct: bool) -> None:
+        self.op = op
+        self.start, self.stop = start, stop
+        self.indices = range(start, stop)
+        # A basic op that is called by its op_ method; with both quantizers, if it takes them.
+        self.direct = direct
+        self.quick = False
+        if direct:
+            taken = keywords(op.op_forward)  # type: ignore[operator]
+            self.quick = taken is None or _QUANTIZERS <= taken
+
+
+class OperationFuser:
+    """A list of operations, fused at the first call.
+
+    Calling it gives the output, or (output, *extra outputs). Ops are fused again after a fusion was
+    registered or taken back.
+    """
+
+    def __init__(self, ops: Sequence[FusibleOperation]) -> None:
+        self._ops = list(ops)
+        self._basic_ops: list[BasicOperation] = [b for op in ops for b in _basic_ops(op)]
+        self._num_basic_ops = len(self._basic_ops)
+        self._routes = Routes(self._basic_ops)
+        for op in self._basic_ops:
+            op._channels_locked = True
+        self.num_extra_inputs = self._routes.num_inputs
+        self.num_extra_outputs = len(self._routes.outputs)
+        self._plan: tuple[list[Stage], list[Stage]] | None = None
+        self._version = -1
+        self._started = False
+        self._prepared = [
+            op
+            for op in self._basic_ops
+            if type(op).pre_fuser_forward is not FusibleOperation.pre_fuser_forward
+        ]
+        # Ops that may ask for an encoding; the others are not asked.
+        self._encoded_inputs = [_may_have(op, "get_input_quantizer") for op in self._basic_ops]
+        self._encoded_grads = [
+            i
+            for i, op in enumerate(self._basic_ops[:-1])
+            if _may_have(op, "get_grad_output_quantizer")
+        ]
+        # Ops without children have their parameters in one place, which is quick to read.
+        self._leaves = [(i, op, not op._modules) for i, op in enumerate(self._basic_ops)]
+
+    def parameters(self) -> tuple[list[torch.nn.Parameter], list[int], int]:
+        """All parameters, how many each basic op has, and the first op with a trainable one."""
+        flat: list[torch.nn.Parameter] = []
+        counts = [0] * self._num_basic_ops
+        first = self._num_basic_ops
+        for i, op, leaf in self._leaves:
+            before = len(flat)
+            for p in op._parameters.values() if leaf else op.parameters():
+                if p is not None:
+                    flat.append(p)
+                    if i < first and p.requires_grad:
+                        first = i
+            counts[i] = len(flat) - before
+        return flat, counts, first
+
+    def plan(self) -> tuple[list[Stage], list[Stage]]:
+        """(forward, backward) stages; made anew when a fusion is registered or taken back."""
+        version = _registry.version()
+        if self._plan is None or self._version != version:
+            self._plan, self._version = self._fuse(), version
+        return self._plan
+
+    def _fuse(self) -> tuple[list[Stage], list[Stage]]:
+        ops: list[FusibleOperation] = []
+        for op in self._ops:
+            # A fused op that runs nothing itself, such as Linear, only names its basic ops.
+            own = _defines(op, "fuser_forward") or _defines(op, "fuser_backward")
+            ops.extend([op] if own else _basic_ops(op))
+        ops = self._apply(_registry.FORWARD_BACKWARD, ops)
+        forward = self._apply(_registry.FORWARD, _expand(ops, "fuser_forward"))
+        backward = self._apply(_registry.BACKWARD, _expand(ops, "fuser_backward"))
+        stages = self._stages(forward, "forward"), self._stages(backward, "backward")
+        for function in _registry.PAIRS:
+            stages = function(*stages)
+        return stages
+
+    def _apply(
+        self, functions: list[Callable[..., Any]], ops: list[FusibleOperation]
+    ) -> list[FusibleOperation]:
+        for function in functions:
+            ops = list(_registry.call(function, ops))
+            if [b for op in ops for b in _basic_ops(op)] != self._basic_ops:
+                name = getattr(function, "__qualname__", repr(function))
+                raise RuntimeError(
+                    f"fusion {name}: it gave {[type(op).__name__ for op in ops]}, which does not "
+                    f"stand for {[type(op).__name__ for op in self._basic_ops]}; a fusion must "
+                    "keep every basic op, in order"
+                )
+        return ops
+
+    @staticmethod
+    def _stages(ops: list[FusibleOperation], direction: str) -> list[Stage]:
+        stages, start = [], 0
+        for op in ops:
+            stop = start + len(_basic_ops(op))
+            direct = (
+                isinstance(op, BasicOperation)
+                and not _defines(op, "fuser_" + direction)
+                and not (op.num_extra_inputs or op.num_extra_outputs)
+            )
+            stages.append(Stage(op, start, stop, direct))
+            start = stop
+        return stages
+
+    def describe(self) -> tuple[list[str], list[str]]:
+        """The fused lists for people: an op's name with the basic ops it stands for."""
+        forward, backward = self.plan()
+        return [stage_name(s) for s in forward], [stage_name(s) for s in backward]
+
+    def __call__(
+        self,
+        input: torch.Tensor | QuantizedTensor,
+        *extra_inputs: torch.Tensor,
+        basic_op_kwargs: list[dict[str, Any]] | None = None,
+    ) -> Any:
+        if len(extra_inputs) != self.num_extra_inputs:
+            raise ValueError(
+                f"{self._name()}: {len(extra_inputs)} extra inputs were given; it takes "
+                f"{self.num_extra_inputs}"
+            )
+        if basic_op_kwargs is None:
+            basic_op_kwargs = [_NOTHING] * self._num_basic_ops
+        elif len(basic_op_kwargs) != self._num_basic_ops:
+            raise ValueError(
+                f"{self._name()}: basic_op_kwargs has {len(basic_op_kwargs)} entries; it takes one "
+                f"for each of {self._num_basic_ops} basic ops"
+            )
+        if not self._started:
+            for op in self._basic_ops:
+                op.pre_first_fuser_forward()
+            self._started = True
+        encoded: QuantizedTensor | None = None
+        tracked: torch.Tensor | None
+        if isinstance(input, torch.Tensor):
+            tracked = input
+        else:
+            if not isinstance(input, QuantizedTensor):
+                raise TypeError(
+                    f"{self._name()}: the input is a {type(input).__name__}; it must be a "
+                    "torch.Tensor"
+                )
+            encoded, tracked = input, input._handle
+        flat, counts, first = self.parameters()
+        if not torch.is_grad_enabled():
+            first = self._num_basic_ops
+        elif tracked is not None and tracked.requires_grad:
+            first = 0
+        else:
+            for i, t in zip(self._routes.readers, extra_inputs, strict=True):
+                if t.requires_grad and i < first:
+                    first = i
+        forward, backward = self.plan()
+        for op in self._prepared:
+            op.pre_fuser_forward(requires_grad=self._basic_ops.index(op) >= first)
+        call = Call(self, forward, backward, counts, first, basic_op_kwargs)
+        if first == self._num_basic_ops:
+            return call.forward(input, extra_inputs)
+        call.input_requires_grad = tracked is not None and tracked.requires_grad
+        return run(call, encoded, tracked, *extra_inputs, *flat)
+
+    def _name(self) -> str:
+        return " + ".join(type(op).__name__ for op in self._ops)
+
+
+def stage_name(stage: Stage) -> str:
+    """`Fused(Basic, Basic)` or `Basic`."""
+    op = stage.op
+    if not isinstance(op, FusedOperation):
+        return type(op).__name__
+    return f"{type(op).__name__}({', '.join(type(b).__name__ for b in op.basic_ops)})"
+
+
+def _basic_ops(op: FusibleOperation) -> list[BasicOperation]:
+    if isinstance(op, FusedOperation):
+        return [b for part in op.basic_ops for b in _basic_ops(part)]  # type: ignore[arg-type]
+    if not isinstance(op, BasicOperation):
+        raise TypeError(
+            f"{type(op).__name__} is neither a BasicOperation nor a FusedOperation; derive it from "
+            "one of them"
+        )
+    return [op]
+
+
+def _defines(op: FusibleOperation, method: str) -> bool:
+    """Whether an op has its own `fuser_forward` or `fuser_backward`."""
+    if method in op.__dict__:
+        return True
+    function = getattr(type(op), method)
+    return function not in (getattr(BasicOperation, method), getattr(FusibleOperation, method))
+
+
+def _may_have(op: BasicOperation, getter: str) -> bool:
+    """Whether `getter` can give a quantizer."""
+    return any(
+        name in op.__dict__ or getattr(type(op), name) is not getattr(BasicOperation, name)
+        for name in (getter, "get_quantizer", "num_quantizers")
+    )
+
+
+def _expand(ops: list[FusibleOperation], method: str) -> list[FusibleOperation]:
+    """`ops` with the fused ones that do not run in this direction taken apart."""
+    expanded: list[FusibleOperation] = []
+    for op in ops:
+        expanded.extend([op] if not op.is_fused_op or _defines(op, method) else _basic_ops(op))
+    return expanded

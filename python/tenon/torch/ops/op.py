@@ -1,0 +1,392 @@
+"""What an operation is: its context, one step (Basic…), several at once (Fused…)."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ..quantizer import Quantizer
+    from .fuser import OperationFuser
+
+__all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext"]
+
+Gradient = torch.Tensor | None
+ExtraOutputs = Sequence[Sequence[torch.Tensor | None]]
+BackwardResult = tuple[Gradient, Sequence[Sequence[Gradient]], Sequence[Sequence[Gradient]]]
+
+
+class OperationContext:
+    """What one basic op remembers from its forward to its backward; set any attribute on it.
+
+    `saved_tensors` is () until `save_for_backward` is called. `requires_grad` says whether this op
+    will run backward at all, `input_requires_grad` whether the gradient of its input is wanted.
+    `prev_op_grad_output_quantizer` is the quantizer of the op that will receive that gradient.
+    """
+
+    saved_tensors: tuple[Any, ...] = ()
+    requires_grad: bool = True
+    input_requires_grad: bool = True
+    prev_op_grad_output_quantizer: Quantizer | None = None
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Keeps tensors, quantised tensors and None for the backward pass, in this order."""
+        self.saved_tensors = tensors
+
+
+class FusibleOperation(torch.nn.Module, abc.ABC):
+    """A module that a `Sequential` may fuse with its neighbours."""
+
+    @property
+    @abc.abstractmethod
+    def is_fused_op(self) -> bool:
+        """Whether this stands for several basic ops."""
+
+    def pre_first_fuser_forward(self) -> None:
+        """Called once, before the first forward pass."""
+
+    def pre_fuser_forward(self, *, requires_grad: bool) -> None:
+        """Called before every forward pass; `requires_grad` is whether a backward pass follows."""
+
+    def get_input_quantizer(self) -> Quantizer | None:
+        """How this op wants its input encoded; None takes plain numbers."""
+        return None
+
+    def get_grad_output_quantizer(self) -> Quantizer | None:
+        """How this op wants the gradient of its output encoded; None takes plain numbers."""
+        return None
+
+    def fuser_forward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        input_: torch.Tensor,
+        *,
+        basic_op_extra_inputs: list[tuple[torch.Tensor, ...]],
+        prev_op_grad_output_quantizer: Quantizer | None,
+        next_op_input_quantizer: Quantizer | None,
+        basic_op_kwargs: list[dict[str, Any]],
+    ) -> tuple[torch.Tensor, ExtraOutputs]:
+        """Runs all basic ops forward: (output, the extra outputs of each basic op)."""
+        raise NotImplementedError(
+            f"{type(self).__name__}: fuser_forward is not defined; define it, or let the op be "
+            "used for the backward pass only"
+        )
+
+    def fuser_backward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        grad_output: torch.Tensor,
+        *,
+        basic_op_grad_extra_outputs: list[tuple[torch.Tensor, ...]],
+    ) -> BackwardResult:
+        """Runs all basic ops backward: (input gradient, parameter gradients and extra-input
+        gradients of each basic op)."""
+        raise NotImplementedError(
+            f"{type(self).__name__}: fuser_backward is not defined; define it, or let the op be "
+            "used for the forward pass only"
+        )
+
+    # A fuser of this op alone, for calls outside a Sequential.
+    _own_fuser: OperationFuser | None = None
+
+    def _alone(self) -> OperationFuser:
+        fuser = self._own_fuser
+        if fuser is None:
+            from .fuser import OperationFuser
+
+            fuser = OperationFuser([self])
+            self.__dict__["_own_fuser"] = fuser
+        return fuser
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles build their own fuser.
+        return {k: v for k, v in self.__dict__.items() if k != "_own_fuser"}
+
+
+def _op_forward(self: Any, ctx: OperationContext, input_: torch.Tensor, **kwargs: Any) -> Any:
+    """y of the op; what the backward pass needs goes to `ctx.save_for_backward`.
+
+    Keywords are prev_op_grad_output_quantizer, next_op_input_quantizer and the caller's own; an op
+    without **kwargs gets those that it names.
+    """
+    raise NotImplementedError(f"{type(self).__name__}: define op_forward(ctx, input, **kwargs)")
+
+
+def _op_backward(self: Any, ctx: OperationContext, grad_output: torch.Tensor) -> Any:
+    """dx alone, or (dx, one gradient or None for each parameter)."""
+    raise NotImplementedError(f"{type(self).__name__}: define op_backward(ctx, grad_output)")
+
+
+class BasicOperation(FusibleOperation, abc.ABC):
+    """One step with its parameters: y = op_forward(x), dx = op_backward(dy).
+
+    `num_extra_inputs` and `num_extra_outputs` tensors beside the main one are taken and given;
+    an op that has some defines `fuser_forward` and `fuser_backward` instead.
+    """
+
+    num_extra_inputs: int = 0
+    num_extra_outputs: int = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._quantizers: dict[str, dict[int, Quantizer | None]] = {
+            "forward": {},
+            "backward": {},
+        }
+        # Slot to channel name; an output also says whether the caller sees it.
+        self._input_channels: dict[int, str] = {}
+        self._output_channels: dict[int, tuple[str, bool]] = {}
+        self._channels_locked = False
+
+    @property
+    def is_fused_op(self) -> bool:
+        return False
+
+    def num_quantizers(self, mode: str) -> int:
+        """How many quantizers the op has for mode "forward" or "backward"."""
+        return 0
+
+    def get_quantizer(self, mode: str, index: int) -> Quantizer | None:
+        """Quantizer `index` of "forward" or "backward"; None where nothing is quantised."""
+        quantizers = self._quantizers.get(mode)
+        if quantizers is None or not 0 <= index < self.num_quantizers(mode):
+            self._check_quantizer(mode, index)
+            return None
+        return quantizers.get(index)
+
+    def set_quantizer(self, mode: str, index: int, quantizer: Quantizer | None) -> None:
+        """Gives the op a quantizer, or takes it away with None."""
+        self._check_quantizer(mode, index)
+        self._quantizers[mode][index] = quantizer
+
+    def _check_quantizer(self, mode: str, index: int) -> None:
+        if mode not in self._quantizers:
+            raise ValueError(
+                f"{type(self).__name__}: quantizer mode {mode!r}; it must be 'forward' or "
+                "'backward'"
+            )
+        count = self.num_quantizers(mode)
+        if not 0 <= index < count:
+            raise ValueError(
+                f"{type(self).__name__}: {mode} quantizer {index}; it has {count}, counted from 0"
+            )
+
+    def get_input_quantizer(self) -> Quantizer | None:
+        return self.get_quantizer("forward", 0) if self.num_quantizers("forward") else None
+
+    def get_grad_output_quantizer(self) -> Quantizer | None:
+        return self.get_quantizer("backward", 0) if self.num_quantizers("backward") else None
+
+    def set_extra_input_channel(self, index: int, name: str) -> None:
+        """Takes extra input `index` from the channel `name`, not from the caller."""
+        self._check_channel("input", index, self.num_extra_inputs)
+        self._input_channels[index] = name
+
+    def set_extra_output_channel(
+        self, index: int, name: str, output_to_caller: bool = True
+    ) -> None:
+        """Sends extra output `index` to the channel `name`, and to the caller if asked."""
+        self._check_channel("output", index, self.num_extra_outputs)
+        self._output_channels[index] = (name, output_to_caller)
+
+    def _check_channel(self, kind: str, index: int, count: int) -> None:
+        name = type(self).__name__
+        if not 0 <= index < count:
+            raise ValueError(f"{name}: extra {kind} {index}; it has {count}, counted from 0")
+        if self._channels_locked:
+            raise RuntimeError(
+                f"{name}: the channel of extra {kind} {index} cannot change after a call; set "
+                "channels before the op is first used"
+            )
+
+    # Declared like torch.nn.Module.forward: an op takes the keywords that it wants.
+    op_forward: Callable[..., Any] = _op_forward
+    op_backward: Callable[..., Any] = _op_backward
+
+    def call_forward(
+        self,
+        ctx: OperationContext,
+        input_: torch.Tensor,
+        prev_op_grad_output_quantizer: Quantizer | None,
+        next_op_input_quantizer: Quantizer | None,
+        kwargs: dict[str, Any],
+    ) -> torch.Tensor:
+        """`op_forward` with the keywords that it takes."""
+        wanted = keywords(self.op_forward)
+        if wanted is None:
+            return self.op_forward(
+                ctx,
+                input_,
+                prev_op_grad_output_quantizer=prev_op_grad_output_quantizer,
+                next_op_input_quantizer=next_op_input_quantizer,
+                **kwargs,
+            )
+        given: dict[str, Any] = {
+            "prev_op_grad_output_quantizer": prev_op_grad_output_quantizer,
+            "next_op_input_quantizer": next_op_input_quantizer,
+        }
+        given = {name: value for name, value in given.items() if name in wanted}
+        for name, value in kwargs.items():
+            if name not in wanted:
+                raise TypeError(
+                    f"{type(self).__name__}: op_forward takes no keyword {name!r}; it takes "
+                    f"{', '.join(sorted(wanted)) or 'none'}"
+                )
+            given[name] = value
+        return self.op_forward(ctx, input_, **given)
+
+    def call_backward(
+        self, ctx: OperationContext, grad_output: torch.Tensor
+    ) -> tuple[Gradient, Sequence[Gradient]]:
+        """`op_backward` in its long form."""
+        result = self.op_backward(ctx, grad_output)
+        if not isinstance(result, (tuple, list)):
+            if any(p.requires_grad for p in self.parameters()):
+                raise RuntimeError(
+                    f"{type(self).__name__}: op_backward gave a tensor alone, but the op has "
+                    "parameters that require gradients; return (grad_input, (a gradient or None "
+                    "for each parameter,))"
+                )
+            return result, ()
+        if len(result) != 2:
+            raise RuntimeError(
+                f"{type(self).__name__}: op_backward gave {len(result)} values; return a tensor, "
+                "or (grad_input, parameter gradients)"
+            )
+        grad_input, grads = result
+        return grad_input, tuple(grads)
+
+    def fuser_forward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        input_: torch.Tensor,
+        *,
+        basic_op_extra_inputs: list[tuple[torch.Tensor, ...]],
+        prev_op_grad_output_quantizer: Quantizer | None,
+        next_op_input_quantizer: Quantizer | None,
+        basic_op_kwargs: list[dict[str, Any]],
+    ) -> tuple[torch.Tensor, ExtraOutputs]:
+        self._refuse_extra_tensors("fuser_forward")
+        output = self.call_forward(
+            basic_op_ctxs[0],
+            input_,
+            prev_op_grad_output_quantizer,
+            next_op_input_quantizer,
+            basic_op_kwargs[0],
+        )
+        return output, [()]
+
+    def fuser_backward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        grad_output: torch.Tensor,
+        *,
+        basic_op_grad_extra_outputs: list[tuple[torch.Tensor, ...]],
+    ) -> BackwardResult:
+        self._refuse_extra_tensors("fuser_backward")
+        grad_input, grads = self.call_backward(basic_op_ctxs[0], grad_output)
+        return grad_input, [grads], [()]
+
+    def _refuse_extra_tensors(self, name: str) -> None:
+        if self.num_extra_inputs or self.num_extra_outputs:
+            raise RuntimeError(
+                f"{type(self).__name__}: it has {self.num_extra_inputs} extra inputs and "
+                f"{self.num_extra_outputs} extra outputs, which op_forward and op_backward do not "
+                f"see; define {name}"
+            )
+
+    def forward(self, input: torch.Tensor, *extra_inputs: torch.Tensor, **kwargs: Any) -> Any:
+        """Runs the op alone: its output, or (output, *extra outputs)."""
+        return self._alone()(input, *extra_inputs, basic_op_kwargs=[kwargs])
+
+
+class FusedOperation(FusibleOperation):
+    """Several basic ops that run as one.
+
+    It has no state of its own. One that defines only `fuser_forward`, or only `fuser_backward`,
+    must give and save what its basic ops would; in the other direction those run one by one.
+    """
+
+    def __init__(self, basic_ops: Iterable[BasicOperation]) -> None:
+        super().__init__()
+        ops = list(basic_ops)
+        if not ops:
+            raise ValueError(f"{type(self).__name__}: basic_ops is empty; give at least one op")
+        self.basic_ops = torch.nn.ModuleList(ops)
+
+    @property
+    def is_fused_op(self) -> bool:
+        return True
+
+    def get_input_quantizer(self) -> Quantizer | None:
+        first = self.basic_ops[0]
+        assert isinstance(first, FusibleOperation)
+        return first.get_input_quantizer()
+
+    def get_grad_output_quantizer(self) -> Quantizer | None:
+        last = self.basic_ops[-1]
+        assert isinstance(last, FusibleOperation)
+        return last.get_grad_output_quantizer()
+
+    def pre_first_fuser_forward(self) -> None:
+        for op in self.basic_ops:
+            op.pre_first_fuser_forward()  # type: ignore[operator]
+
+    def pre_fuser_forward(self, *, requires_grad: bool) -> None:
+        for op in self.basic_ops:
+            op.pre_fuser_forward(requires_grad=requires_grad)  # type: ignore[operator]
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        *extra_inputs: torch.Tensor,
+        basic_op_kwargs: list[dict[str, Any]] | None = None,
+    ) -> Any:
+        """Runs the ops: the output, or (output, *extra outputs)."""
+        return self._alone()(input, *extra_inputs, basic_op_kwargs=basic_op_kwargs)
+
+
+def keywords(method: Any) -> frozenset[str] | None:
+    """The keywords an op_forward names after ctx and input; None if it takes any."""
+    return _keywords(getattr(method, "__func__", method), hasattr(method, "__self__"))
+
+
+@lru_cache(maxsize=1024)
+def _keywords(function: FunctionType, bound: bool) -> frozenset[str] | None:
+    parameters = list(inspect.signature(function).parameters.values())[3 if bound else 2 :]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters)
+
+
+# What an op defines itself, and what a fusion of ours must therefore leave alone.
+_OWN = (
+    "op_forward",
+    "op_backward",
+    "fuser_forward",
+    "fuser_backward",
+    "_activation_forward_impl",
+    "_activation_backward_impl",
+)
+_HERE = __name__.rpartition(".")[0] + "."
+
+
+@lru_cache(maxsize=1024)
+def _built_in(cls: type) -> bool:
+    return all(getattr(cls, name, _built_in).__module__.startswith(_HERE) for name in _OWN)
+
+
+def is_built_in(op: FusibleOperation) -> bool:
+    """Whether `op` runs our code only, so that a fusion of ours may replace it."""
+    return _built_in(type(op)) and not any(name in op.__dict__ for name in _OWN)

@@ -1,0 +1,388 @@
+"""Quantised tensors and the objects that make them.
+
+A quantizer says how: the 8-bit format, the scaling mode, and which of the two encodings (rowwise,
+columnwise) are written. With codes q and scales s every mode is q = cast(x*s), and x is read back
+as q*scale_inv with scale_inv = 1/s stored beside the codes. Argument names are those of Transformer
+Engine.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import _lib
+from . import _call
+from ._quantized import FP8, Quantize, QuantizedTensor, fp8_dtype_of
+
+__all__ = [
+    "Float8BlockQuantizer",
+    "Float8CurrentScalingQuantizer",
+    "Float8Quantizer",
+    "MXFP8Quantizer",
+    "QuantizedTensor",
+    "Quantizer",
+    "delayed_update",
+]
+
+_SINGLE = ("delayed", "current")  # one scale for the tensor serves both encodings
+_MODE_DEFAULT, _POWER_OF_TWO, _EXACT_SCALE = 0, 1, 2
+
+
+@functools.lru_cache(maxsize=1024)
+def _shapes(
+    scaling: str, rows: int, cols: int, columnwise: bool
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    data, scales = (ctypes.c_int64 * 2)(), (ctypes.c_int64 * 2)()
+    _lib.check(
+        _lib.lib.tenon_encoding_shape(scaling.encode(), rows, cols, int(columnwise), data, scales)
+    )
+    return (data[0], data[1]), (scales[0], scales[1])
+
+
+def _folded(shape: Sequence[int]) -> tuple[int, int]:
+    if not shape:
+        raise ValueError(
+            "tenon: a 0-d tensor has no rows to quantise; give it one dimension, x.reshape(1)"
+        )
+    rows = 1
+    for n in shape[:-1]:
+        rows *= n
+    return rows, shape[-1]
+
+
+def _one_number(t: torch.Tensor, name: str) -> torch.Tensor:
+    if not isinstance(t, torch.Tensor) or t.dtype != torch.float32 or t.numel() != 1:
+        told = f"{t.dtype} of shape {tuple(t.shape)}" if isinstance(t, torch.Tensor) else repr(t)
+        raise ValueError(f"tenon: {name} is {told}; it must be a float32 tensor of one number")
+    return t
+
+
+class Quantizer:
+    """What all quantizers share; one subclass for each scaling mode.
+
+    quantize(x) (or calling the object) encodes a tensor. empty(shape, dtype) makes one for an op
+    to write, finish(q) is called after that. set_usage(rowwise=, columnwise=) chooses the
+    encodings.
+    """
+
+    scaling: str
+
+    def __init__(self, fp8_dtype: Any, *, rowwise: bool = True, columnwise: bool = True) -> None:
+        self.fp8_dtype = fp8_dtype_of(fp8_dtype)
+        self.rowwise_usage = rowwise
+        self.columnwise_usage = columnwise
+        self.swizzled = False
+
+    def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
+        """Which encodings are written from now on; None changes nothing."""
+        if rowwise is not None:
+            self.rowwise_usage = rowwise
+        if columnwise is not None:
+            self.columnwise_usage = columnwise
+
+    def get_usages(self) -> dict[str, bool]:
+        return {"rowwise": self.rowwise_usage, "columnwise": self.columnwise_usage}
+
+    def copy(self) -> Quantizer:
+        """Another object with the same settings, which shares scale and amax tensors."""
+        return copy.copy(self)
+
+    def is_quantizable(self, x: torch.Tensor) -> bool:
+        """Any shape with at least one dimension is."""
+        return x.dim() > 0
+
+    def _written(self) -> dict[str, Any]:
+        """Fields of tenon_tensor, beyond memory, for the call that writes."""
+        return {}
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> QuantizedTensor:
+        """Memory for a tensor of `shape` that stands for numbers of `dtype`."""
+        if not self.rowwise_usage and not self.columnwise_usage:
+            raise ValueError(
+                f"tenon: {type(self).__name__} has rowwise=False and columnwise=False; "
+                "a tensor needs one, call set_usage(rowwise=True)"
+            )
+        rows, cols = _folded(shape)
+        out = QuantizedTensor(shape, dtype, self.fp8_dtype, self.scaling, swizzled=self.swizzled)
+        out._write = self._written()
+        scale_dtype = torch.uint8 if self.scaling == "mxfp8" else torch.float32
+        if self.rowwise_usage:
+            _, scales = _shapes(self.scaling, rows, cols, False)
+            out.data = torch.empty(tuple(shape), dtype=self.fp8_dtype)
+            out.scale_inv = torch.empty(scales, dtype=scale_dtype)
+        if self.columnwise_usage:
+            data, scales = _shapes(self.scaling, rows, cols, True)
+            like = tuple(shape) if self.scaling == "mxfp8" else data
+            out.columnwise_data = torch.empty(like, dtype=self.fp8_dtype)
+            out.columnwise_scale_inv = torch.empty(scales, dtype=scale_dtype)
+        if self.scaling in _SINGLE:
+            out.scale_inv = out.columnwise_scale_inv = torch.empty(1, dtype=scale_dtype)
+        return out
+
+    def make_empty(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: Any = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+    ) -> QuantizedTensor:
+        """empty() under its other name; the memory is the cpu's, without a gradient."""
+        if device is not None and torch.device(device).type != "cpu":
+            raise NotImplementedError(f"tenon: make_empty: device={device}; here it is the cpu")
+        return self.empty(shape, dtype)
+
+    def finish(self, q: QuantizedTensor) -> QuantizedTensor:
+        """After an op has written `q`: it lets go of the quantizer's own tensors."""
+        q._write = {}
+        return q
+
+    def quantize(
+        self,
+        x: torch.Tensor | QuantizedTensor,
+        *,
+        out: QuantizedTensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> QuantizedTensor:
+        """The codes of x in this format, in one pass (two where the scale is found first).
+
+        The gradient of the result goes straight through to x. A quantised x is re-encoded.
+        `out` is written in place; `dtype` is the nominal dtype, x's unless given.
+        """
+        if isinstance(x, QuantizedTensor):
+            target = self._target(out, x.shape, dtype or x.dtype)
+            _call.quantize(None, x=x.c_tensor(), y=target.c_tensor())
+            target._handle = x._handle
+            return self.finish(target)
+        if not isinstance(x, torch.Tensor):
+            raise _call.refusal(x, "x")
+        target = self._target(out, x.shape, dtype or x.dtype)
+        if x.requires_grad and torch.is_grad_enabled():
+            target._handle = Quantize.apply(x, target)
+        else:
+            _call.quantize(None, x=_call.view(_call.foldable(x), "x"), y=target.c_tensor())
+            target._handle = None
+        return self.finish(target)
+
+    __call__ = quantize
+
+    def _target(
+        self, out: QuantizedTensor | None, shape: torch.Size, dtype: torch.dtype
+    ) -> QuantizedTensor:
+        if out is None:
+            return self.empty(shape, dtype)
+        if out.shape != shape or out.scaling != self.scaling or out.fp8_dtype != self.fp8_dtype:
+            raise ValueError(
+                f"tenon: out is {out!r}, but the result is {tuple(shape)} {self.fp8_dtype} "
+                f"{self.scaling}; leave out away, or make it with this quantizer's empty()"
+            )
+        out._write = self._written()
+        return out
+
+    def update_quantized(
+        self,
+        src: torch.Tensor,
+        dst: QuantizedTensor,
+        *,
+        noop_flag: torch.Tensor | None = None,
+    ) -> QuantizedTensor:
+        """dst = quantize(src) in place; a noop_flag of 1 leaves dst as it is."""
+        if noop_flag is not None and noop_flag.item() == 1:
+            return dst
+        return self.quantize(src, out=dst)
+
+    def calibrate(self, x: torch.Tensor) -> None:
+        """Notes what a scale will need later; nothing, where the scale comes from the tensor."""
+
+    def __repr__(self) -> str:
+        name = next(name for name, dtype in FP8.items() if dtype == self.fp8_dtype)
+        return (
+            f"{type(self).__name__}({name}, rowwise={self.rowwise_usage}, "
+            f"columnwise={self.columnwise_usage})"
+        )
+
+
+class Float8Quantizer(Quantizer):
+    """Delayed scaling: q = cast(x*scale) with the given scale, one number for the tensor.
+
+    `scale` is read and `amax` joined (amax = max(amax, max |x|)) in the same pass; both are float32
+    tensors of one number that stay the caller's, e.g. slot 0 of a history: see delayed_update().
+    """
+
+    scaling = "delayed"
+
+    def __init__(
+        self,
+        scale: torch.Tensor,
+        amax: torch.Tensor,
+        fp8_dtype: Any,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = True,
+    ) -> None:
+        super().__init__(fp8_dtype, rowwise=rowwise, columnwise=columnwise)
+        self.scale = _one_number(scale, "Float8Quantizer: scale")
+        self.amax = _one_number(amax, "Float8Quantizer: amax")
+
+    def _written(self) -> dict[str, Any]:
+        return {"scale": self.scale, "amax": self.amax}
+
+    def calibrate(self, x: torch.Tensor) -> None:
+        """amax = max(amax, max |x|), nothing else."""
+        found = torch.empty(1)
+        _call.quantize(None, x=_call.view(_call.foldable(x), "x"), amax=_call.vector(found, "amax"))
+        # The maximum of the bits: NaN is the largest.
+        bits = self.amax.view(torch.int32)
+        bits.copy_(torch.maximum(bits, found.view(torch.int32).reshape(bits.shape)))
+
+
+class Float8CurrentScalingQuantizer(Quantizer):
+    """Current scaling: scale = max(format)/max(max |x|, amax_epsilon), one number for the tensor.
+
+    The amax is found first, so there are two passes. force_pow_2_scales rounds the scale down to a
+    power of two. With use_existing_amax the given `amax` (float32, one number) is read instead of
+    found; without, it is written there if given.
+    """
+
+    scaling = "current"
+
+    def __init__(
+        self,
+        fp8_dtype: Any,
+        device: Any = None,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = True,
+        with_amax_reduction: bool = False,
+        amax_reduction_group: Any = None,
+        force_pow_2_scales: bool = False,
+        amax_epsilon: float = 0.0,
+        use_existing_amax: bool = False,
+        amax: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(fp8_dtype, rowwise=rowwise, columnwise=columnwise)
+        if with_amax_reduction or amax_reduction_group is not None:
+            raise NotImplementedError(
+                "tenon: Float8CurrentScalingQuantizer: with_amax_reduction=True; the amax is not "
+                "reduced over ranks here: reduce it yourself and pass use_existing_amax=True, amax="
+            )
+        if use_existing_amax and amax is None:
+            raise ValueError(
+                "tenon: Float8CurrentScalingQuantizer: use_existing_amax=True without amax; give "
+                "a float32 tensor of one number"
+            )
+        self.force_pow_2_scales = force_pow_2_scales
+        self.amax_epsilon = amax_epsilon
+        self.use_existing_amax = use_existing_amax
+        self.amax = None if amax is None else _one_number(amax, type(self).__name__ + ": amax")
+
+    def _written(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "eps": self.amax_epsilon,
+            "power_of_two": _POWER_OF_TWO if self.force_pow_2_scales else _MODE_DEFAULT,
+        }
+        if self.amax is not None:
+            fields.update(amax=self.amax, amax_given=int(self.use_existing_amax))
+        return fields
+
+
+class MXFP8Quantizer(Quantizer):
+    """MXFP8: a power of two for every 32 neighbours, of a row (rowwise) or a column (columnwise).
+
+    Scales are E8M0 codes in uint8: code e stands for 2^(e - 127). optimize_for_gemm writes them in
+    the order of the tensor cores (swizzled).
+    """
+
+    scaling = "mxfp8"
+
+    def __init__(
+        self,
+        fp8_dtype: Any,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = True,
+        with_2d_quantization: bool = False,
+        optimize_for_gemm: bool = False,
+    ) -> None:
+        super().__init__(fp8_dtype, rowwise=rowwise, columnwise=columnwise)
+        if with_2d_quantization:
+            raise NotImplementedError(
+                "tenon: MXFP8Quantizer: with_2d_quantization=True; scales of squares are offered "
+                "by Float8BlockQuantizer(block_scaling_dim=2)"
+            )
+        self.swizzled = optimize_for_gemm
+
+
+class Float8BlockQuantizer(Quantizer):
+    """Block scaling: scale = max(format)/max(max |x|, amax_epsilon) for each block.
+
+    block_scaling_dim=1: 128 neighbours of a row (rowwise) or a column (columnwise); 2: squares of
+    128 x 128. Scales are float32, powers of two unless force_pow_2_scales=False.
+    """
+
+    def __init__(
+        self,
+        fp8_dtype: Any,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = True,
+        amax_epsilon: float = 0.0,
+        force_pow_2_scales: bool = True,
+        block_scaling_dim: int = 2,
+    ) -> None:
+        super().__init__(fp8_dtype, rowwise=rowwise, columnwise=columnwise)
+        if block_scaling_dim not in (1, 2):
+            raise ValueError(
+                f"tenon: Float8BlockQuantizer: block_scaling_dim={block_scaling_dim}; it must be "
+                "1 (1x128) or 2 (128x128)"
+            )
+        self.scaling = "block1x128" if block_scaling_dim == 1 else "block128x128"
+        self.block_scaling_dim = block_scaling_dim
+        self.amax_epsilon = amax_epsilon
+        self.force_pow_2_scales = force_pow_2_scales
+
+    def _written(self) -> dict[str, Any]:
+        return {
+            "eps": self.amax_epsilon,
+            "power_of_two": _POWER_OF_TWO if self.force_pow_2_scales else _EXACT_SCALE,
+        }
+
+
+def delayed_update(
+    history: torch.Tensor,
+    scale: torch.Tensor,
+    fp8_dtype: Any = "e4m3",
+    *,
+    margin: int = 0,
+    amax_compute_algo: str = "max",
+) -> None:
+    """New scales from a history of amax, in place, between two steps of delayed scaling.
+
+    history is float32 [L, n] (or [L]), scale float32 [n]. Row 0 holds what the calls since the last
+    update found; it moves to the end and is cleared, older rows move up, and
+    scale = max(format)*2^-margin/amax with amax the largest finite number of the history, or of row
+    0 alone for amax_compute_algo="most_recent". A column whose row 0 is 0 stays as it is.
+    """
+    if amax_compute_algo not in ("max", "most_recent"):
+        raise ValueError(
+            f"tenon: delayed_update: amax_compute_algo={amax_compute_algo!r}; it must be 'max' or "
+            "'most_recent'"
+        )
+    if history.dim() not in (1, 2) or not (scale.is_contiguous() or scale.dim() < 2):
+        raise ValueError(
+            f"tenon: delayed_update: history has shape {tuple(history.shape)} and scale "
+            f"{tuple(scale.shape)}; they must be [L, n] and [n]"
+        )
+    rows = history if history.dim() == 2 else history.unsqueeze(1)
+    row = scale.reshape(1, -1)
+    past, now = _call.view(rows, "history"), _call.view(row, "scale")
+    code = _call.DTYPES[fp8_dtype_of(fp8_dtype)]
+    recent = int(amax_compute_algo == "most_recent")
+    _lib.check(_lib.lib.tenon_delayed_update(past, now, code, margin, recent, None))

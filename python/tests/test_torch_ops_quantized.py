@@ -1,0 +1,253 @@
+"""Quantised tensors between ops: who writes them, who reads them, and what is saved."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tenon.torch.ops as ops  # noqa: E402
+from tenon.torch.quantizer import (  # noqa: E402
+    Float8BlockQuantizer,
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    MXFP8Quantizer,
+    QuantizedTensor,
+)
+
+F = torch.nn.functional
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def quantizers(dtype):
+    return {
+        "delayed": Float8Quantizer(torch.full((1,), 8.0), torch.zeros(1), dtype),
+        "current": Float8CurrentScalingQuantizer(dtype),
+        "mxfp8": MXFP8Quantizer(dtype),
+        "block1x128": Float8BlockQuantizer(dtype, block_scaling_dim=1),
+        "block128x128": Float8BlockQuantizer(dtype),
+    }
+
+
+MODES = list(quantizers(E4M3))
+
+
+def gelu(x):
+    return F.gelu(x, approximate="tanh")
+
+
+class Probe(ops.BasicOperation):
+    """Wants quantised neighbours, and notes what it gets."""
+
+    def __init__(self, quantizer=None, grad_quantizer=None):
+        super().__init__()
+        self.seen = []
+        self.set_quantizer("forward", 0, quantizer)
+        self.set_quantizer("backward", 0, grad_quantizer)
+
+    def num_quantizers(self, mode):
+        return 1
+
+    def op_forward(self, ctx, input_, **kwargs):
+        self.seen.append(input_)
+        return input_.dequantize() if isinstance(input_, QuantizedTensor) else input_ * 1
+
+    def op_backward(self, ctx, grad_output):
+        self.seen.append(grad_output)
+        if isinstance(grad_output, QuantizedTensor):
+            return grad_output.dequantize()
+        return grad_output
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_activation_writes_what_its_neighbours_want(mode, dtype):
+    before = Probe(grad_quantizer=quantizers(E5M2)[mode])
+    after = Probe(quantizer=quantizers(E4M3)[mode])
+    model = ops.Sequential(before, ops.GELU(), after)
+    x = torch.randn(5, 160).to(dtype).requires_grad_()
+    y = model(x)
+    g = torch.randn_like(y)
+    y.backward(g)
+    (_, dz), (z, _) = before.seen, after.seen
+    assert isinstance(z, QuantizedTensor) and isinstance(dz, QuantizedTensor)
+    assert (z.scaling, z.fp8_dtype, dz.fp8_dtype) == (mode, E4M3, E5M2)
+    # The same codes as quantising float32 results in a second step.
+    exact = quantizers(E4M3)[mode](gelu(x.detach().double()).float())
+    torch.testing.assert_close(
+        z.dequantize(torch.float32), exact.dequantize(), rtol=0.13, atol=0.05
+    )
+    v = x.detach().double().requires_grad_()
+    gelu(v).backward(g.double())
+    exact = quantizers(E5M2)[mode](v.grad.float())
+    torch.testing.assert_close(
+        dz.dequantize(torch.float32), exact.dequantize(), rtol=0.26, atol=0.05
+    )
+    torch.testing.assert_close(x.grad.double(), v.grad, rtol=0.3, atol=0.05)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bias_gradient_in_the_same_pass(mode):
+    for activation in (ops.GELU(), ops.SwiGLU()):
+        linear, bias = ops.BasicLinear(8, 32), ops.Bias(32)
+        linear.set_quantizer("backward", 0, quantizers(E5M2)[mode])
+        model = ops.Sequential(linear, bias, activation)
+        x = torch.randn(6, 8, requires_grad=True)
+        y = model(x)
+        g = torch.randn_like(y)
+        y.backward(g)
+        _, backward = model.groups()[0][0].describe()
+        assert backward[1].startswith("BackwardActivationBias(")
+        w, b = (p.detach().double().requires_grad_() for p in model.parameters())
+        v = x.detach().double().requires_grad_()
+        z = F.linear(v, w, b)
+        f = gelu(z) if isinstance(activation, ops.GELU) else F.silu(z[:, :16]) * z[:, 16:]
+        f.backward(g.double())
+        # The bias gradient is summed before the rounding to 8 bits.
+        torch.testing.assert_close(bias.bias.grad.double(), b.grad, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(x.grad.double(), v.grad, rtol=0.3, atol=0.2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_quantised_linear(mode):
+    model = ops.Sequential(ops.Linear(32, 64), ops.GELU(), ops.Linear(64, 32))
+    for linear in (model[0].basic_ops[0], model[2].basic_ops[0]):
+        linear.set_quantizer("forward", 0, quantizers(E4M3)[mode])
+        linear.set_quantizer("forward", 1, quantizers(E4M3)[mode])
+        linear.set_quantizer("backward", 0, quantizers(E5M2)[mode])
+    x = torch.randn(8, 32, requires_grad=True)
+    y = model(x)
+    y.sum().backward()
+    w1, b1, w2, b2 = (p.detach().clone().requires_grad_() for p in model.parameters())
+    v = x.detach().clone().requires_grad_()
+    expected = F.linear(gelu(F.linear(v, w1, b1)), w2, b2)
+    expected.sum().backward()
+    torch.testing.assert_close(y, expected, rtol=0.2, atol=0.15)
+    for actual, exact in zip([x, *model.parameters()], [v, w1, b1, w2, b2], strict=False):
+        error = (actual.grad - exact.grad).norm() / exact.grad.norm()
+        assert error < 0.12
+    # The weight is encoded again when it changes, and not before.
+    basic = model[0].basic_ops[0]
+    encoded = basic._encoded[0]
+    model(x)
+    assert basic._encoded[0] is encoded
+    with torch.no_grad():
+        basic.weight.mul_(2)
+    model(x)
+    assert basic._encoded[0] is not encoded
+
+
+def test_bias_quantises_its_gradient():
+    before = Probe(grad_quantizer=MXFP8Quantizer(E5M2))
+    model = ops.Sequential(before, ops.Bias(32), ops.Identity())
+    x = torch.randn(4, 32, requires_grad=True)
+    y = model(x)
+    g = torch.randn_like(y)
+    y.backward(g)
+    assert isinstance(before.seen[1], QuantizedTensor)
+    torch.testing.assert_close(model[1].bias.grad, g.sum(0))
+    torch.testing.assert_close(x.grad, g, rtol=0.13, atol=1e-3)
+
+
+def test_quantize_op():
+    q, g = quantizers(E4M3)["current"], quantizers(E5M2)["current"]
+    x = torch.randn(4, 32, requires_grad=True)
+    y = ops.Quantize(quantizer=q)(x)
+    assert isinstance(y, torch.Tensor)
+    torch.testing.assert_close(y, q(x.detach()).dequantize())
+    grad = torch.randn(4, 32)
+    y.backward(grad)
+    assert torch.equal(x.grad, grad)
+    x.grad = None
+    ops.Quantize(forward=False, backward=True, grad_quantizer=g)(x).backward(grad)
+    torch.testing.assert_close(x.grad, g(grad).dequantize())
+    # The op before writes the codes; the one behind reads them.
+    model = ops.Sequential(ops.GELU(), ops.Quantize(quantizer=q), ops.SiLU())
+    torch.testing.assert_close(model(x), F.silu(q(gelu(x.detach())).dequantize()),
+                               rtol=1e-4, atol=1e-5)  # fmt: skip
+    assert ops.Quantize().num_quantizers("forward") == 1
+    assert ops.Quantize().num_quantizers("backward") == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_quantised_input(mode):
+    q = quantizers(E4M3)[mode]
+    x = torch.randn(4, 64, requires_grad=True)
+    encoded = q(x)
+    exact = encoded.dequantize().detach().requires_grad_()
+    for op, f in ((ops.GELU(), gelu), (ops.SwiGLU(), lambda v: F.silu(v[:, :32]) * v[:, 32:]),
+                  (ops.ConstantScale(2.0), lambda v: 2 * v)):  # fmt: skip
+        y, expected = op(encoded), f(exact)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+        g = torch.randn_like(y)
+        (actual,) = torch.autograd.grad(y, x, g, retain_graph=True)  # straight through
+        (wanted,) = torch.autograd.grad(expected, exact, g)
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(37,), (2, 130), (3, 1, 32), (0, 4)])
+def test_cache_quantized_input(shape, dtype):
+    packed = []
+    for name, f in (("GELU", gelu), ("ReLU", F.relu), ("Activation", F.mish)):
+        args = ("mish",) if name == "Activation" else ()
+        op = getattr(ops, name)(*args, cache_quantized_input=True)
+        x = torch.randn(shape).to(dtype).requires_grad_()
+        packed.clear()
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda t: packed.append(t) or t, lambda t: t
+        )
+        with hooks:
+            y = op(x)
+        assert [t.dtype for t in packed] == [E4M3, torch.float32]
+        assert all(float(s) == 0 or torch.frexp(s)[0] == 0.5 for s in packed[1].flatten())
+        v = x.detach().double().requires_grad_()
+        expected = f(v)
+        tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}[dtype]
+        torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
+        y.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(x.grad.double(), v.grad, rtol=0.15, atol=0.12)
+
+
+def test_nothing_is_cached_without_gradients(monkeypatch):
+    from tenon.torch.ops.basic import _activation
+
+    def refuse():
+        raise AssertionError("quantised without need")
+
+    monkeypatch.setattr(_activation, "_cache_quantizer", refuse)
+    op = ops.SwiGLU(cache_quantized_input=True)
+    x = torch.randn(2, 8)
+    op(x)
+    with torch.no_grad():
+        op(x.requires_grad_())
+    with pytest.raises(AssertionError):
+        op(x)
+
+
+def test_cached_input_behind_a_bias():
+    """A cached input is that of the activation, so bias and activation are not one kernel."""
+    model = ops.Sequential(ops.Bias(128), ops.GELU(cache_quantized_input=True))
+    torch.nn.init.normal_(model[0].bias)
+    x = torch.randn(4, 128, requires_grad=True)
+    model(x).sum().backward()
+    forward, backward = model.groups()[0][0].describe()
+    assert forward == ["Bias", "GELU"] and backward == ["BackwardActivationBias(Bias, GELU)"]
+    v, b = (t.detach().double().requires_grad_() for t in (x, model[0].bias))
+    gelu(v + b).sum().backward()
+    torch.testing.assert_close(x.grad.double(), v.grad, rtol=0.15, atol=0.12)
+    torch.testing.assert_close(model[0].bias.grad.double(), b.grad, rtol=0.15, atol=0.3)
+
+
+def test_quantizer_slots():
+    linear = ops.BasicLinear(4, 4)
+    assert (linear.num_quantizers("forward"), linear.num_quantizers("backward")) == (2, 1)
+    assert linear.get_input_quantizer() is None and linear.get_grad_output_quantizer() is None
+    q = MXFP8Quantizer(E4M3)
+    linear.set_quantizer("forward", 0, q)
+    assert linear.get_quantizer("forward", 0) is q and linear.get_input_quantizer() is q
+    assert ops.FusedOperation([linear, ops.Bias(4)]).get_input_quantizer() is q
+    assert ops.GELU().get_input_quantizer() is None
+    with pytest.raises(ValueError, match="it has 2"):
+        linear.get_quantizer("forward", 2)
+    with pytest.raises(ValueError, match="'forward' or 'backward'"):
+        linear.get_quantizer("sideways", 0)
