@@ -1,0 +1,68 @@
+"""The handlers of libtenon as XLA FFI targets, and the shapes of encodings."""
+
+from __future__ import annotations
+
+import functools
+from ctypes import c_int64
+
+try:
+    import jax
+except ImportError as e:
+    raise ImportError(
+        "tenon.jax: jax cannot be imported; install it with pip install 'tenon-kernels[jax]'"
+    ) from e
+
+from .. import _lib
+
+ACT_LU = "tenon_act_lu_ffi"
+DACT_LU = "tenon_dact_dbias_quantize_ffi"
+DEQUANTIZE = "tenon_dequantize_ffi"
+
+# XLA's name of a target: the C symbol that executes it; its initialiser has the same name and a
+# suffix.
+_SYMBOLS = {
+    ACT_LU: "tenon_ActLu",
+    DACT_LU: "tenon_DActLuDBiasQuantize",
+    DEQUANTIZE: "tenon_Dequantize",
+}
+
+
+def register() -> None:
+    """Makes the handlers known to XLA for the platform cpu."""
+    for target, symbol in _SYMBOLS.items():
+        try:
+            handlers = {
+                "initialize": getattr(_lib.lib, symbol + "Initialize"),
+                "execute": getattr(_lib.lib, symbol),
+            }
+        except AttributeError as e:
+            raise ImportError(
+                f"tenon.jax: {_lib.library_path()} was built without the XLA handlers ({symbol} "
+                "is missing); install the wheel tenon-kernels, or pip install jaxlib and build "
+                "again (CMake: -DTENON_XLA_INCLUDE_DIR=$(python -c 'import jax; "
+                "print(jax.ffi.include_dir())'))"
+            ) from e
+        capsules = {stage: jax.ffi.pycapsule(handler) for stage, handler in handlers.items()}
+        jax.ffi.register_ffi_target(target, capsules, platform="cpu")
+
+
+register()
+
+
+@functools.lru_cache(maxsize=4096)
+def encoding_shapes(
+    scaling: str, rows: int, cols: int, columnwise: bool
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The shapes of data and scale_inv of one encoding of a tensor of rows x cols."""
+    data, scale_inv = (c_int64 * 2)(), (c_int64 * 2)()
+    _lib.check(
+        _lib.lib.tenon_encoding_shape(
+            scaling.encode(), rows, cols, int(columnwise), data, scale_inv
+        )
+    )
+    return (data[0], data[1]), (scale_inv[0], scale_inv[1])
+
+
+def transposes(scaling: str) -> bool:
+    """Whether columnwise data are [K, M]."""
+    return encoding_shapes(scaling, 1, 2, True)[0] == (2, 1)

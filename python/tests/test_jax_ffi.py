@@ -1,0 +1,126 @@
+"""The FFI handlers themselves: what they refuse, and that initialising touches nothing."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+from tenon import _lib  # noqa: E402
+from tenon.jax import QuantizeLayout, _ffi, act_lu, quantize_dact_dbias  # noqa: E402
+from tenon.jax.cpp_extensions import _primitives  # noqa: E402
+from test_jax_quantize import FP8, MODES, backward, forward, numbers, same  # noqa: E402
+
+
+def call(target, x, **changes):
+    """The forward handler as XLA sees it, with attributes and results of one's own."""
+    results = changes.pop("results", [(x.shape[0], x.shape[-1]), (0,), (0,), (0,), (1,)])
+    dtypes = changes.pop("dtypes", [x.dtype] * 2 + [np.float32] * 3)
+    attributes = dict(
+        act="gelu",
+        act_params=np.array([], np.float32),
+        scaling_mode=0,
+        quantize_layout=0,
+        output_amax_when_no_scaling=False,
+    )
+    attributes |= changes
+    attributes = {k: v for k, v in attributes.items() if v is not None}
+    shapes = [jax.ShapeDtypeStruct(*p) for p in zip(results, dtypes, strict=True)]
+    one = jnp.ones(1, jnp.float32)
+    return jax.ffi.ffi_call(target, shapes, input_output_aliases={2: 4})(x, one, one, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"act": "gelux"}, "did you mean 'gelu'"),
+        ({"act": "swiglu"}, "x has 1 in its last axis but one; swiglu has 2 inputs"),
+        ({"act_params": np.ones(2, np.float32)}, "act_params has 2 numbers"),
+        ({"act": "elu", "act_params": np.float32([np.nan])}, "alpha = nan is outside"),
+        ({"scaling_mode": 6}, "scaling_mode = 6; it must be from 0 to 5"),
+        ({"quantize_layout": -1}, "quantize_layout = -1"),
+        ({"scaling_mode": None}, "scaling_mode cannot be read"),
+        ({"is_dbias": True}, "no attribute 'is_dbias'"),
+        ({"qantize_layout": 1}, "no attribute 'qantize_layout'"),
+        ({"results": [(3, 9), (0,), (0,), (0,), (1,)]}, "data has 27 elements; it must have 3x8"),
+        ({"dtypes": [np.int32] * 2 + [np.float32] * 3}, "XLA type number"),
+        ({"scaling_mode": 1}, "scaled data are e4m3 or e5m2|scale_inv has 0 elements"),
+        (
+            {"results": [(3, 8), (0,), (0,), (0,), (2,)], "output_amax_when_no_scaling": True},
+            "amax|alias",
+        ),
+    ],
+    ids=str,
+)
+def test_handlers_check_what_they_get(changes, text):
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=text):
+        jax.block_until_ready(call("tenon_act_lu_ffi", jnp.ones((3, 1, 8)), **changes))
+
+
+def test_a_transposed_copy_without_scaling():
+    x = numbers((3, 1, 8))
+    shapes = [(3, 8), (8, 3), (0,), (0,), (1,)]
+    y, turned, _, _, amax = call("tenon_act_lu_ffi", x, quantize_layout=2, results=shapes)
+    np.testing.assert_array_equal(turned, y.T)
+    assert amax[0] == 1  # what was given, where none is asked for
+    none = [(0,), *shapes[1:]]
+    got = call("tenon_act_lu_ffi", x, quantize_layout=1, results=none)
+    np.testing.assert_array_equal(got[1], y.T)
+
+
+class CallFrame(ctypes.Structure):
+    """The first fields of XLA_FFI_CallFrame."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("api", ctypes.c_void_p),
+        ("ctx", ctypes.c_void_p),
+        ("stage", ctypes.c_int),
+    )
+
+
+@pytest.mark.parametrize("mode", ["delayed", "current", "mxfp8", "block1x128", "block128x128"])
+def test_initialising_touches_nothing(mode, monkeypatch):
+    # XLA initialises on CUDA only, so here the executing handler is asked to do both.
+    handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))
+    seen, kept = [], []
+    for target, symbol in (
+        (_ffi.ACT_LU, "tenon_ActLu"),
+        (_ffi.DACT_LU, "tenon_DActLuDBiasQuantize"),
+        (_ffi.DEQUANTIZE, "tenon_Dequantize"),
+    ):
+        address = [
+            ctypes.cast(getattr(_lib.lib, symbol + s), ctypes.c_void_p).value
+            for s in ("", "Initialize")
+        ]
+        execute, initialise = map(handler, address)
+
+        def both(frame, execute=execute, initialise=initialise, symbol=symbol):
+            if not frame.contents.extension:  # else XLA asks for metadata
+                stage = frame.contents.stage
+                frame.contents.stage = stage - 1
+                seen.append((symbol, initialise(frame)))
+                frame.contents.stage = stage
+            return execute(frame)
+
+        kept.append(handler(both))
+        name = f"{target}_{mode}"
+        pointer = ctypes.cast(kept[-1], ctypes.c_void_p).value
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(pointer), platform="cpu")
+    monkeypatch.setattr(_primitives.ActLuPrimitive, "target", f"{_ffi.ACT_LU}_{mode}")
+    back = _primitives.DActLuDBiasQuantizePrimitive
+    monkeypatch.setattr(back, "target", f"{_ffi.DACT_LU}_{mode}")
+    monkeypatch.setattr(_ffi, "DEQUANTIZE", f"{_ffi.DEQUANTIZE}_{mode}")
+    q = MODES[mode](FP8[0], QuantizeLayout.ROWWISE_COLWISE)
+    x, dz = numbers((9, 2, 40)), numbers((9, 40), seed=1)
+    y = act_lu(x, ("silu", "linear"), q)
+    same(y, forward("gated(silu)", x, q))
+    dx, dbias = quantize_dact_dbias(dz, x, ("silu", "linear"), True, q)
+    want = backward("gated(silu)", dz, x, q)
+    np.testing.assert_array_equal(dbias, want.pop("dbias"))
+    same(dx, want)
+    jax.block_until_ready(y.dequantize())
+    assert [s for s, _ in seen] == ["tenon_ActLu", "tenon_DActLuDBiasQuantize", "tenon_Dequantize"]
+    assert not any(error for _, error in seen)
