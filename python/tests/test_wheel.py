@@ -1,0 +1,39 @@
+"""What the installed package promises: size, import time, types, the command."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+DIST = Path(__file__).resolve().parents[2] / "dist"
+
+
+def run(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(not list(DIST.glob("*.whl")), reason="no wheel in dist/; ./dev wheel makes it")
+def test_the_wheel_is_small_and_for_every_python():
+    (wheel,) = DIST.glob("*.whl")
+    assert wheel.stat().st_size <= 10_000_000
+    assert wheel.name.startswith("tenon_kernels-") and "-py3-none-manylinux" in wheel.name
+    names = zipfile.ZipFile(wheel).namelist()
+    for part in ("tenon/py.typed", "tenon/lib/libtenon.so", "tenon/include/tenon/tenon.h"):
+        assert part in names
+    assert any(n.endswith("tenon-config.cmake") for n in names)
+
+
+def test_import_needs_neither_torch_nor_jax():
+    code = "import sys, tenon; print([m for m in ('torch', 'jax') if m in sys.modules])"
+    assert run(sys.executable, "-c", code).stdout.strip() == "[]"
+
+
+def test_python_m_tenon_runs_the_command():
+    import tenon._cli
+
+    if not tenon._cli.command_path().exists():
+        pytest.skip("no command beside the library")
+    result = run(sys.executable, "-m", "tenon", "--version")
+    assert result.returncode == 0 and result.stdout.strip() == __import__("tenon").__version__
