@@ -185,7 +185,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
 }
 
 
-def library_path() -> Path:
+def path_of_libtenon() -> Path:
     """libtenon of this package; TENON_LIBRARY names another one, e.g. of a build tree."""
     given = os.environ.get("TENON_LIBRARY")
     if given:
@@ -194,7 +194,7 @@ def library_path() -> Path:
 
 
 def _load() -> ctypes.CDLL:
-    path = library_path()
+    path = path_of_libtenon()
     try:
         # The GIL is released during calls, as the C ABI touches no Python object.
         loaded = ctypes.CDLL(str(path))

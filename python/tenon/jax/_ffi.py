@@ -37,7 +37,7 @@ def register() -> None:
             }
         except AttributeError as e:
             raise ImportError(
-                f"tenon.jax: {_lib.library_path()} was built without the XLA handlers ({symbol} "
+                f"tenon.jax: {_lib.path_of_libtenon()} was built without the XLA handlers ({symbol} "
                 "is missing); install the wheel tenon-kernels, or pip install jaxlib and build "
                 "again (CMake: -DTENON_XLA_INCLUDE_DIR=$(python -c 'import jax; "
                 "print(jax.ffi.include_dir())'))"
