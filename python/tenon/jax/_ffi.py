@@ -37,9 +37,9 @@ def register() -> None:
             }
         except AttributeError as e:
             raise ImportError(
-                f"tenon.jax: {_lib.path_of_libtenon()} was built without the XLA handlers ({symbol} "
-                "is missing); install the wheel tenon-kernels, or pip install jaxlib and build "
-                "again (CMake: -DTENON_XLA_INCLUDE_DIR=$(python -c 'import jax; "
+                f"tenon.jax: {_lib.path_of_libtenon()} was built without the XLA handlers "
+                f"({symbol} is missing); install the wheel tenon-kernels, or pip install jaxlib "
+                "and build again (CMake: -DTENON_XLA_INCLUDE_DIR=$(python -c 'import jax; "
                 "print(jax.ffi.include_dir())'))"
             ) from e
         capsules = {stage: jax.ffi.pycapsule(handler) for stage, handler in handlers.items()}
