@@ -193,7 +193,8 @@ TENON_API int tenon_define(const char* name, const char* formula);
 TENON_API int tenon_names(char* buffer, size_t capacity, size_t* size);
 
 /* What `act` is, as one JSON object: name, inputs (1 or 2), scaled, parameters (name, value, least,
-   most; a bound that does not exist is null). Buffers as for tenon_names. */
+   most; a bound that does not exist is null), formula (as evaluated, shared parts t1, t2, … first).
+   Buffers as for tenon_names. */
 TENON_API int tenon_info(const char* act, char* buffer, size_t capacity, size_t* size);
 
 /* Formula, derivative, error bound and code (of the derivative if `backward`), for people. */

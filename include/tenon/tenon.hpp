@@ -201,6 +201,9 @@ void l2_normalization(const View& x, const View& y, const View& r = {}, float ep
 void l2_normalization_backward(const View& grad, const View& x, const View& r, const View& dx,
                                const Options& options = {});
 
+// The formula as it is evaluated, on one line, its shared parts t1, t2, … first.
+std::string formula(const Activation& f);
+
 // Formula, derivative, error bound and code of an activation, as text for people.
 std::string show(const Activation& f, bool backward = false);
 

@@ -37,7 +37,7 @@ class Gradients(NamedTuple):
 
 
 def activation_info(text: Any) -> dict[str, Any]:
-    """What an activation is: name, inputs (1 or 2), scaled, parameters (name, value, bounds)."""
+    """Name, inputs (1 or 2), scaled, parameters (name, value, bounds) and formula."""
     key = text if isinstance(text, str) else resolve(text)
     found = _INFO.get(key)
     if found is None:
@@ -153,6 +153,11 @@ class Activation:
     @property
     def __name__(self) -> str:
         return self.name
+
+    @property
+    def formula(self) -> str:
+        """Its formula as it is evaluated, shared parts t1, t2, … first."""
+        return str(activation_info(self.text)["formula"])
 
     @property
     def inputs(self) -> int:

@@ -7,6 +7,7 @@ import weakref
 import pytest
 
 torch = pytest.importorskip("torch")
+import tenon  # noqa: E402
 import tenon.torch.functional as F  # noqa: E402
 import torch.nn.functional as nn  # noqa: E402
 from tenon.torch import _call  # noqa: E402
@@ -534,3 +535,9 @@ def test_threads_share_no_frame():
         t.join()
     for x, y in zip(inputs, results, strict=True):
         assert torch.equal(y, F.gelu(x))
+
+
+def test_docstrings_hold_the_formula():
+    assert "max(0, x)" in F.relu.__doc__
+    for name in ("gelu", "silu", "mish", "swiglu", "clamped_swiglu"):
+        assert tenon.activation(name).formula in getattr(F, name).__doc__

@@ -1,5 +1,7 @@
 """What the installed package promises: size, import time, types, the command."""
 
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -37,3 +39,23 @@ def test_python_m_tenon_runs_the_command():
         pytest.skip("no command beside the library")
     result = run(sys.executable, "-m", "tenon", "--version")
     assert result.returncode == 0 and result.stdout.strip() == __import__("tenon").__version__
+
+
+@pytest.mark.parametrize("other", ["torch", "jax"])
+def test_other_libraries_may_be_loaded_after_it(other):
+    # The C++ runtime inside libtenon must not answer for theirs.
+    pytest.importorskip(other)
+    result = run(sys.executable, "-c", f"import tenon, {other}; print(tenon.names()[0])")
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_library_shows_its_own_names_only():
+    from tenon import _lib
+
+    if shutil.which("nm") is None:
+        pytest.skip("no nm")
+    listed = run("nm", "-D", "-C", "--defined-only", str(_lib.lib._name)).stdout.splitlines()
+    names = [line.split(maxsplit=2)[2] for line in listed]
+    assert "tenon_forward" in names and "tenon_ActLu" in names
+    prefix = r"((typeinfo|typeinfo name|vtable) for )?tenon(::|_)"
+    assert [n for n in names if not re.match(prefix, n)] == []

@@ -111,6 +111,31 @@ void print_formula(std::string& out, const char* title, const Activation& f, con
 
 }  // namespace
 
+std::string formula(const Activation& f) {
+  Graph graph;
+  std::vector<std::string> names =
+      f.inputs == 1 ? std::vector<std::string>{"x"} : std::vector<std::string>{"a", "b"};
+  std::vector<Expr> inputs;
+  std::vector<Expr> values;
+  uint32_t slot = 0;
+  for (int i = 0; i < f.inputs; ++i) inputs.push_back(graph.load(slot++));
+  for (const Parameter& p : f.parameters) {
+    values.push_back(graph.load(slot++));
+    names.push_back(p.name);
+  }
+  Expr value = call(f, inputs, values);
+  if (f.scaled) {
+    value = value * graph.load(slot);
+    names.emplace_back("s");
+  }
+  const uint32_t root = graph.id(value);
+  std::string text = formula_text(graph, std::span(&root, 1), names);
+  text.pop_back();
+  for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at))
+    text.replace(at, 1, "; ");
+  return text;
+}
+
 std::string show(const Activation& f, bool backward) {
   std::string out = str(f.name, ": ", f.inputs == 2 ? "of a and b" : "of x");
   for (size_t i = 0; i < f.parameters.size(); ++i)

@@ -381,8 +381,9 @@ int tenon_info(const char* act, char* buffer, size_t capacity, size_t* size) {
           tenon::str(list.empty() ? "" : ", ", "{\"name\": \"", p.name,
                      "\", \"value\": ", json_number(p.value), ", \"least\": ", json_number(p.least),
                      ", \"most\": ", json_number(p.most), "}");
-    give(tenon::str("{\"name\": ", json_text(f.name), ", \"inputs\": ", f.inputs, ", \"scaled\": ",
-                    f.scaled ? "true" : "false", ", \"parameters\": [", list, "]}"),
+    give(tenon::str("{\"name\": ", json_text(f.name), ", \"inputs\": ", f.inputs,
+                    ", \"scaled\": ", f.scaled ? "true" : "false", ", \"parameters\": [", list,
+                    "], \"formula\": ", json_text(tenon::formula(f)), "}"),
          buffer, capacity, size);
   });
 }

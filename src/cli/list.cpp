@@ -20,27 +20,6 @@ std::string parameters(const Activation& f) {
   return joined(parts, ", ");
 }
 
-// The formula, its shared parts first, on one line.
-std::string formula(const Activation& f) {
-  Graph graph;
-  std::vector<std::string> names =
-      f.inputs == 1 ? std::vector<std::string>{"x"} : std::vector<std::string>{"a", "b"};
-  std::vector<Expr> inputs;
-  std::vector<Expr> values;
-  uint32_t slot = 0;
-  for (int i = 0; i < f.inputs; ++i) inputs.push_back(graph.load(slot++));
-  for (const Parameter& p : f.parameters) {
-    values.push_back(graph.load(slot++));
-    names.push_back(p.name);
-  }
-  const uint32_t root = graph.id(call(f, inputs, values));
-  std::string text = formula_text(graph, std::span(&root, 1), names);
-  text.pop_back();
-  for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at))
-    text.replace(at, 1, "; ");
-  return text;
-}
-
 void print_markdown() {
   fmt::print(
       "# Activations\n\n"

@@ -288,7 +288,7 @@ def fused_backward(
 
 
 def info(act: bytes) -> str:
-    """tenon_info: name, inputs, scaled and parameters, as JSON."""
+    """tenon_info: name, inputs, scaled, parameters and formula, as JSON."""
     return _lib.text_of(lib.tenon_info, act)
 
 

@@ -328,7 +328,9 @@ def _named(name: str) -> Callable[..., Any]:
         return activation(name, x, **options)
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"""y = {name}(x + bias)*scale; tenon.show({name!r}) prints the formula.
+    found = activation_info(name)
+    of = "x" if found["inputs"] == 1 else "a, b"
+    function.__doc__ = f"""y = f(x + bias)*scale with f({of}): {found["formula"]}.
 
     Keywords b, bias, scale, layout, quantizer, out_dtype, precision, rounding and the activation's
     parameters are those of activation().
