@@ -73,13 +73,20 @@ def main() -> None:
         theirs = torch.nn.Sequential(
             torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8), torch.nn.GELU()
         )
-        rows.append(("Sequential of 4", lambda: ours(x), lambda: theirs(x)))
+        rows.append(("Sequential of 2 Linear, 2 GELU", lambda: ours(x), lambda: theirs(x)))
+        basic = ops.Sequential(
+            ops.BasicLinear(8, 16), ops.Bias(16), ops.GELU(), ops.BasicLinear(16, 8)
+        )
+        same = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8, bias=False)
+        )
+        rows.append(("Sequential of 4 basic ops", lambda: basic(x), lambda: same(x)))
     print(f"microseconds a call, [4, 8] float32, least of {given.rounds} rounds")
-    print(f"{'':30}{'tenon':>9}{'torch':>9}")
+    print(f"{'':32}{'tenon':>9}{'torch':>9}")
     for name, ours_call, torch_call in rows:
         us = microseconds(ours_call, given.rounds, given.number)
         them = "" if torch_call is None else microseconds(torch_call, given.rounds, given.number)
-        print(f"{name:30}{us:9.1f}" + (f"{them:9.1f}" if them else ""))
+        print(f"{name:32}{us:9.1f}" + (f"{them:9.1f}" if them else ""))
 
 
 if __name__ == "__main__":
