@@ -137,6 +137,7 @@ Problem check_store(const Step& step, const Store& s, const RunArgs& args,
       break;
     }
     case Store::To::encoded:
+    case Store::To::column:
       break;
   }
   return wrong;

@@ -67,6 +67,7 @@ Step StepBuilder::finish() {
       image[id] = graph->intern(n).id();
     }
     for (Store& s : step_.stores) s.value = image[s.value];
+    for (uint32_t& t : step_.totals) t = image[t];
     step_.loads = std::move(loads);
     graph_ = std::move(graph);
   }

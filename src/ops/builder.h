@@ -27,6 +27,12 @@ class StepBuilder {
     step_.stores.push_back(s);
   }
 
+  // The tree sum of a value over its row.
+  Expr total(Expr value) {
+    step_.totals.push_back(graph_->id(value));
+    return load({.from = Load::From::total, .arg = static_cast<uint32_t>(step_.totals.size() - 1)});
+  }
+
   // An element of an operand whose views start at `arg`: codes times their scale.
   Expr load(const Operand& o, uint32_t arg, const ColumnMap& columns);
 

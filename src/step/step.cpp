@@ -27,7 +27,8 @@ std::string text(const Format& f) {
 
 std::string text(const Load& l) {
   std::string out = str(kLoadNames[static_cast<size_t>(l.from)], l.arg);
-  if (l.from != Load::From::random) out += str(":", info(l.dtype).name);
+  if (l.from != Load::From::random && l.from != Load::From::product && l.from != Load::From::total)
+    out += str(":", info(l.dtype).name);
   if (l.from == Load::From::block)
     out += text(l.format) + (l.orientation == Orientation::rowwise ? ":row" : ":col");
   return out + (l.transposed ? "^T" : "") + text(l.columns);
@@ -35,7 +36,7 @@ std::string text(const Load& l) {
 
 std::string text(const Store& s) {
   return str(kStoreNames[static_cast<size_t>(s.to)], s.arg, ":", info(s.dtype).name,
-             text(s.columns), s.join ? "+" : "");
+             text(s.columns), s.join ? "+" : "", s.ordered ? ":ordered" : "");
 }
 
 std::string text(const Encoder& e) {
@@ -45,11 +46,38 @@ std::string text(const Encoder& e) {
              e.cols, "]", reads ? str("<", e.scale) : "");
 }
 
+std::string text(const Matrix& m) {
+  return str("in", m.arg, ":", info(m.format.dtype).name,
+             m.format.scaling == Scaling::none ? "" : text(m.format),
+             m.orientation == Orientation::rowwise ? "" : ":col", m.transposed ? "^T" : "");
+}
+
+std::string text(const Gemm& g) {
+  return str(text(g.a), "*", text(g.b), "[", g.inner, "x", g.cols, "]");
+}
+
+// Codes and scales of a tensor with `rows` rows.
+int64_t encoded_bytes(const Format& f, int64_t rows, int64_t cols, Orientation o) {
+  int64_t total = rows * cols * info(f.dtype).bytes;
+  if (f.scaling != Scaling::none) {
+    const Shape s = f.scale_shape(rows, cols, o);
+    total += s.rows * s.cols * info(info(f.scaling).scale).bytes;
+  }
+  return total;
+}
+
 }  // namespace
+
+Head Step::head() const {
+  if (gemm) return Head::gemm;
+  const bool ordered = std::ranges::any_of(stores, &Store::ordered);
+  return ordered ? Head::norm_grad : totals.empty() ? Head::map : Head::norm;
+}
 
 std::vector<uint32_t> Step::roots() const {
   std::vector<uint32_t> ids;
   for (const Store& s : stores) ids.push_back(s.value);
+  ids.insert(ids.end(), totals.begin(), totals.end());
   return ids;
 }
 
@@ -59,8 +87,23 @@ Precision Step::effective_precision() const {
   return precision;
 }
 
-int64_t Step::bytes(int64_t rows) const {
+int64_t Step::flops(int64_t given) const {
+  if (!gemm) return 0;
+  return 2 * (rows ? rows : given) * gemm->cols * (gemm->inner ? gemm->inner : given);
+}
+
+int64_t Step::bytes(int64_t given) const {
+  const int64_t rows = this->rows ? this->rows : given;
   int64_t total = 0;
+  if (gemm) {
+    const int64_t inner = gemm->inner ? gemm->inner : given;
+    const auto matrix = [&](const Matrix& m, int64_t r, int64_t c) {
+      if (m.transposed) std::swap(r, c);
+      total += encoded_bytes(m.format, r, c, m.orientation);
+    };
+    matrix(gemm->a, rows, inner);
+    matrix(gemm->b, inner, gemm->cols);
+  }
   const auto scales = [&](const Format& f, int64_t columns, Orientation o) {
     const Shape s = f.scale_shape(rows, columns, o);
     return s.rows * s.cols * info(info(f.scaling).scale).bytes;
@@ -84,6 +127,8 @@ int64_t Step::bytes(int64_t rows) const {
         total += info(l.dtype).bytes;
         break;
       case Load::From::random:
+      case Load::From::product:
+      case Load::From::total:
         break;  // made, not read
     }
   }
@@ -91,19 +136,21 @@ int64_t Step::bytes(int64_t rows) const {
     const int64_t count = s.to == Store::To::tile         ? rows * cols
                           : s.to == Store::To::column_sum ? cols
                           : s.to == Store::To::row_sum    ? rows
+                          : s.to == Store::To::column     ? rows
                           : s.to == Store::To::encoded    ? 0
                                                           : 1;
     total += count * info(s.dtype).bytes;
   }
   for (const Encoder& e : encoders)
     for (const Orientation o : kOrientations)
-      if (e.has(o))
-        total += rows * e.cols * info(e.format.dtype).bytes + scales(e.format, e.cols, o);
+      if (e.has(o)) total += encoded_bytes(e.format, rows, e.cols, o);
   return total;
 }
 
 std::string Step::key() const {
   std::string out = str(cols, precision == Precision::strict ? " strict" : " native");
+  if (rows) out += str(" rows=", rows);
+  if (gemm) out += " " + text(*gemm);
   for (const Load& l : loads) out += " " + text(l);
   out += " |";
   std::map<uint32_t, size_t> position;
@@ -118,12 +165,14 @@ std::string Step::key() const {
   }
   out += " |";
   for (const Store& s : stores) out += str(" ", position[s.value], ">", text(s));
+  for (const uint32_t t : totals) out += str(" ", position[t], ">total");
   for (const Encoder& e : encoders) out += " " + text(e);
   return out;
 }
 
 std::string Step::describe() const {
-  std::string out = str("map ", name, " cols=", cols, " |");
+  std::string out = str(kHeads[static_cast<size_t>(head())], " ", name, " cols=", cols, " |");
+  if (gemm) out += str(" ", text(*gemm), " |");
   for (const Load& l : loads) out += " " + text(l);
   size_t words = 0;
   for (const uint32_t id : order(*graph, roots())) words += (*graph)[id].arity() > 0;

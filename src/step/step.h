@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,10 +26,11 @@ struct ColumnMap {
 };
 
 struct Load {
-  // block: the scale of an encoded input; random: 16 bits of the stream as a number.
-  enum class From : uint8_t { tile, row, column, scalar, parameter, block, random };
+  // block: the scale of an encoded input; random: 16 bits of the stream as a number; product: an
+  // element of the Gemm head; total: a row total of the step.
+  enum class From : uint8_t { tile, row, column, scalar, parameter, block, random, product, total };
   From from = From::tile;
-  // Which input view; for a parameter, which parameter; for random, the ordinal of its Dropout.
+  // Which input view, parameter or row total; for random, the ordinal of its Dropout.
   uint32_t arg = 0;
   DType dtype = DType::f32;
   ColumnMap columns = {};
@@ -38,20 +40,23 @@ struct Load {
 };
 
 struct Store {
-  // encoded: elements of an encoder's tensor.
-  enum class To : uint8_t { tile, column_sum, row_sum, sum, amax, encoded };
+  // encoded: elements of an encoder's tensor; column: one number a row, which depends on no column.
+  enum class To : uint8_t { tile, column_sum, row_sum, sum, amax, encoded, column };
   To to = To::tile;
   uint32_t arg = 0;  // which output view, or which encoder
   DType dtype = DType::f32;
   ColumnMap columns = {};
   uint32_t value = 0;  // node of the graph
   bool join = false;   // amax: the larger of the result and of what the view holds
+  // column_sum: the rows of each aligned block of 32 are added in index order; blocks form the
+  // tree.
+  bool ordered = false;
 };
 
-inline constexpr std::array<std::string_view, 7> kLoadNames{
-    "tile", "row", "column", "scalar", "parameter", "block", "random"};
-inline constexpr std::array<std::string_view, 6> kStoreNames{"tile", "column_sum", "row_sum",
-                                                             "sum",  "amax",       "encoded"};
+inline constexpr std::array<std::string_view, 9> kLoadNames{
+    "tile", "row", "column", "scalar", "parameter", "block", "random", "product", "total"};
+inline constexpr std::array<std::string_view, 7> kStoreNames{"tile", "column_sum", "row_sum", "sum",
+                                                             "amax", "encoded",    "column"};
 
 // An output whose elements need their neighbours: scales of blocks, transposed copies. Its elements
 // come from the stores that name it, two where a gated gradient is one tensor.
@@ -77,25 +82,53 @@ struct Encoder {
 };
 inline constexpr std::array kOrientations{Orientation::rowwise, Orientation::columnwise};
 
-// A map over rows x cols elements. Slot i of the graph reads loads[i]. Within one element all loads
-// come before all stores, which is what makes exact in-place calls right.
+// A tensor in a product: codes at input `arg`, scale_inv behind them where the format has one.
+struct Matrix {
+  uint32_t arg = 0;
+  Format format = {};
+  Orientation orientation = Orientation::rowwise;  // which encoding of the tensor the codes are
+  bool transposed = false;                         // the product takes the tensor's transpose
+};
+
+// product(r, c) = Σ a(r, k)·b(k, c) in fp32, in an order that k alone decides. a is rows x inner,
+// b inner x cols after their transpositions.
+struct Gemm {
+  Matrix a, b;
+  int64_t cols = 0;   // a gated body has half as many
+  int64_t inner = 0;  // 0: the call's rows, as in a weight's gradient; the step then fixes its own
+};
+
+enum class Head : uint8_t { map, gemm, norm, norm_grad };
+inline constexpr std::array<std::string_view, 4> kHeads{"map", "gemm", "norm", "norm_grad"};
+
+// A body over rows x cols elements, behind a head. Slot i of the graph reads loads[i]. Within one
+// element all loads come before all stores, which is what makes exact in-place calls right.
 struct Step {
   std::string name;
   std::shared_ptr<const Graph> graph;
   std::vector<Load> loads;
   std::vector<Store> stores;
   std::vector<Encoder> encoders;
+  std::optional<Gemm> gemm;
+  // Nodes whose tree sums over the row are loads of later nodes: norms. A node reads totals before
+  // its own only.
+  std::vector<uint32_t> totals;
+  int64_t rows = 0;  // 0: the call gives them
   int64_t cols = 0;
   Precision precision = Precision::native;
 
+  [[nodiscard]] Head head() const;
+  // The stores' values, then the totals.
   [[nodiscard]] std::vector<uint32_t> roots() const;
 
   // Strict where asked, and wherever a result is kept in fp32: native promises no less there.
   // An amax is a by-product and follows the others; alone it is as asked.
   [[nodiscard]] Precision effective_precision() const;
 
-  // Bytes that must move for `rows` rows: each input and output once.
+  // Bytes that must move in a call of `rows` rows: each input and output once.
   [[nodiscard]] int64_t bytes(int64_t rows) const;
+  // Two for each term of a product.
+  [[nodiscard]] int64_t flops(int64_t rows) const;
 
   // Equal keys mean equal kernels; rows are not part of it.
   [[nodiscard]] std::string key() const;

@@ -114,6 +114,9 @@ class Verifier {
         break;
       case Store::To::encoded:
         break;  // by encoder
+      case Store::To::column:
+        for (int64_t r = 0; r < rows && cols > 0; ++r) expect(at(r, 0), r, 0);
+        break;
     }
     return wrong;
   }
@@ -149,10 +152,13 @@ float load_element(const Load& l, const RunArgs& args, int64_t r, int64_t c) {
       const uint32_t word = philox(s[0], i / 8, s[1] + l.arg).w[i % 8 / 2];
       return static_cast<float>(i % 2 ? word >> 16 : word & 0xffffU);
     }
+    case Load::From::product:
+    case Load::From::total:
+      break;  // not in memory
     case Load::From::parameter:
-      break;
+      return args.parameters[l.arg];
   }
-  return args.parameters[l.arg];
+  return 0;
 }
 
 std::optional<std::string> verify(const Step& step, const RunArgs& args) {

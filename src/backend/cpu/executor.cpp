@@ -79,6 +79,7 @@ class Executor final : public Kernel {
     switch (s.to) {
       case Store::To::tile:
       case Store::To::encoded:
+      case Store::To::column:
         break;
       case Store::To::column_sum:
         parallel_for(cdiv(g.cols, kTileCols), [&](int64_t begin, int64_t end) {
@@ -144,6 +145,9 @@ class Executor final : public Kernel {
 
 }  // namespace
 
-Attempt make_executor(const Step& step) { return std::make_shared<const Executor>(step); }
+Attempt make_executor(const Step& step) {
+  if (step.gemm) return Refusal{"the executor runs bodies; a product needs the gemm maker"};
+  return std::make_shared<const Executor>(step);
+}
 
 }  // namespace tenon::cpu

@@ -51,13 +51,15 @@ void store_columns(const Loops& loops, const Store& s, const View& v, int64_t ro
 }
 
 Item::Item(const Step& step, const Program& program, const Loops& loops, const RunArgs& args,
-           const Grid& grid, int64_t index, Leftovers& leftovers)
+           const Grid& grid, int64_t index, Leftovers& leftovers,
+           std::span<const ProductRange> product)
     : step_(step),
       program_(program),
       loops_(loops),
       args_(args),
       grid_(grid),
       leftovers_(leftovers),
+      product_(product),
       index_(index),
       block_(index / grid.chunks()),
       chunk_(index % grid.chunks()),
@@ -86,6 +88,7 @@ Item::Item(const Step& step, const Program& program, const Loops& loops, const R
   float* memory = scratch_memory(floats);
   const auto take = [&](size_t n) { return std::exchange(memory, memory + n); };
   for (float*& slot : slot_) slot = take(kTile);
+  own_.assign(slot_.begin(), slot_.begin() + static_cast<int64_t>(step_.loads.size()));
   for (const Load& l : step_.loads) row_.push_back(take(row_floats(l)));
   for (const Store& s : step_.stores) stack_.push_back(take(grid_.stack_floats(s.to)));
   wide_ = take(grid_.row_floats());
@@ -158,6 +161,10 @@ void Item::load(const Tile& t) {
       case Load::From::random:
         load_random(i, t);
         break;
+      case Load::From::product:
+        load_product(i, t);
+        break;
+      case Load::From::total:
       case Load::From::scalar:
       case Load::From::parameter:
         break;  // filled once an item
@@ -207,6 +214,23 @@ void Item::load_random(size_t i, const Tile& t) {
   }
 }
 
+// In place where a tile is one run of one row.
+void Item::load_product(size_t i, const Tile& t) {
+  const ColumnMap& map = step_.loads[i].columns;
+  const auto at = [&](int64_t row, int64_t c) {
+    const auto range = std::ranges::find_if(
+        product_, [&](const ProductRange& p) { return p.begin <= c && c < p.begin + p.n; });
+    return range->data + (row - row_begin_) * range->stride + (c - range->begin);
+  };
+  slot_[i] = map.contiguous() && t.rows == 1 ? at(t.row, map(t.col)) : own_[i];
+  if (slot_[i] != own_[i]) return;
+  for (int64_t k = 0; k < t.rows; ++k)
+    for_runs(map, t.col, t.cols, [&](int64_t first, int64_t c, int64_t n, int64_t stride) {
+      loops_.load[index(DType::f32)](slot_[i] + k * t.cols + first, at(t.row + k, c), stride,
+                                     static_cast<size_t>(n));
+    });
+}
+
 void Item::execute(const std::vector<Instruction>& list, size_t n) const {
   for (const Instruction& i : list) {
     std::array<const float*, 4> in{};
@@ -239,6 +263,8 @@ void Item::store(size_t k, const Tile& t) {
       break;
     case Store::To::encoded:
       store_panel(k, t, value);
+      break;
+    case Store::To::column:
       break;
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <span>
 #include <vector>
 
 #include "backend/cpu/encode.h"
@@ -21,6 +22,13 @@ struct Leftovers {
   std::vector<std::array<std::atomic<uint64_t>, 3>> health;  // by encoder
 };
 
+// Columns [begin, begin + n) of a product, from the item's first row on.
+struct ProductRange {
+  int64_t begin = 0, n = 0;
+  float* data = nullptr;
+  int64_t stride = 0;
+};
+
 // Column c of row r; the dtype's size decides what a column is.
 void* element(const View& view, int64_t r, int64_t c);
 
@@ -31,7 +39,8 @@ void store_columns(const Loops& loops, const Store& store, const View& view, int
 class Item {
  public:
   Item(const Step& step, const Program& program, const Loops& loops, const RunArgs& args,
-       const Grid& grid, int64_t index, Leftovers& leftovers);
+       const Grid& grid, int64_t index, Leftovers& leftovers,
+       std::span<const ProductRange> product = {});
   void run();
 
  private:
@@ -45,6 +54,7 @@ class Item {
   void execute(const std::vector<Instruction>& list, size_t n) const;
   void load_blocks(size_t i, const Tile& t);
   void load_random(size_t i, const Tile& t);
+  void load_product(size_t i, const Tile& t);
   void store(size_t k, const Tile& t);
   void store_panel(size_t k, const Tile& t, const float* value);
   void encode_band(int64_t row, int64_t rows);
@@ -58,11 +68,13 @@ class Item {
   const RunArgs& args_;
   const Grid& grid_;
   Leftovers& leftovers_;
+  std::span<const ProductRange> product_;
   int64_t index_, block_, chunk_;
   int64_t row_begin_, row_end_, col_begin_, col_end_;
-  // Memory of the thread: tiles, row vectors by load, stacks of partial sums by store, and places
-  // to add in: one as wide as a row vector, one for a tile and its tree.
-  std::vector<float*> slot_, row_, stack_;
+  // Memory of the thread: tiles (of loads also where they are not read in place), row vectors by
+  // load, stacks of partial sums by store, and places to add in: one as wide as a row vector, one
+  // for a tile and its tree.
+  std::vector<float*> slot_, row_, own_, stack_;
   float* wide_ = nullptr;
   float* spare_ = nullptr;
   std::vector<uint32_t> most_;  // largest bits of |value| by store

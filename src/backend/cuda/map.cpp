@@ -85,6 +85,8 @@ std::string store_lines(const Step& step) {
 
 // Why the flat map does not do a step, or nothing if it does.
 std::string refusal(const Step& step) {
+  if (step.head() != Head::map)
+    return str("the flat map has no ", kHeads[static_cast<size_t>(step.head())], " head");
   for (const Store& s : step.stores)
     if (s.to != Store::To::tile)
       return str("the flat map writes tiles only; ", kStoreNames[static_cast<size_t>(s.to)],
