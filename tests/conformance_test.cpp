@@ -31,6 +31,18 @@ float tree(std::vector<float> v) {
   return v[0];
 }
 
+// The order of gamma's and beta's gradients.
+float ordered(const std::vector<float>& v) {
+  std::vector<float> blocks;
+  for (size_t i = 0; i < v.size(); ++i) {
+    if (i % 32 == 0)
+      blocks.push_back(v[i]);
+    else
+      blocks.back() += v[i];
+  }
+  return tree(std::move(blocks));
+}
+
 // Same bits after one rounding; any NaN is any NaN.
 Problem compare(const View& out, int64_t r, int64_t c, float value, std::string_view what) {
   const float got = decode(out.dtype, code_at(out, r * out.stride + c));
@@ -120,7 +132,7 @@ Problem check_store(const Step& step, const Store& s, const RunArgs& args,
       for (int64_t c = 0; c < cols; ++c) {
         std::vector<float> column;
         for (int64_t r = 0; r < rows; ++r) column.push_back(at(r, c));
-        expect(0, s.columns(c), tree(std::move(column)));
+        expect(0, s.columns(c), s.ordered ? ordered(column) : tree(std::move(column)));
       }
       break;
     case Store::To::row_sum:
@@ -137,7 +149,9 @@ Problem check_store(const Step& step, const Store& s, const RunArgs& args,
       break;
     }
     case Store::To::encoded:
+      break;
     case Store::To::column:
+      for (int64_t r = 0; r < rows && cols > 0; ++r) expect(r, 0, at(r, 0));
       break;
   }
   return wrong;
@@ -158,6 +172,17 @@ Problem check_step(const Step& step, const RunArgs& args) {
   }
   for (const auto& values : loads) columns.push_back({values.data()});
   std::vector<std::vector<float>> results;
+  // Totals in turn: a later one may read those before it.
+  for (uint32_t t = 0; t < step.totals.size(); ++t) {
+    accuracy::Reference(*step.graph, std::span(&step.totals[t], 1)).run(n, columns, results);
+    for (size_t i = 0; i < step.loads.size(); ++i) {
+      if (step.loads[i].from != Load::From::total || step.loads[i].arg != t) continue;
+      for (int64_t r = 0; r < args.rows; ++r) {
+        const auto first = results[0].begin() + r * step.cols;
+        std::fill_n(loads[i].begin() + r * step.cols, step.cols, tree({first, first + step.cols}));
+      }
+    }
+  }
   accuracy::Reference(*step.graph, step.roots()).run(n, columns, results);
 
   std::vector<std::vector<float>> tensors;

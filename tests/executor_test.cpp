@@ -422,7 +422,7 @@ std::vector<float> interpret(const Step& step, const cpu::Loops& loops, const Ma
                     : step.loads[i].arg == ActivationArgs::grad
                         ? g.at(0, static_cast<int64_t>(c))
                         : x.at(step.loads[i].columns.offset ? 1 : 0, static_cast<int64_t>(c));
-  for (const auto* list : {&p.once, &p.tile})
+  for (const auto* list : {&p.once, &p.phases.back().tile})
     for (const cpu::Instruction& i : *list) {
       const float* in[4] = {};
       for (int k = 0; k < i.arity; ++k) in[k] = slots[i.in[static_cast<size_t>(k)]].data();

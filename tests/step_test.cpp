@@ -10,7 +10,7 @@
 #include "ops/builder.h"
 #include "ops/dropout.h"
 #include "ops/fuse.h"
-#include "ops/l2norm.h"
+#include "ops/norm.h"
 #include "plan/execute.h"
 #include "support.h"
 
@@ -212,7 +212,14 @@ std::vector<Step> described() {
                 .grad = DType::f16,
                 .cols = 7};
   steps.push_back(fuse_step(fuse));
-  steps.push_back(l2_square_sum({.cols = 64, .x = DType::bf16, .options = {}}));
+  NormForm norm;
+  norm.cols = 64;
+  norm.x = norm.grad = DType::bf16;
+  norm.y = DType::bf16;
+  norm.gamma = norm.dgamma = DType::f32;
+  norm.rstdev = true;
+  steps.push_back(norm_step(norm));
+  steps.push_back(norm_backward_step(norm));
   // Both encodings of a gated gradient, its bias gradient and its counts; what `current` needs
   // first.
   ActivationForm mx = form("swiglu", true);

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace tenon {
@@ -33,5 +34,23 @@ struct Layout {
   static constexpr Layout interleaved(int64_t k) { return {Kind::interleaved, k}; }
   friend bool operator==(const Layout&, const Layout&) = default;
 };
+
+// stacked, swapped or interleaved(k).
+constexpr std::optional<Layout> layout_named(std::string_view name) {
+  if (name == "stacked") return Layout::stacked();
+  if (name == "swapped") return Layout::swapped();
+  constexpr std::string_view kInterleaved = "interleaved(";
+  if (!name.starts_with(kInterleaved) || !name.ends_with(")")) return std::nullopt;
+  name.remove_prefix(kInterleaved.size());
+  name.remove_suffix(1);
+  constexpr int64_t kMost = int64_t{1} << 40;
+  int64_t k = 0;
+  for (const char c : name) {
+    if (c < '0' || c > '9' || k > kMost) return std::nullopt;
+    k = k * 10 + (c - '0');
+  }
+  if (k < 1) return std::nullopt;
+  return Layout::interleaved(k);
+}
 
 }  // namespace tenon

@@ -212,6 +212,65 @@ TENON_API int tenon_l2_normalization_backward(const tenon_view* grad, const teno
 TENON_API int tenon_set_threads(int32_t count);
 TENON_API int tenon_threads(void);
 
+/* ---- Plans: a chain of ops as few passes, forward and backward ---- */
+
+/* Of a parameter or an extra input; zero is the default: wanted, in the tensor's own dtype. */
+typedef struct tenon_grad_request {
+  int32_t unwanted;
+  int32_t dtype_given, dtype; /* dtype counts where dtype_given is not zero, e.g. for a main_grad */
+  int32_t accumulate;         /* is added to what the gradient's memory holds */
+} tenon_grad_request;
+
+/* An op of the caller's own between ours. A callback returns 0, or says why not in the text that
+   reaches the caller of tenon_plan_run behind the op's name. */
+typedef struct tenon_opaque_op {
+  const char* name;           /* as the chain calls it */
+  int64_t cols;               /* of its output; 0: as its input */
+  int64_t rows_mul, rows_div; /* of its output; 0 and 0: as its input */
+  int (*forward)(void* user, int64_t rows, const tenon_view* x, const tenon_view* y, char* why,
+                 size_t capacity);
+  int (*backward)(void* user, int64_t rows, const tenon_view* x, const tenon_view* dy,
+                  const tenon_view* dx, char* why, size_t capacity);
+  void* user;
+} tenon_opaque_op;
+
+typedef struct tenon_plan_request {
+  size_t size;
+  int64_t cols;  /* of the input; 0: the chain says */
+  int32_t dtype; /* of the input */
+  int32_t parameter_dtype_given, parameter_dtype;
+  const char* recipe;  /* "none" (default), "delayed", "current", "mxfp8", "block" */
+  int32_t recipe_e4m3; /* gradients e4m3 too */
+  int32_t evaluation;  /* no dropout */
+  int32_t forward_only;
+  int32_t no_input_grad;
+  const char* keep; /* "input" (default), "fp8", "recompute" */
+  const tenon_grad_request* parameter_grads;
+  size_t parameter_grad_count; /* the rest has the defaults */
+  const tenon_grad_request* extra_grads;
+  size_t extra_grad_count;
+  const tenon_opaque_op* opaque_ops;
+  size_t opaque_op_count;
+} tenon_plan_request;
+
+typedef struct tenon_plan tenon_plan;
+
+/* Equal texts and requests share one plan. Free each handle. */
+TENON_API int tenon_plan_build(const char* chain, const tenon_plan_request* request,
+                               const tenon_options* options, tenon_plan** plan);
+TENON_API void tenon_plan_free(tenon_plan* plan);
+/* `format` is "text", "json" or "html"; json lists the buffers. Buffers as for tenon_names. */
+TENON_API int tenon_plan_describe(const tenon_plan* plan, int64_t rows, const char* format,
+                                  char* buffer, size_t capacity, size_t* size);
+/* Bytes of each buffer and of the workspace; the only call that refuses a number of rows. */
+TENON_API int tenon_plan_sizes(const tenon_plan* plan, int64_t rows, int64_t* bytes, size_t count,
+                               int64_t* workspace);
+/* memory[i] is buffer i; those that a pass does not use may be NULL. Weights are quantised again
+   unless `weights_unchanged`. */
+TENON_API int tenon_plan_run(const tenon_plan* plan, int32_t backward, int64_t rows,
+                             void* const* memory, size_t count, void* workspace,
+                             int32_t weights_unchanged, void* stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -5,6 +5,7 @@
 #include "api/validate.h"
 #include "core/fp_mode.h"
 #include "core/lock.h"
+#include "core/text.h"
 #include "expr/parse.h"
 #include "expr/registry.h"
 #include "ops/fuse.h"

@@ -1,10 +1,10 @@
 // The named functions: prefixes of an activation's name, and the L2 normalisation.
-#include <vector>
+#include <array>
 
 #include "api/validate.h"
 #include "core/fp_mode.h"
 #include "expr/registry.h"
-#include "ops/l2norm.h"
+#include "ops/norm.h"
 #include "plan/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
@@ -47,11 +47,23 @@ bool run_l2(const Call& c) {
   return true;
 }
 
-// Row statistics are kept in memory of the host between the steps.
+NormForm l2_form(const View& x, const View& y, const Options& options) {
+  NormForm form;
+  form.kind = NormKind::l2;
+  form.cols = x.cols;
+  form.precision = options.precision;
+  form.rounding = options.rounding;
+  form.x = x.dtype;
+  form.y = y.dtype;
+  return form;
+}
+
 void check_l2(std::string_view op, const View& r, int64_t rows, const Options& options) {
   check_options(op, options);
   if (options.device == Device::cuda)
-    fail(Code::unsupported, op, " on cuda: row sums are not made there; run it on the cpu device");
+    fail(Code::unsupported, op,
+         " on cuda: row totals are not made there; run it on the cpu device");
+  if (!r.given()) return;
   check_view(op, {"r", r});
   check_shape(op, {"r", r}, rows, 1, "one number for each row of x");
   require(r.dtype == DType::f32, op, ": r is ", info(r.dtype).name, "; it must be f32");
@@ -94,24 +106,18 @@ void l2_normalization(const View& x, const View& y, const View& r, float eps,
   check_shape(kOp, {"y", y}, x.rows, x.cols, "the shape of x");
   require(eps >= 0, kOp, ": eps = ", eps, "; it must not be negative");
   if (x.cols == 0 && !r.given()) return;  // nothing to write
-  std::vector<float> own(r.given() || x.rows == 0 ? 0 : static_cast<size_t>(x.rows));
-  const View root = r.given() ? r : matrix(own.data(), DType::f32, x.rows, 1);
-  check_l2(kOp, root, x.rows, options);
+  check_l2(kOp, r, x.rows, options);
   check_overlap(kOp, {{"x", x}}, {{"y", y}}, {{"x", x}});
-  check_overlap(kOp, {{"x", x}, {"y", y}}, {{"r", r}}, {});  // written before x is read again
+  check_overlap(kOp, {{"x", x}, {"y", y}}, {{"r", r}}, {});
 
-  const L2Form form{.cols = x.cols, .x = x.dtype, .y = y.dtype, .options = options};
-  const std::array in{x, root};
-  execute(l2_square_sum(form),
-          {.rows = x.rows, .in = std::span(&x, 1), .out = std::span(&root, 1), .parameters = {}},
-          options);
-  execute(l2_rsqrt(form),
-          {.rows = x.rows,
-           .in = std::span(&root, 1),
-           .out = std::span(&root, 1),
-           .parameters = std::span(&eps, 1)},
-          options);
-  execute(l2_scale(form), {.rows = x.rows, .in = in, .out = std::span(&y, 1), .parameters = {}},
+  NormForm form = l2_form(x, y, options);
+  form.rstdev = r.given();
+  std::array<View, NormArgs::inputs> in{};
+  std::array<View, NormArgs::outputs> out{};
+  in[NormArgs::x] = x;
+  out[NormArgs::y] = y;
+  out[NormArgs::rstdev] = r;
+  execute(norm_step(form), {.rows = x.rows, .in = in, .out = out, .parameters = std::span(&eps, 1)},
           options);
 }
 
@@ -128,16 +134,14 @@ void l2_normalization_backward(const View& grad, const View& x, const View& r, c
                 {{"grad", grad}, {"x", x}});
 
   if (x.cols == 0) return;  // nothing to write
-  const L2Form form{
-      .cols = x.cols, .x = x.dtype, .y = dx.dtype, .grad = grad.dtype, .options = options};
-  std::vector<float> memory(static_cast<size_t>(x.rows));
-  const View t = matrix(memory.data(), DType::f32, x.rows, 1);
-  const std::array products{x, grad};
-  execute(l2_product_sum(form),
-          {.rows = x.rows, .in = products, .out = std::span(&t, 1), .parameters = {}}, options);
-  const std::array in{grad, x, r, t};
-  execute(l2_backward(form), {.rows = x.rows, .in = in, .out = std::span(&dx, 1), .parameters = {}},
-          options);
+  NormForm form = l2_form(x, dx, options);
+  form.grad = grad.dtype;
+  std::array<View, NormArgs::inputs> in{};
+  in[NormArgs::x] = x;
+  in[NormArgs::grad] = grad;
+  in[NormArgs::rstdev_in] = r;
+  execute(norm_backward_step(form),
+          {.rows = x.rows, .in = in, .out = std::span(&dx, 1), .parameters = {}}, options);
 }
 
 }  // namespace tenon

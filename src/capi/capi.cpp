@@ -5,39 +5,13 @@
 #include <new>
 #include <string>
 
-#include "tenon/tenon.h"
+#include "capi/common.h"
 #include "tenon/tenon.hpp"
 
 namespace {
 
 using tenon::require;
-
-thread_local std::string last_error;
-
-// No exception leaves the library.
-template <class F>
-int guarded(F f) noexcept {
-  try {
-    last_error.clear();
-    f();
-    return TENON_OK;
-  } catch (const tenon::Error& e) {
-    last_error = e.what();
-    return static_cast<int>(e.code());
-  } catch (const std::bad_alloc&) {
-    last_error = "tenon: out of memory";
-  } catch (const std::exception& e) {
-    last_error = e.what();
-  } catch (...) {
-    last_error = "tenon: an exception of an unknown type";
-  }
-  return TENON_RUNTIME;
-}
-
-std::string_view text(const char* value, const char* function, const char* name) {
-  require(value != nullptr, function, ": ", name, " is NULL; pass a zero-terminated text");
-  return value;
-}
+using namespace tenon::capi;  // NOLINT: this file is its only user beside plan.cpp
 
 tenon::View view(const tenon_view& v) {
   require(v.dtype >= 0 && v.dtype < static_cast<int32_t>(tenon::kDTypes.size()),
@@ -61,28 +35,6 @@ std::vector<tenon::View> views(const tenon_view* v, size_t count, const char* fu
   std::vector<tenon::View> result;
   for (size_t i = 0; i < count; ++i) result.push_back(view(v[i]));
   return result;
-}
-
-// A caller of a newer header passes a larger struct; what this library does not know must be zero.
-template <class T>
-T sized(const T* given, const char* function, const char* type) {
-  T result{};
-  if (!given) return result;
-  constexpr size_t kMost = 4096;
-  require(given->size >= sizeof(T) && given->size <= kMost, function, ": the struct's size is ",
-          given->size, "; set it to sizeof(", type, ")");
-  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  require(std::all_of(bytes + sizeof(T), bytes + given->size, [](auto b) { return b == 0; }),
-          function, ": ", type, " has fields that this library does not know; use its own header");
-  std::memcpy(&result, given, sizeof(T));
-  return result;
-}
-
-template <class E>
-E chosen(int32_t value, size_t count, const char* function, const char* name) {
-  require(value >= 0 && static_cast<size_t>(value) < count, function, ": ", name, " = ", value,
-          "; it must be 0 to ", count - 1);
-  return static_cast<E>(value);
 }
 
 tenon::Scaling scaling(const char* name, const char* function) {
@@ -135,36 +87,11 @@ tenon::Tensor needed(const tenon_view* plain, const tenon_tensor* encoded, const
 // The caller's five numbers are the library's state, in place.
 static_assert(sizeof(tenon::Random) == 5 * sizeof(uint64_t));
 
-tenon::Options options(const tenon_options* given, const char* function) {
-  const tenon_options o = sized(given, function, "tenon_options");
-  return {.precision = chosen<tenon::Precision>(o.precision, 2, function, "precision"),
-          .rounding = chosen<tenon::Rounding>(o.rounding, 2, function, "rounding"),
-          .device = chosen<tenon::Device>(o.device, 2, function, "device"),
-          .stream = o.stream};
-}
-
 tenon::Layout layout(const char* given, const char* function) {
   const std::string_view name = given ? given : "stacked";
-  if (name == "stacked") return tenon::Layout::stacked();
-  if (name == "swapped") return tenon::Layout::swapped();
-  constexpr std::string_view kInterleaved = "interleaved(";
-  int64_t k = 0;
-  if (name.starts_with(kInterleaved) && name.ends_with(")")) {
-    const char* last = name.data() + name.size() - 1;
-    const auto read = std::from_chars(name.data() + kInterleaved.size(), last, k);
-    if (read.ec == std::errc() && read.ptr == last && k >= 1) return tenon::Layout::interleaved(k);
-  }
+  if (const auto found = tenon::layout_named(name)) return *found;
   tenon::fail(tenon::Code::invalid_argument, function, ": the layout '", name,
               "' is not known; use stacked, swapped or interleaved(k) with k ≥ 1");
-}
-
-// Text into a caller's buffer: at most `capacity` bytes, the final zero included.
-void give(const std::string& text, char* buffer, size_t capacity, size_t* size) {
-  if (size) *size = text.size() + 1;
-  if (!buffer || capacity == 0) return;
-  const size_t n = std::min(text.size(), capacity - 1);
-  std::memcpy(buffer, text.data(), n);
-  buffer[n] = '\0';
 }
 
 std::string json_number(float v) { return v - v == 0 ? tenon::str(v) : "null"; }

@@ -24,11 +24,22 @@ struct QuantizeArgs {
   bool exact_scales = false, columnwise = false, json = false;
 };
 
+struct PlanArgs {
+  std::string chain;  // its text, or @FILE
+  int64_t rows = 256, cols = 0;
+  std::string dtype = "f32", recipe = "none", keep = "input";
+  std::string precision = "native", rounding = "once", device = "cpu";
+  std::string format = "text", output;
+  double gbps = 0, tflops = 0;
+  bool backward = false, eval = false;
+};
+
 int doctor(bool json);
 int list(bool markdown);
 int show(const std::string& text, bool backward);
 int check(const CheckArgs& args);
 int demo();
 int quantize(const QuantizeArgs& args);
+int plan(const PlanArgs& args);
 
 }  // namespace tenon::cli

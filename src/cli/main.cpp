@@ -64,6 +64,33 @@ int run(int argc, char** argv) {
   quantize->add_flag("--json", quantise.json, "one JSON object a line, tensor and recipe");
   quantize->add_option("--svg", quantise.svg, "write a picture to this file");
 
+  cli::PlanArgs planned;
+  auto* plan = app.add_subcommand("plan", "what a chain of ops becomes: passes, bytes and memory");
+  plan->add_option("CHAIN", planned.chain,
+                   "e.g. \"linear(512,2048) bias swiglu linear(1024,512)\", or @FILE")
+      ->required();
+  plan->add_option("--rows", planned.rows, "of the input")->capture_default_str();
+  plan->add_option("--cols", planned.cols, "of the input, where the chain does not say");
+  plan->add_option("--dtype", planned.dtype, "of the input and the parameters")
+      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
+      ->capture_default_str();
+  plan->add_option("--recipe", planned.recipe, "none, delayed, current, mxfp8 or block")
+      ->capture_default_str();
+  plan->add_flag("--backward", planned.backward, "plan the gradients too");
+  plan->add_flag("--eval", planned.eval, "evaluation: dropout does nothing");
+  plan->add_option("--keep", planned.keep, "what an op keeps for its backward")
+      ->check(CLI::IsMember({"input", "fp8", "recompute"}))
+      ->capture_default_str();
+  plan->add_option("--precision", planned.precision)->check(CLI::IsMember({"native", "strict"}));
+  plan->add_option("--rounding", planned.rounding)->check(CLI::IsMember({"once", "eager"}));
+  plan->add_option("--device", planned.device)->check(CLI::IsMember({"cpu", "cuda", "null"}));
+  plan->add_option("--gbps", planned.gbps, "a bandwidth in GB/s: shows the floor of each pass");
+  plan->add_option("--tflops", planned.tflops, "a rate for products, part of the floor");
+  plan->add_option("--format", planned.format)
+      ->check(CLI::IsMember({"text", "json", "html"}))
+      ->capture_default_str();
+  plan->add_option("-o,--output", planned.output, "write to this file");
+
   const auto known = [&](const std::string& name) {
     const auto all = app.get_subcommands([](const CLI::App*) { return true; });
     return std::ranges::any_of(all, [&](const CLI::App* c) { return c->get_name() == name; });
@@ -83,6 +110,7 @@ int run(int argc, char** argv) {
   if (*check) return cli::check(args);
   if (*demo) return cli::demo();
   if (*quantize) return cli::quantize(quantise);
+  if (*plan) return cli::plan(planned);
   return cli::usage;
 }
 

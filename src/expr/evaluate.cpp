@@ -95,7 +95,8 @@ Value propagate(const Node& n, const Value& a, const Value& b, const Value& c, c
     case Word::sub:
       return {a.v - b.v, a.e + b.e};
     case Word::mul:
-      return {a.v * b.v, times(b.v, a.e) + times(a.v, b.e)};
+      // The last term counts where both are near 0: the square of what a mean leaves of a constant.
+      return {a.v * b.v, times(b.v, a.e) + times(a.v, b.e) + times(a.e, b.e)};
     case Word::div:
       return {a.v / b.v, times(1 / b.v, a.e) + times(a.v / b.v / b.v, b.e)};
     case Word::min:
@@ -180,7 +181,8 @@ Oracle::Oracle(const Graph& graph, std::span<const uint32_t> roots, double nativ
       nodes_(order(graph, roots)),
       native_(native) {}
 
-Evaluation Oracle::run(size_t n, std::span<const float* const> loads) const {
+Evaluation Oracle::run(size_t n, std::span<const float* const> loads,
+                       std::span<const double* const> errors) const {
   Evaluation out;
   out.value.assign(roots_.size(), std::vector<double>(n));
   out.bound = out.value;
@@ -195,7 +197,9 @@ Evaluation Oracle::run(size_t n, std::span<const float* const> loads) const {
         continue;
       }
       if (node.word == Word::load) {
-        for (size_t i = 0; i < count; ++i) result[i] = {loads[node.slot][start + i], 0};
+        const double* const error = errors.empty() ? nullptr : errors[node.slot];
+        for (size_t i = 0; i < count; ++i)
+          result[i] = {loads[node.slot][start + i], error ? error[start + i] : 0};
         continue;
       }
       for (size_t i = 0; i < count; ++i) {

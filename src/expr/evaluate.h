@@ -26,8 +26,10 @@ class Oracle {
   // `native` = 0 for strict precision, else the relative error of transcendental words.
   Oracle(const Graph& graph, std::span<const uint32_t> roots, double native);
 
-  // loads[slot] points to n fp32 numbers.
-  [[nodiscard]] Evaluation run(size_t n, std::span<const float* const> loads) const;
+  // loads[slot] points to n fp32 numbers, errors[slot] to the bounds of those that are not exact
+  // (row totals, products), or is null.
+  [[nodiscard]] Evaluation run(size_t n, std::span<const float* const> loads,
+                               std::span<const double* const> errors = {}) const;
 
  private:
   Graph graph_;

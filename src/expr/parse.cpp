@@ -2,11 +2,11 @@
 #include "expr/parse.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <optional>
 
 #include "core/fp_mode.h"
+#include "core/text.h"
 #include "expr/order.h"
 #include "expr/registry.h"
 #include "tenon/error.h"
@@ -14,10 +14,6 @@
 namespace tenon {
 
 namespace {
-
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
 // Words that are functions in the text; + − * / are operators, select and round have own rules.
 std::optional<Word> word_named(std::string_view name) {
@@ -242,58 +238,20 @@ class Parser {
   // A C decimal literal, to the nearest fp32 number.
   float number() {
     peek();
-    size_t i = at_;
-    size_t digits = 0;
-    const auto run = [&] {
-      for (; i < end_ && is_digit(text_[i]); ++i) ++digits;
-    };
-    run();
-    if (i < end_ && text_[i] == '.') ++i, run();
-    if (digits == 0) error("a number");
-    if (i < end_ && (text_[i] == 'e' || text_[i] == 'E')) {
-      size_t j = i + 1;
-      if (j < end_ && (text_[j] == '+' || text_[j] == '-')) ++j;
-      if (j >= end_ || !is_digit(text_[j])) {
-        at_ = j;
-        error("the digits of an exponent");
-      }
-      for (i = j; i < end_ && is_digit(text_[i]);) ++i;
+    const Literal literal = scan_literal(text_.substr(0, end_), at_);
+    if (literal.expected) {
+      at_ = literal.end;
+      error(literal.expected);
     }
-    if (i < end_ && (is_letter(text_[i]) || text_[i] == '.')) {
-      at_ = i;
-      error("the end of the number (no suffix, no hexadecimal)");
-    }
-    float value = 0;
-    const char* first = text_.data() + at_;
-    const char* last = text_.data() + i;
-    // Out of range is either too large or, below half of 2^-149, zero.
-    if (std::from_chars(first, last, value).ec != std::errc()) {
-      if (decimal_exponent({first, last}) > 0)
-        fail_here("the number is too large for fp32 (at most 3.4028235e38)");
-      value = 0;
-    }
-    at_ = i;
-    return value;
-  }
-
-  // The power of ten of a literal's first digit that is not 0, cut at ±1e9; at most 4096 bytes.
-  static int64_t decimal_exponent(std::string_view token) {
-    constexpr int64_t kMost = 1'000'000'000;
-    const size_t e = std::min(token.find_first_of("eE"), token.size());
-    const std::string_view mantissa = token.substr(0, e);
-    const auto first = static_cast<int64_t>(mantissa.find_first_of("123456789"));
-    if (first < 0) return -kMost;
-    const auto point = static_cast<int64_t>(std::min(mantissa.find('.'), mantissa.size()));
-    int64_t power = 0;
-    for (size_t i = e; i < token.size(); ++i)
-      if (is_digit(token[i])) power = std::min(10 * power + (token[i] - '0'), kMost);
-    if (e + 1 < token.size() && token[e + 1] == '-') power = -power;
-    return power + (first < point ? point - first - 1 : point - first);
+    const auto value = literal_value<float>(text_.substr(at_, literal.end - at_));
+    if (!value) fail_here("the number is too large for fp32 (at most 3.4028235e38)");
+    at_ = literal.end;
+    return *value;
   }
 
   std::string_view identifier() {
     const size_t start = at_;
-    while (at_ < end_ && (is_letter(text_[at_]) || is_digit(text_[at_]))) ++at_;
+    at_ = name_end(text_.substr(0, end_), at_);
     return text_.substr(start, at_ - start);
   }
 
@@ -323,18 +281,11 @@ class Parser {
 
   [[noreturn]] void error(const std::string& expected) {
     peek();
-    std::string found = at_ >= text_.size() ? "the end" : str("'", text_[at_], "'");
-    if (at_ < text_.size() && (text_[at_] < ' ' || text_[at_] > '~'))
-      found = str("byte ", static_cast<int>(static_cast<unsigned char>(text_[at_])));
-    fail_here(str("expected ", expected, ", found ", found));
+    fail_here(str("expected ", expected, ", found ", found_at(text_, at_)));
   }
 
   [[noreturn]] void fail_here(const std::string& what) const {
-    const std::string_view before = text_.substr(0, at_);
-    const auto line = 1 + std::ranges::count(before, '\n');
-    const size_t newline = before.rfind('\n');
-    const size_t column = newline == std::string_view::npos ? at_ + 1 : at_ - newline;
-    fail(Code::invalid_argument, "formula: line ", line, ", column ", column, ": ", what);
+    fail_at("formula", text_, at_, what);
   }
 
   std::string_view text_;
@@ -351,11 +302,6 @@ class Parser {
 bool is_reserved(std::string_view name) {
   return word_named(name) || name == "clamp" || name == "round" || name == "select" ||
          name == "gated" || name == "scaled";
-}
-
-bool is_identifier(std::string_view name) {
-  return !name.empty() && is_letter(name[0]) &&
-         std::ranges::all_of(name, [](char c) { return is_letter(c) || is_digit(c); });
 }
 
 std::string formula_label(std::string_view text) {

@@ -36,6 +36,5 @@ std::string formula_label(std::string_view text);
 
 // Whether a word, `clamp`, `round` or `select` has this name.
 bool is_reserved(std::string_view name);
-bool is_identifier(std::string_view name);
 
 }  // namespace tenon

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "core/lock.h"
+#include "core/text.h"
 #include "expr/parse.h"
 #include "tenon/error.h"
 

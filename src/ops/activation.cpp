@@ -6,9 +6,6 @@
 
 namespace tenon {
 
-namespace {
-
-// Column maps of the halves a and b in one tensor of 2H columns.
 std::array<ColumnMap, 2> halves(const Layout& layout, int64_t h) {
   switch (layout.kind) {
     case Layout::Kind::swapped:
@@ -19,8 +16,6 @@ std::array<ColumnMap, 2> halves(const Layout& layout, int64_t h) {
       return {{{1, 1, 0}, {1, 1, h}}};
   }
 }
-
-}  // namespace
 
 Step activation_step(const ActivationForm& form) {
   using A = ActivationArgs;

@@ -1,6 +1,7 @@
 // Activations as steps: forward and backward, with bias, scale, their gradients and amax.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 
@@ -10,6 +11,9 @@
 #include "tenon/options.h"
 
 namespace tenon {
+
+// Column maps of the halves a and b in one tensor of 2H columns.
+std::array<ColumnMap, 2> halves(const Layout& layout, int64_t h);
 
 // All that the step depends on. Operands without a value are absent.
 struct ActivationForm {

@@ -125,6 +125,10 @@ std::shared_ptr<const Prepared> prepared(std::string key, std::shared_ptr<const 
   return prepared_steps().try_emplace(std::move(key), std::move(made)).first->second;
 }
 
+void execute(const Step& step, const Chosen& chosen, RunArgs args, const Options& options) {
+  run(step, chosen, args, options);
+}
+
 void execute(const Prepared& p, RunArgs args, const Options& options) {
   run(p.step, p.chosen, args, options);
 }

@@ -25,6 +25,9 @@ void set_observer(Observer observer);
 // Finds or makes the kernel, lends it a workspace and runs it. TENON_LOG=1 prints a line a step.
 void execute(const Step& step, RunArgs args, const Options& options);
 
+// The same with a kernel that is known.
+void execute(const Step& step, const Chosen& chosen, RunArgs args, const Options& options);
+
 // A step with its kernel, kept for the next call that asks for the same.
 struct Prepared {
   Step step;

@@ -9,6 +9,7 @@
 #include "core/philox.h"
 #include "expr/evaluate.h"
 #include "step/verify_encoded.h"
+#include "step/verify_product.h"
 #include "tenon/error.h"
 
 namespace tenon {
@@ -44,6 +45,19 @@ Value tree(std::vector<Value> v) {
     v.resize(pairs + v.size() % 2);
   }
   return v[0];
+}
+
+// Blocks of 32 in index order, then the tree.
+Value ordered(const std::vector<Value>& v) {
+  constexpr size_t kBlock = 32;
+  std::vector<Value> blocks;
+  for (size_t i = 0; i < v.size(); ++i) {
+    if (i % kBlock == 0)
+      blocks.push_back(v[i]);
+    else
+      blocks.back() = add(summand(blocks.back()), summand(v[i]));
+  }
+  return tree(std::move(blocks));
 }
 
 // The bits of |v| as a number: NaN is the largest.
@@ -97,7 +111,7 @@ class Verifier {
         for (int64_t c = 0; c < cols; ++c) {
           std::vector<Value> column;
           for (int64_t r = 0; r < rows; ++r) column.push_back(at(r, c));
-          expect(tree(std::move(column)), 0, s.columns(c));
+          expect(s.ordered ? ordered(column) : tree(std::move(column)), 0, s.columns(c));
         }
         break;
       case Store::To::row_sum:
@@ -115,7 +129,7 @@ class Verifier {
       case Store::To::encoded:
         break;  // by encoder
       case Store::To::column:
-        for (int64_t r = 0; r < rows && cols > 0; ++r) expect(at(r, 0), r, 0);
+        for (int64_t r = 0; r < rows; ++r) expect(values[static_cast<size_t>(r)], r, 0);
         break;
     }
     return wrong;
@@ -161,34 +175,130 @@ float load_element(const Load& l, const RunArgs& args, int64_t r, int64_t c) {
   return 0;
 }
 
-std::optional<std::string> verify(const Step& step, const RunArgs& args) {
-  const int64_t rows = args.rows;
-  const auto n = static_cast<size_t>(rows * step.cols);
-  std::vector<std::vector<float>> loads;
-  std::vector<const float*> pointers;
-  for (const Load& l : step.loads) {
-    std::vector<float>& values = loads.emplace_back();
-    values.reserve(n);
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < step.cols; ++c) values.push_back(load_element(l, args, r, c));
+namespace {
+
+// The loads of a step at every element, totals with their bounds once they are known.
+class Inputs {
+ public:
+  Inputs(const Step& step, const RunArgs& args, const std::vector<Value>& product)
+      : step_(step), args_(args), values_(step.loads.size()), errors_(step.loads.size()) {
+    const auto n = static_cast<size_t>(args.rows * step.cols);
+    for (size_t i = 0; i < values_.size(); ++i) {
+      values_[i].reserve(n);
+      for (int64_t r = 0; r < args.rows; ++r)
+        for (int64_t c = 0; c < step.cols; ++c)
+          values_[i].push_back(load_element(step.loads[i], args, r, c));
+    }
+    if (step.gemm) put_product(product);
+    for (uint32_t t = 0; t < step.totals.size(); ++t) find_total(t);
   }
-  for (const auto& values : loads) pointers.push_back(values.data());
-  const Oracle oracle(*step.graph, step.roots(), native_bound(step));
-  const Evaluation exact = oracle.run(n, pointers);
+
+  // By root, row by row; by root, one number a row where that is all it depends on.
+  [[nodiscard]] std::vector<std::vector<Value>> run(std::span<const uint32_t> roots) const {
+    return evaluate(roots, values_, errors_, static_cast<size_t>(args_.rows * step_.cols));
+  }
+  [[nodiscard]] std::vector<Value> column(uint32_t root) const {
+    auto values = std::vector<std::vector<float>>(step_.loads.size());
+    auto errors = std::vector<std::vector<double>>(step_.loads.size());
+    for (size_t i = 0; i < step_.loads.size(); ++i) {
+      const Load& l = step_.loads[i];
+      const bool total = l.from == Load::From::total;
+      const bool known = total || l.from == Load::From::column || l.from == Load::From::scalar ||
+                         l.from == Load::From::parameter;
+      for (int64_t r = 0; r < args_.rows; ++r) {
+        const Value v = total ? totals_[l.arg][static_cast<size_t>(r)] : Value{};
+        values[i].push_back(total   ? static_cast<float>(v.v)
+                            : known ? load_element(l, args_, r, 0)
+                                    : 0);
+        if (total) errors[i].push_back(v.e);
+      }
+    }
+    return evaluate(std::span(&root, 1), values, errors, static_cast<size_t>(args_.rows))[0];
+  }
+
+ private:
+  [[nodiscard]] std::vector<std::vector<Value>> evaluate(
+      std::span<const uint32_t> roots, const std::vector<std::vector<float>>& values,
+      const std::vector<std::vector<double>>& errors, size_t n) const {
+    std::vector<const float*> pointers;
+    std::vector<const double*> bounds;
+    for (size_t i = 0; i < values.size(); ++i) {
+      pointers.push_back(values[i].data());
+      bounds.push_back(errors[i].empty() ? nullptr : errors[i].data());
+    }
+    const Evaluation exact =
+        Oracle(*step_.graph, roots, native_bound(step_)).run(n, pointers, bounds);
+    std::vector<std::vector<Value>> out(roots.size(), std::vector<Value>(n));
+    for (size_t k = 0; k < roots.size(); ++k)
+      for (size_t i = 0; i < n; ++i) out[k][i] = {exact.value[k][i], exact.bound[k][i]};
+    return out;
+  }
+
+  void put_product(const std::vector<Value>& product) {
+    for (size_t i = 0; i < step_.loads.size(); ++i) {
+      const Load& l = step_.loads[i];
+      if (l.from != Load::From::product) continue;
+      for (int64_t k = 0; k < args_.rows * step_.cols; ++k) {
+        const int64_t place = k / step_.cols * step_.gemm->cols + l.columns(k % step_.cols);
+        const Value& v = product[static_cast<size_t>(place)];
+        values_[i][static_cast<size_t>(k)] = static_cast<float>(v.v);
+        errors_[i].push_back(v.e);
+      }
+    }
+  }
+
+  void find_total(uint32_t t) {
+    const std::vector<Value> summands = run(std::span(&step_.totals[t], 1))[0];
+    std::vector<Value>& totals = totals_.emplace_back();
+    for (int64_t r = 0; r < args_.rows; ++r) {
+      const auto first = summands.begin() + r * step_.cols;
+      Value sum = tree({first, first + step_.cols});
+      // A load is an fp32 number; what that rounds away is part of its error.
+      const double kept = static_cast<float>(sum.v);
+      if (std::isfinite(kept)) sum.e += std::fabs(kept - sum.v);
+      totals.push_back({kept, sum.e});
+    }
+    for (size_t i = 0; i < step_.loads.size(); ++i) {
+      if (step_.loads[i].from != Load::From::total || step_.loads[i].arg != t) continue;
+      for (int64_t k = 0; k < args_.rows * step_.cols; ++k) {
+        const Value& v = totals[static_cast<size_t>(k / step_.cols)];
+        values_[i][static_cast<size_t>(k)] = static_cast<float>(v.v);
+        errors_[i].push_back(v.e);
+      }
+    }
+  }
+
+  const Step& step_;
+  const RunArgs& args_;
+  std::vector<std::vector<float>> values_;
+  std::vector<std::vector<double>> errors_;
+  std::vector<std::vector<Value>> totals_;  // by total, a number a row
+};
+
+}  // namespace
+
+std::optional<std::string> verify(const Step& step, const RunArgs& given) {
+  const std::vector<Value> product = step.gemm ? products(step, given) : std::vector<Value>{};
+  RunArgs args = given;
+  if (step.rows) args.rows = step.rows;
+  const int64_t rows = args.rows;
+  const Inputs inputs(step, args, product);
+  std::vector<uint32_t> roots;
+  for (const Store& s : step.stores) roots.push_back(s.value);
+  const std::vector<std::vector<Value>> exact = inputs.run(roots);
   const Verifier verifier(step, rows, args.out);
   std::vector<std::vector<Value>> tensors;
   for (const Encoder& e : step.encoders) tensors.emplace_back(static_cast<size_t>(rows * e.cols));
   for (size_t k = 0; k < step.stores.size(); ++k) {
     const Store& s = step.stores[k];
-    std::vector<Value> values(n);
-    for (size_t i = 0; i < n; ++i) values[i] = {exact.value[k][i], exact.bound[k][i]};
-    if (auto wrong = verifier.store(s, values)) return wrong;
+    const bool column = s.to == Store::To::column;
+    if (auto wrong = verifier.store(s, column ? inputs.column(s.value) : exact[k])) return wrong;
     if (s.to != Store::To::encoded) continue;
     const int64_t width = step.encoders[s.arg].cols;
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t c = 0; c < step.cols; ++c)
         tensors[s.arg][static_cast<size_t>(r * width + s.columns(c))] =
-            values[static_cast<size_t>(r * step.cols + c)];
+            exact[k][static_cast<size_t>(r * step.cols + c)];
   }
   for (size_t i = 0; i < step.encoders.size(); ++i)
     if (const auto wrong = verify_encoded(step.encoders[i], args, tensors[i]))

@@ -1,40 +1,15 @@
 // Items in parallel, then the sums that they left behind.
 #include "backend/cpu/executor.h"
 
-#include <cstring>
-
+#include "backend/cpu/finish.h"
 #include "backend/cpu/grid.h"
 #include "backend/cpu/item.h"
 #include "backend/cpu/pool.h"
 #include "core/fp_mode.h"
-#include "core/scaling.h"
 
 namespace tenon::cpu {
 
 namespace {
-
-// Floats of the partial sums of one store; whole cache lines, so that stores stay apart.
-size_t partial_floats(const Grid& g, const Store& s) {
-  if (s.to == Store::To::column_sum) return static_cast<size_t>(rup(g.blocks() * g.cols, 16));
-  if (s.to == Store::To::row_sum) return static_cast<size_t>(rup(g.rows * g.chunks(), 16));
-  return 0;
-}
-
-// The larger of what is held and what was found. Calls of several threads may share a slot; only an
-// address that no atomic can have is joined plainly.
-void join_amax(void* slot, uint32_t found) {
-  if (reinterpret_cast<uintptr_t>(slot) % alignof(uint32_t) != 0) {
-    uint32_t held = 0;
-    std::memcpy(&held, slot, sizeof held);
-    held = std::max(held & kMagnitude, found);
-    std::memcpy(slot, &held, sizeof held);
-    return;
-  }
-  const std::atomic_ref<uint32_t> amax(*static_cast<uint32_t*>(slot));
-  uint32_t held = amax.load();
-  while (!amax.compare_exchange_weak(held, std::max(held & kMagnitude, found))) {
-  }
-}
 
 class Executor final : public Kernel {
  public:
@@ -42,102 +17,20 @@ class Executor final : public Kernel {
       : step_(step), loops_(loops()), program_(compile(step, loops_)) {}
 
   [[nodiscard]] size_t workspace(int64_t rows) const override {
-    const Grid g = make_grid(step_, rows);
-    size_t floats = 0;
-    for (const Store& s : step_.stores) floats += partial_floats(g, s);
-    return floats * sizeof(float);
+    return leftover_floats(step_, make_grid(step_, rows)) * sizeof(float);
   }
 
   void run(const RunArgs& args) const override {
     const FpMode ieee;  // sums are finished in the calling thread
     const Grid g = make_grid(step_, args.rows);
-    Leftovers left;
-    left.amax = std::vector<std::atomic<uint32_t>>(step_.stores.size());
-    left.forests.resize(step_.stores.size());
-    left.health = std::vector<std::array<std::atomic<uint64_t>, 3>>(step_.encoders.size());
-    auto* memory = static_cast<float*>(args.workspace);
-    for (size_t k = 0; k < step_.stores.size(); ++k) {
-      left.partials.push_back(memory);
-      memory += partial_floats(g, step_.stores[k]);
-      if (step_.stores[k].to == Store::To::sum)
-        left.forests[k].resize(static_cast<size_t>(g.items()));
-    }
+    Leftovers left = no_leftovers(step_, g, static_cast<float*>(args.workspace));
     parallel_for(g.items(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) Item(step_, program_, loops_, args, g, i, left).run();
     });
-    for (size_t k = 0; k < step_.stores.size(); ++k) finish(k, args, g, left);
-    for (size_t i = 0; i < step_.encoders.size(); ++i)
-      finish_encoder(step_.encoders[i], args,
-                     {left.health[i][0], left.health[i][1], left.health[i][2]});
+    finish(step_, loops_, args, g, left);
   }
 
  private:
-  // Joins the items' parts of one store and writes the result.
-  void finish(size_t k, const RunArgs& args, const Grid& g, const Leftovers& left) const {
-    const Store& s = step_.stores[k];
-    const View& out = args.out[s.arg];
-    switch (s.to) {
-      case Store::To::tile:
-      case Store::To::encoded:
-      case Store::To::column:
-        break;
-      case Store::To::column_sum:
-        parallel_for(cdiv(g.cols, kTileCols), [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i)
-            finish_columns(s, out, g, left.partials[k], i * kTileCols);
-        });
-        break;
-      case Store::To::row_sum:
-        finish_rows(s, out, g, left.partials[k]);
-        break;
-      case Store::To::sum: {
-        Forest all;
-        for (const Forest& f : left.forests[k]) all.append(f);
-        store_one(s, out.data, all.total());
-        break;
-      }
-      case Store::To::amax: {
-        const uint32_t most = left.amax[k].load();
-        if (s.join)
-          join_amax(out.data, most);
-        else
-          store_one(s, out.data, __builtin_bit_cast(float, most));
-        break;
-      }
-    }
-  }
-
-  void finish_columns(const Store& s, const View& out, const Grid& g, const float* parts,
-                      int64_t c) const {
-    const int64_t n = std::min(kTileCols, g.cols - c);
-    const auto width = static_cast<size_t>(n);
-    const auto blocks = static_cast<uint64_t>(g.blocks());
-    float* sum = scratch_memory((TreeStack::levels(blocks) + 2) * kTile);
-    float* part = sum + kTile;
-    TreeStack stack(part + kTile, width);
-    std::fill_n(sum, kTile, 0.0F);  // the empty sum
-    for (uint64_t b = 0; b < blocks; ++b) {
-      std::memcpy(part, parts + static_cast<int64_t>(b) * g.cols + c, width * sizeof(float));
-      stack.push(loops_, b, 0, part, width);
-    }
-    if (blocks > 0) stack.collapse(loops_, blocks, sum, width);
-    store_columns(loops_, s, out, 0, c, n, sum);
-  }
-
-  void finish_rows(const Store& s, const View& out, const Grid& g, const float* parts) const {
-    const auto chunks = static_cast<size_t>(g.chunks());
-    float* scratch = scratch_memory(2 * chunks + 64);
-    for (int64_t r = 0; r < g.rows; ++r) {
-      const float* row = parts + r * g.chunks();
-      const float sum = chunks == 0 ? 0.0F : tree_sum(loops_, row, scratch, chunks);
-      store_one(s, element(out, r, 0), sum);
-    }
-  }
-
-  void store_one(const Store& s, void* to, float value) const {
-    loops_.store[index(s.dtype)](to, 1, &value, 1);
-  }
-
   Step step_;
   const Loops& loops_;
   Program program_;

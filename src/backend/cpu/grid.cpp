@@ -9,9 +9,12 @@ namespace tenon::cpu {
 namespace {
 
 constexpr int64_t kChunkCols = 8 * kTileCols;
-constexpr int64_t kItemElements = 1 << 15;  // enough work to be worth handing to a thread
-constexpr int64_t kFlatRows = 8;            // a panel of so many rows may be wide
-constexpr int64_t kSumRows = 128;           // partial column sums then cost under 2 % of traffic
+constexpr int64_t kItemElements = 1 << 15;   // enough work to be worth handing to a thread
+constexpr int64_t kFlatRows = 8;             // a panel of so many rows may be wide
+constexpr int64_t kSumRows = 128;            // partial column sums then cost under 2 % of traffic
+constexpr int64_t kProductRows = 128;        // what a panel of b is read for once
+constexpr int64_t kProductFloats = 1 << 18;  // of an item's product: it stays in the second cache
+constexpr int64_t kProductItems = 32;        // enough for the threads, before items are cut thin
 
 bool stores_any(const Step& step, Store::To to) {
   return std::ranges::any_of(step.stores, [&](const Store& s) { return s.to == to; });
@@ -63,6 +66,17 @@ Split split(const Step& step, size_t encoder) {
   return all(pieces) ? Split::range : Split::none;
 }
 
+// A product wants tall items, as far as its cache and the number of items allow.
+void grow_for_product(const Step& step, Grid& g) {
+  const int64_t gates = std::max<int64_t>(1, cdiv(step.gemm->cols, std::max<int64_t>(g.cols, 1)));
+  const int64_t width = g.chunk_cols * gates;
+  const auto fits = [&](int64_t rows) {
+    return rows <= kProductRows && rows * width <= kProductFloats &&
+           (rows <= 32 || cdiv(g.rows, rows) * g.chunks() >= kProductItems);
+  };
+  while (g.block_rows < g.rows && fits(2 * g.block_rows)) g.block_rows *= 2;
+}
+
 }  // namespace
 
 std::vector<PanelRange> panels(const Step& step, int64_t begin, int64_t n) {
@@ -93,18 +107,24 @@ Grid make_grid(const Step& step, int64_t rows) {
   const int64_t cols = std::max<int64_t>(g.cols, 1);
   if (cols < kTileCols)
     g.tile_rows = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kTileCols / cols)));
-  // A sum over everything follows the rows, so its items must hold whole rows; so must a panel that
-  // cannot be cut.
-  bool whole_rows = cols <= kTileCols || stores_any(step, Store::To::sum);
+  // A sum over everything follows the rows, so its items must hold whole rows; so must a total of a
+  // row and a panel that cannot be cut.
+  bool whole_rows = cols <= kTileCols || !step.totals.empty() || stores_any(step, Store::To::sum);
+  g.columns = stores_any(step, Store::To::column);
   g.band_rows = g.tile_rows;
   for (size_t i = 0; i < step.encoders.size(); ++i) {
     whole_rows = whole_rows || split(step, i) == Split::none;
     g.band_rows = std::max(g.band_rows, block_rows(step.encoders[i]));
   }
   // Tall panels are narrow, so that they stay in the second-level cache.
-  const int64_t chunk = step.encoders.empty() || g.band_rows <= kFlatRows ? kChunkCols : kTileCols;
+  const bool wide = !step.gemm && (step.encoders.empty() || g.band_rows <= kFlatRows);
+  const int64_t chunk = wide ? kChunkCols : kTileCols;
   g.chunk_cols = whole_rows ? cols : std::min(cols, chunk);
   g.block_rows = g.band_rows;
+  if (step.gemm) {
+    grow_for_product(step, g);
+    return g;
+  }
   while (g.block_rows < rows && g.block_rows * g.chunk_cols < kItemElements) g.block_rows *= 2;
   if (stores_any(step, Store::To::column_sum))
     while (g.block_rows < rows && g.block_rows < kSumRows) g.block_rows *= 2;

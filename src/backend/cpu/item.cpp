@@ -61,8 +61,8 @@ Item::Item(const Step& step, const Program& program, const Loops& loops, const R
       leftovers_(leftovers),
       product_(product),
       index_(index),
-      block_(index / grid.chunks()),
-      chunk_(index % grid.chunks()),
+      block_(index / grid.item_chunks()),
+      chunk_(index % grid.item_chunks()),
       row_begin_(block_ * grid.block_rows),
       row_end_(std::min(grid.rows, row_begin_ + grid.block_rows)),
       col_begin_(chunk_ * grid.chunk_cols),
@@ -81,18 +81,20 @@ Item::Item(const Step& step, const Program& program, const Loops& loops, const R
     encode_most = std::max(encode_most, encode_floats(band, p.n));
     panel_floats += static_cast<size_t>(rup(band * p.n, 16));
   }
-  size_t floats = program_.slots * kTile + grid_.row_floats() + 3 * kTile;
+  size_t floats = program_.slots * kTile + grid_.row_floats() + 4 * kTile + kTreeLevels;
   floats += panel_floats + encode_most;
   for (const Load& l : step_.loads) floats += row_floats(l);
-  for (const Store& s : step_.stores) floats += grid_.stack_floats(s.to);
+  for (const Store& s : step_.stores) floats += grid_.stack_floats(s);
   float* memory = scratch_memory(floats);
   const auto take = [&](size_t n) { return std::exchange(memory, memory + n); };
   for (float*& slot : slot_) slot = take(kTile);
   own_.assign(slot_.begin(), slot_.begin() + static_cast<int64_t>(step_.loads.size()));
   for (const Load& l : step_.loads) row_.push_back(take(row_floats(l)));
-  for (const Store& s : step_.stores) stack_.push_back(take(grid_.stack_floats(s.to)));
+  for (const Store& s : step_.stores) stack_.push_back(take(grid_.stack_floats(s)));
   wide_ = take(grid_.row_floats());
   spare_ = take(3 * kTile);
+  totals_ = take(kTile);
+  total_tree_ = take(kTreeLevels);
   for (const PanelRange& p : panels_)
     panel_data_.push_back(take(static_cast<size_t>(rup(band * p.n, 16))));
   encode_scratch_ = take(encode_most);
@@ -107,16 +109,71 @@ void Item::run() {
   for (band_ = row_begin_; band_ < row_end_; band_ += grid_.band_rows) {
     const int64_t end = std::min(band_ + grid_.band_rows, row_end_);
     for (int64_t r = band_; r < end; r += grid_.tile_rows)
-      for (int64_t c = col_begin_; c < col_end_; c += grid_.tile_cols()) {
-        const Tile t{r, std::min(grid_.tile_rows, end - r), c,
-                     std::min(grid_.tile_cols(), col_end_ - c)};
-        load(t);
-        execute(program_.tile, t.size());
-        for (size_t k = 0; k < step_.stores.size(); ++k) store(k, t);
-      }
+      walk_rows(r, std::min(grid_.tile_rows, end - r));
     encode_band(band_, end - band_);
   }
   close();
+}
+
+// The rows of a tile, phase by phase: in the last one they are still in the cache.
+void Item::walk_rows(int64_t row, int64_t rows) {
+  for (size_t i = 0; i < step_.loads.size(); ++i) {
+    const Load& l = step_.loads[i];
+    if (l.from != Load::From::column) continue;
+    const View& v = args_.in[l.arg];
+    loops_.load[index(l.dtype)](slot_[i], element(v, row, 0), v.stride, static_cast<size_t>(rows));
+  }
+  const size_t last = program_.phases.size() - 1;
+  for (size_t p = 0; p <= last; ++p) {
+    const Phase& phase = program_.phases[p];
+    run_row(phase, rows);
+    for (int64_t c = col_begin_; c < col_end_; c += grid_.tile_cols()) {
+      const Tile t{row, rows, c, std::min(grid_.tile_cols(), col_end_ - c)};
+      load(phase, t);
+      execute(phase.tile, t.size());
+      if (p < last)
+        add_total(slot_[phase.result], t);
+      else
+        for (size_t k = 0; k < step_.stores.size(); ++k) store(k, t);
+    }
+    if (p < last) end_total(static_cast<uint32_t>(p), rows);
+  }
+  for (size_t k = 0; chunk_ == 0 && k < step_.stores.size(); ++k)
+    if (step_.stores[k].to == Store::To::column) store_column(k, row, rows);
+}
+
+void Item::run_row(const Phase& phase, int64_t rows) {
+  execute(phase.row, static_cast<size_t>(rows));
+  const int64_t width = grid_.tile_cols();
+  for (const auto& [from, to] : phase.spread)
+    for (int64_t r = 0; r < rows; ++r) std::fill_n(slot_[to] + r * width, width, slot_[from][r]);
+}
+
+void Item::add_total(const float* value, const Tile& t) {
+  for (int64_t i = 0; i < t.rows; ++i) {
+    float sum = tree_sum(loops_, value + i * t.cols, spare_, static_cast<size_t>(t.cols));
+    if (grid_.tile_rows == 1) {
+      const auto count = static_cast<uint64_t>((t.col - col_begin_) / kTileCols);
+      TreeStack stack(total_tree_, 1);
+      stack.push(loops_, count, 0, &sum, 1);
+      if (t.col + t.cols == col_end_) stack.collapse(loops_, count + 1, &sum, 1);
+    }
+    totals_[i] = sum;
+  }
+}
+
+void Item::end_total(uint32_t total, int64_t rows) {
+  if (grid_.cols == 0) std::fill_n(totals_, rows, 0.0F);  // the empty sum
+  for (size_t i = 0; i < step_.loads.size(); ++i)
+    if (step_.loads[i].from == Load::From::total && step_.loads[i].arg == total)
+      std::copy_n(totals_, rows, slot_[i]);
+}
+
+void Item::store_column(size_t k, int64_t row, int64_t rows) const {
+  const Store& s = step_.stores[k];
+  const View& v = args_.out[s.arg];
+  loops_.store[index(s.dtype)](element(v, row, 0), v.stride, slot_[program_.results[k]],
+                               static_cast<size_t>(rows));
 }
 
 // Values that are the same in every tile of the item.
@@ -139,8 +196,8 @@ void Item::fill_constants() {
   execute(program_.once, kTile);
 }
 
-void Item::load(const Tile& t) {
-  for (size_t i = 0; i < step_.loads.size(); ++i) {
+void Item::load(const Phase& phase, const Tile& t) {
+  for (const uint32_t i : phase.loads) {
     const Load& l = step_.loads[i];
     switch (l.from) {
       case Load::From::tile:
@@ -149,11 +206,6 @@ void Item::load(const Tile& t) {
         break;
       case Load::From::row:
         slot_[i] = row_[i] + (t.col - col_begin_);
-        break;
-      case Load::From::column:
-        for (int64_t k = 0; k < t.rows; ++k)
-          std::fill_n(slot_[i] + k * t.cols, t.cols,
-                      load_one(loops_, l, element(args_.in[l.arg], t.row + k, 0)));
         break;
       case Load::From::block:
         load_blocks(i, t);
@@ -164,10 +216,11 @@ void Item::load(const Tile& t) {
       case Load::From::product:
         load_product(i, t);
         break;
+      case Load::From::column:
       case Load::From::total:
       case Load::From::scalar:
       case Load::From::parameter:
-        break;  // filled once an item
+        break;  // the same in every tile
     }
   }
 }
@@ -248,7 +301,7 @@ void Item::store(size_t k, const Tile& t) {
         store_columns(loops_, s, args_.out[s.arg], t.row + i, t.col, t.cols, value + i * t.cols);
       break;
     case Store::To::column_sum:
-      sum_columns(k, t, value);
+      s.ordered ? sum_ordered(k, t, value) : sum_columns(k, t, value);
       break;
     case Store::To::row_sum:
       sum_rows(k, t, value);
@@ -265,7 +318,7 @@ void Item::store(size_t k, const Tile& t) {
       store_panel(k, t, value);
       break;
     case Store::To::column:
-      break;
+      break;  // one number a row
   }
 }
 
@@ -288,6 +341,7 @@ void Item::store_panel(size_t k, const Tile& t, const float* value) {
 void Item::encode_band(int64_t row, int64_t rows) {
   for (size_t i = 0; i < panels_.size(); ++i) {
     const PanelRange& p = panels_[i];
+    if (p.n == 0) continue;
     encode(loops_, step_.encoders[p.encoder], args_, {row, rows, p.begin, p.n, panel_data_[i]},
            encode_scratch_, health_[p.encoder]);
   }
@@ -300,6 +354,24 @@ void Item::sum_columns(size_t k, const Tile& t, const float* value) {
   tree_sum_rows(loops_, spare_, static_cast<size_t>(t.rows), cols);
   TreeStack stack(stack_[k], grid_.row_floats());
   stack.push(loops_, group, static_cast<size_t>(t.col - col_begin_), spare_, cols);
+}
+
+void Item::sum_ordered(size_t k, const Tile& t, const float* value) {
+  const auto cols = static_cast<size_t>(t.cols);
+  const auto begin = static_cast<size_t>(t.col - col_begin_);
+  float* const sum = stack_[k] + begin;
+  TreeStack stack(stack_[k] + grid_.row_floats(), grid_.row_floats());
+  for (int64_t i = 0; i < t.rows; ++i) {
+    const int64_t row = t.row + i;
+    if (row % kOrderedRows == 0)
+      std::memcpy(sum, value + i * t.cols, cols * sizeof(float));
+    else
+      loops_.add_into(sum, value + i * t.cols, cols);
+    if ((row + 1) % kOrderedRows != 0 && row + 1 != row_end_) continue;
+    std::memcpy(spare_, sum, cols * sizeof(float));
+    stack.push(loops_, static_cast<uint64_t>((row - row_begin_) / kOrderedRows), begin, spare_,
+               cols);
+  }
 }
 
 void Item::sum_rows(size_t k, const Tile& t, const float* value) {
@@ -317,12 +389,14 @@ void Item::sum_rows(size_t k, const Tile& t, const float* value) {
 }
 
 void Item::close() {
-  const auto groups = static_cast<uint64_t>(cdiv(row_end_ - row_begin_, grid_.tile_rows));
   const auto width = static_cast<size_t>(col_end_ - col_begin_);
   for (size_t k = 0; k < step_.stores.size(); ++k) {
     if (step_.stores[k].to == Store::To::column_sum) {
-      const TreeStack stack(stack_[k], grid_.row_floats());
-      stack.collapse(loops_, groups, wide_, width);
+      const bool ordered = step_.stores[k].ordered;
+      const int64_t piece = ordered ? kOrderedRows : grid_.tile_rows;
+      const TreeStack stack(stack_[k] + (ordered ? grid_.row_floats() : 0), grid_.row_floats());
+      stack.collapse(loops_, static_cast<uint64_t>(cdiv(row_end_ - row_begin_, piece)), wide_,
+                     width);
       std::memcpy(leftovers_.partials[k] + block_ * grid_.cols + col_begin_, wide_,
                   width * sizeof(float));
     }

@@ -50,7 +50,12 @@ class Item {
   };
 
   void fill_constants();
-  void load(const Tile& t);
+  void walk_rows(int64_t row, int64_t rows);
+  void run_row(const Phase& phase, int64_t rows);
+  void load(const Phase& phase, const Tile& t);
+  void add_total(const float* value, const Tile& t);
+  void end_total(uint32_t total, int64_t rows);
+  void store_column(size_t k, int64_t row, int64_t rows) const;
   void execute(const std::vector<Instruction>& list, size_t n) const;
   void load_blocks(size_t i, const Tile& t);
   void load_random(size_t i, const Tile& t);
@@ -59,6 +64,7 @@ class Item {
   void store_panel(size_t k, const Tile& t, const float* value);
   void encode_band(int64_t row, int64_t rows);
   void sum_columns(size_t k, const Tile& t, const float* value);
+  void sum_ordered(size_t k, const Tile& t, const float* value);
   void sum_rows(size_t k, const Tile& t, const float* value);
   void close();
 
@@ -77,7 +83,9 @@ class Item {
   std::vector<float*> slot_, row_, own_, stack_;
   float* wide_ = nullptr;
   float* spare_ = nullptr;
-  std::vector<uint32_t> most_;  // largest bits of |value| by store
+  float* totals_ = nullptr;      // of the phase, one number a row
+  float* total_tree_ = nullptr;  // its stack, where a row takes several tiles
+  std::vector<uint32_t> most_;   // largest bits of |value| by store
   std::vector<PanelRange> panels_;
   std::vector<float*> panel_data_;
   float* encode_scratch_ = nullptr;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "backend/cpu/norm_loops.h"
 #include "tenon/dtype.h"
 #include "tenon/expr.h"
 
@@ -29,11 +30,13 @@ struct Loops {
   std::array<StoreLoop, kDTypes.size()> store;
   std::array<ScaleLoop, kDTypes.size()> store_scaled;
   std::array<ScalesLoop, kDTypes.size()> store_scales;
+  void (*add_into)(float* sum, const float* in, size_t n);       // sum[i] = sum[i] + in[i]
   void (*add_pairs)(float* out, const float* in, size_t pairs);  // out[i] = in[2i] + in[2i+1]
   uint32_t (*max_bits)(const float* in, size_t n);               // integer maximum of bits of |v|
   void (*max_bits_into)(uint32_t* most, const float* in, size_t n);  // the same, lane by lane
   // Numbers 8·first … 8·(first + blocks) of the random stream, as 0 to 65535.
   void (*random)(float* out, uint64_t key, uint64_t first, uint64_t high, size_t blocks);
+  NormTable norms = {};
 };
 
 // The best table that this processor runs. TENON_ISA=baseline|avx2|avx512 asks for a lesser one.

@@ -97,6 +97,11 @@ struct LoopMaker {
       p[i].code = static_cast<Storage<d>>(encode<d>((V(from[i]) * V(scales[i])).v));
   }
 
+  [[gnu::noinline]] static void add_into(float* __restrict sum, const float* __restrict in,
+                                         size_t n) {
+    for (size_t i = 0; i < n; ++i) sum[i] = sum[i] + in[i];
+  }
+
   [[gnu::noinline]] static void add_pairs(float* __restrict out, const float* __restrict in,
                                           size_t pairs) {
     for (size_t i = 0; i < pairs; ++i) out[i] = in[2 * i] + in[2 * i + 1];
@@ -143,6 +148,7 @@ struct LoopMaker {
             .store = {store_loop<static_cast<DType>(d)>...},
             .store_scaled = {store_scaled_loop<static_cast<DType>(d)>...},
             .store_scales = {store_scales_loop<static_cast<DType>(d)>...},
+            .add_into = add_into,
             .add_pairs = add_pairs,
             .max_bits = max_bits,
             .max_bits_into = max_bits_into,
@@ -151,10 +157,12 @@ struct LoopMaker {
 };
 
 template <int tag>
-constexpr Loops make_loops(std::string_view isa) {
-  return LoopMaker<tag>::make(isa, std::make_index_sequence<kWords.size()>{},
-                              std::make_index_sequence<kRels.size()>{},
-                              std::make_index_sequence<kDTypes.size()>{});
+constexpr Loops make_loops(std::string_view isa, const NormTable& norms = {}) {
+  Loops loops = LoopMaker<tag>::make(isa, std::make_index_sequence<kWords.size()>{},
+                                     std::make_index_sequence<kRels.size()>{},
+                                     std::make_index_sequence<kDTypes.size()>{});
+  loops.norms = norms;
+  return loops;
 }
 
 }  // namespace tenon::cpu

@@ -9,19 +9,9 @@ namespace tenon::cpu {
 
 namespace {
 
-// out = left + right, where out may be right.
-void add(const Loops& loops, const float* left, float* right, size_t n, float* scratch) {
-  const float* const in[2] = {left, right};
-  loops.strict[index(Word::add)](scratch, in, n);
-  std::memcpy(right, scratch, n * sizeof(float));
-}
-
-constexpr size_t kScratch = 512;  // floats; additions go through it, as loops never overlap
-
+// An addition of two numbers has no order, so the right one takes the sum.
 void add_to_right(const Loops& loops, const float* left, float* right, size_t n) {
-  float scratch[kScratch];
-  for (size_t i = 0; i < n; i += kScratch)
-    add(loops, left + i, right + i, std::min(kScratch, n - i), scratch);
+  loops.add_into(right, left, n);
 }
 
 }  // namespace

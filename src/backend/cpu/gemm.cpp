@@ -1,0 +1,378 @@
+// Pack, multiply, run the body: by groups of row blocks and column chunks that bound the memory.
+#include "backend/cpu/gemm.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "backend/cpu/finish.h"
+#include "backend/cpu/gemm_pack.h"
+#include "backend/cpu/pool.h"
+#include "core/fp_mode.h"
+
+namespace tenon::cpu {
+
+namespace {
+
+constexpr int64_t kThinRows = 256;  // so few rows do not repay panels of all of b in memory
+constexpr int64_t kThinPanels = 8;  // of b, packed and used at once
+// Lines are read over a long span of k, or across all those panels a few words of k at a time,
+// whichever are neighbours in memory.
+constexpr int64_t kThinSpan = 1024;
+constexpr int64_t kThinSlice = 16;
+constexpr int64_t kSkew = 16;  // rows of a tile then fall into different sets of the caches
+
+struct Columns {
+  int64_t begin, n;
+};
+
+// The columns of the product that a chunk reads, in whole panels, apart from one another.
+std::vector<Columns> product_columns(const Step& step, const Grid& g, int64_t chunk,
+                                     int64_t width) {
+  const int64_t begin = chunk * g.chunk_cols;
+  const int64_t end = std::min(g.cols, begin + g.chunk_cols);
+  std::vector<Columns> all;
+  for (const Load& l : step.loads) {
+    if (l.from != Load::From::product) continue;
+    const int64_t low = l.columns(begin) / width * width;
+    all.push_back({low, rup(l.columns(end - 1) + 1, width) - low});
+  }
+  std::ranges::sort(all, {}, &Columns::begin);
+  std::vector<Columns> apart;
+  for (const Columns& c : all) {
+    if (apart.empty() || apart.back().begin + apart.back().n < c.begin)
+      apart.push_back(c);
+    else
+      apart.back().n = std::max(apart.back().n, c.begin + c.n - apart.back().begin);
+  }
+  return apart;
+}
+
+// How a call is cut, and where its parts lie in the workspace.
+struct Cut {
+  Cut(const Step& step, const GemmKernel& kernel, int64_t group_floats, int64_t given)
+      : kernel(kernel),
+        rows(step.rows ? step.rows : given),
+        inner(step.gemm->inner ? step.gemm->inner : given),
+        words(rup(cdiv(inner, kernel.pairs ? 2 : 1), kernel.granule)),
+        cols(rup(step.gemm->cols, kernel.cols)),
+        stride(cols + kSkew),
+        grid(make_grid(step, rows)),
+        thin(rows <= kThinRows),
+        sums(leftover_floats(step, grid)) {
+    if (thin) {
+      a_floats = padded(rows) * words;
+      product_floats = padded(rows) * stride;
+      return;
+    }
+    for (int64_t c = 0; c < grid.chunks(); ++c) {
+      chunks.push_back(product_columns(step, grid, c, kernel.cols));
+      int64_t n = 0;
+      for (const Columns& range : chunks.back()) n += range.n;
+      chunk_width = std::max(chunk_width, n);
+    }
+    const int64_t block = padded(std::min(rows, grid.block_rows)) * words;
+    group_blocks =
+        std::clamp<int64_t>(group_floats / std::max<int64_t>(block, 1), 1, grid.blocks());
+    group_chunks = std::clamp<int64_t>(group_floats / std::max<int64_t>(chunk_width * words, 1), 1,
+                                       std::max<int64_t>(grid.chunks(), 1));
+    a_floats = group_blocks * padded(grid.block_rows) * words;
+    b_floats = group_chunks * chunk_width * words;
+  }
+
+  // Rows that a panel of a or a product takes in memory.
+  [[nodiscard]] int64_t padded(int64_t n) const { return kernel.tiles ? rup(n, kernel.rows) : n; }
+  [[nodiscard]] int64_t total() const {
+    return static_cast<int64_t>(sums) + rup(a_floats, 16) + rup(b_floats, 16) + product_floats;
+  }
+
+  const GemmKernel& kernel;
+  int64_t rows, inner, words, cols;
+  int64_t stride;  // of a product in memory
+  Grid grid;
+  bool thin;
+  size_t sums;
+  int64_t a_floats = 0, b_floats = 0, product_floats = 0;
+  std::vector<std::vector<Columns>> chunks;
+  int64_t chunk_width = 0, group_blocks = 1, group_chunks = 1;
+};
+
+// Panels of a block of rows are as equal as can be, so that none is too thin for the processor.
+struct RowPanels {
+  const GemmKernel& kernel;
+  int64_t rows;
+
+  [[nodiscard]] int64_t count() const { return cdiv(rows, kernel.rows); }
+  [[nodiscard]] int64_t begin(int64_t p) const {
+    return kernel.tiles ? std::min(p * kernel.rows, rows) : p * rows / count();
+  }
+  [[nodiscard]] int64_t size(int64_t p) const { return begin(p + 1) - begin(p); }
+  // Rows in memory: whole tiles.
+  [[nodiscard]] int64_t width(int64_t p) const { return kernel.tiles ? rup(size(p), 16) : size(p); }
+};
+
+float* product_memory(size_t floats) {
+  constexpr size_t kAlignment = 16;
+  thread_local std::vector<float> memory;
+  if (memory.size() < floats + kAlignment) memory.resize(floats + kAlignment);
+  const auto address = reinterpret_cast<uintptr_t>(memory.data()) / sizeof(float);
+  return memory.data() + (kAlignment - address % kAlignment) % kAlignment;
+}
+
+class Product {
+ public:
+  Product(const Step& step, const GemmKernel& kernel, const Loops& loops, const Program& program,
+          const RunArgs& args, const Cut& cut)
+      : step_(step),
+        kernel_(kernel),
+        loops_(loops),
+        program_(program),
+        args_(args),
+        cut_(cut),
+        a_(kernel, loops, step.gemm->a, Packer::Side::a, args, cut.inner),
+        b_(kernel, loops, step.gemm->b, Packer::Side::b, args, cut.inner),
+        packed_a_(static_cast<float*>(args.workspace) + cut.sums),
+        packed_b_(packed_a_ + rup(cut.a_floats, 16)),
+        product_(packed_b_ + rup(cut.b_floats, 16)) {}
+
+  void run(Leftovers& left) const {
+    const Grid& g = cut_.grid;
+    if (g.cols == 0) return run_items(left, {});  // what is stored for empty rows, if anything
+    if (cut_.thin) return run_thin(left);
+    bool packed = false;  // all of b
+    for (int64_t block = 0; block < g.blocks(); block += cut_.group_blocks) {
+      const int64_t blocks = std::min(cut_.group_blocks, g.blocks() - block);
+      pack_blocks(block, blocks);
+      for (int64_t chunk = 0; chunk < g.chunks(); chunk += cut_.group_chunks) {
+        const int64_t chunks = std::min(cut_.group_chunks, g.chunks() - chunk);
+        if (!packed) pack_chunks(chunk, chunks);
+        packed = chunks == g.chunks();
+        parallel_for(blocks * chunks, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i)
+            run_item(block, chunk, i / chunks, i % chunks, left);
+        });
+      }
+    }
+  }
+
+ private:
+  [[nodiscard]] RowPanels row_panels(int64_t block) const {
+    const int64_t row = block * cut_.grid.block_rows;
+    return {kernel_, std::min(cut_.grid.block_rows, cut_.rows - row)};
+  }
+
+  // A block of rows in memory is [k block][panel]: what one pass over k reads lies together.
+  void pack_blocks(int64_t first, int64_t count) const {
+    const int64_t most = cdiv(cut_.grid.block_rows, kernel_.rows);
+    const int64_t steps = cdiv(cut_.words, kernel_.block);
+    parallel_for(count * steps * most, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t block = i / most / steps;
+        const RowPanels panels = row_panels(first + block);
+        if (i % most < panels.count())
+          pack_a(panels, packed_a_ + block * cut_.padded(cut_.grid.block_rows) * cut_.words,
+                 (first + block) * cut_.grid.block_rows, i % most,
+                 i / most % steps * kernel_.block);
+      }
+    });
+  }
+
+  void pack_a(const RowPanels& panels, float* to, int64_t row, int64_t p, int64_t k) const {
+    const int64_t words = std::min(kernel_.block, cut_.words - k);
+    float* out = to + k * cut_.padded(panels.rows) + panels.begin(p) * words;
+    a_.panel(out, row + panels.begin(p), panels.size(p), panels.width(p), k, words);
+  }
+
+  // A panel of b holds all of k.
+  void pack_b(float* out, int64_t column, int64_t k, int64_t words) const {
+    const int64_t lanes = std::min(kernel_.cols, step_.gemm->cols - column);
+    b_.panel(out, column, lanes, kernel_.cols, k, words);
+  }
+
+  void pack_chunks(int64_t first, int64_t count) const {
+    struct Panel {
+      float* to;
+      int64_t column;
+    };
+    std::vector<Panel> panels;
+    for (int64_t i = 0; i < count; ++i) {
+      float* to = packed_b_ + i * cut_.chunk_width * cut_.words;
+      for (const Columns& range : cut_.chunks[static_cast<size_t>(first + i)])
+        for (int64_t c = 0; c < range.n; c += kernel_.cols, to += kernel_.cols * cut_.words)
+          panels.push_back({to, range.begin + c});
+    }
+    const auto n = static_cast<int64_t>(panels.size());
+    parallel_for(cdiv(cut_.words, kernel_.block) * n, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const Panel& p = panels[static_cast<size_t>(i % n)];
+        const int64_t k = i / n * kernel_.block;
+        pack_b(p.to + k * kernel_.cols, p.column, k, std::min(kernel_.block, cut_.words - k));
+      }
+    });
+  }
+
+  // All rows of a block by one panel of b, one block of k.
+  void multiply(const RowPanels& panels, const float* a, const float* b, int64_t k, float* c,
+                int64_t stride, const float* next) const {
+    const int64_t words = std::min(kernel_.block, cut_.words - k);
+    const float* from = a + k * cut_.padded(panels.rows);
+    for (int64_t p = 0; p < panels.count(); ++p)
+      kernel_.tile(panels.size(p), words, from + panels.begin(p) * words, b,
+                   c + panels.begin(p) * stride, stride, k > 0, next + p * kernel_.fetch * words);
+  }
+
+  // The rule for scales of whole tensors: the finished sum times a's, then times b's.
+  void scale(float* c, int64_t rows, int64_t n, int64_t stride) const {
+    for (const Packer* side : {&a_, &b_}) {
+      if (side->scale() == 1.0F) continue;
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < n; ++i) c[r * stride + i] *= side->scale();
+    }
+  }
+
+  void run_item(int64_t block, int64_t chunk, int64_t i, int64_t j, Leftovers& left) const {
+    const Grid& g = cut_.grid;
+    const RowPanels panels = row_panels(block + i);
+    const float* a = packed_a_ + i * cut_.padded(g.block_rows) * cut_.words;
+    const float* b = packed_b_ + j * cut_.chunk_width * cut_.words;
+    const std::vector<Columns>& columns = cut_.chunks[static_cast<size_t>(chunk + j)];
+    const int64_t stride = cut_.chunk_width + kSkew;
+    float* memory = product_memory(static_cast<size_t>(cut_.padded(panels.rows) * stride));
+    std::vector<ProductRange> ranges;
+    if (kernel_.begin) kernel_.begin();
+    float* c = memory;
+    const float* panel = b;
+    for (const Columns& range : columns) {
+      ranges.push_back({range.begin, range.n, c, stride});
+      for (int64_t k = 0; k < cut_.words; k += kernel_.block)
+        for (int64_t n = 0; n < range.n; n += kernel_.cols) {
+          const float* here = panel + n * cut_.words + k * kernel_.cols;
+          const bool last = n + kernel_.cols == range.n;
+          const float* next =
+              last ? panel + (k + kernel_.block) * kernel_.cols : here + kernel_.cols * cut_.words;
+          multiply(panels, a, here, k, c + n, stride, next);
+        }
+      if (cut_.words == 0)
+        for (int64_t r = 0; r < panels.rows; ++r) std::fill_n(c + r * stride, range.n, 0.0F);
+      scale(c, panels.rows, range.n, stride);
+      c += range.n;
+      panel += range.n * cut_.words;
+    }
+    if (kernel_.end) kernel_.end();
+    Item(step_, program_, loops_, args_, g, (block + i) * g.chunks() + chunk + j, left, ranges)
+        .run();
+  }
+
+  // Few rows: b goes by once, a few panels at a time, and the whole product lies in memory.
+  void run_thin(Leftovers& left) const {
+    const Grid& g = cut_.grid;
+    if (g.items() == 0) return;
+    const RowPanels panels{kernel_, cut_.rows};
+    const int64_t steps = cdiv(cut_.words, kernel_.block);
+    parallel_for(steps * panels.count(), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        pack_a(panels, packed_a_, 0, i / steps, i % steps * kernel_.block);
+    });
+    const int64_t width = kThinPanels * kernel_.cols;
+    parallel_for(cdiv(cut_.cols, width), [&](int64_t begin, int64_t end) {
+      if (kernel_.begin) kernel_.begin();
+      for (int64_t i = begin; i < end; ++i)
+        thin_columns(panels, i * width, std::min(width, cut_.cols - i * width));
+      if (kernel_.end) kernel_.end();
+    });
+    run_items(left, {0, cut_.cols, product_, cut_.stride});
+  }
+
+  // The body alone, on a product in memory.
+  void run_items(Leftovers& left, const ProductRange& whole) const {
+    const Grid& g = cut_.grid;
+    parallel_for(g.items(), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        ProductRange rows = whole;
+        if (g.cols > 0) rows.data += i / g.chunks() * g.block_rows * whole.stride;
+        Item(step_, program_, loops_, args_, g, i, left, std::span(&rows, 1)).run();
+      }
+    });
+  }
+
+  void thin_columns(const RowPanels& panels, int64_t column, int64_t n) const {
+    const bool inside = b_.k_inside();
+    const int64_t span = inside ? kThinSpan : kernel_.block;
+    float* b = product_memory(static_cast<size_t>((inside ? kernel_.cols : n) * span));
+    float* c = product_ + column;
+    for (int64_t k = 0; k < cut_.words; k += span) {
+      const int64_t words = std::min(span, cut_.words - k);
+      for (int64_t done = 0; done < words && !inside; done += kThinSlice)
+        for (int64_t i = 0; i < n; i += kernel_.cols)
+          pack_b(b + i * words + done * kernel_.cols, column + i, k + done,
+                 std::min(kThinSlice, words - done));
+      for (int64_t i = 0; i < n; i += kernel_.cols) {
+        if (inside) pack_b(b, column + i, k, words);
+        const float* from = inside ? b : b + i * words;
+        for (int64_t done = 0; done < words; done += kernel_.block)
+          multiply(panels, packed_a_, from + done * kernel_.cols, k + done, c + i, cut_.stride,
+                   from);
+      }
+    }
+    if (cut_.words == 0)
+      for (int64_t r = 0; r < cut_.rows; ++r) std::fill_n(c + r * cut_.stride, n, 0.0F);
+    scale(c, cut_.rows, n, cut_.stride);
+  }
+
+  const Step& step_;
+  const GemmKernel& kernel_;
+  const Loops& loops_;
+  const Program& program_;
+  const RunArgs& args_;
+  const Cut& cut_;
+  Packer a_, b_;
+  float *packed_a_, *packed_b_, *product_;
+};
+
+class GemmStep final : public Kernel {
+ public:
+  GemmStep(const Step& step, const GemmKernel& kernel, int64_t group_floats)
+      : step_(step),
+        kernel_(kernel),
+        group_floats_(group_floats),
+        loops_(loops()),
+        program_(compile(step, loops_)) {}
+
+  [[nodiscard]] size_t workspace(int64_t rows) const override {
+    return static_cast<size_t>(Cut(step_, kernel_, group_floats_, rows).total()) * sizeof(float);
+  }
+
+  void run(const RunArgs& given) const override {
+    const FpMode ieee;  // sums are finished in the calling thread
+    const Cut cut(step_, kernel_, group_floats_, given.rows);
+    RunArgs args = given;
+    args.rows = cut.rows;  // the body's
+    Leftovers left = no_leftovers(step_, cut.grid, static_cast<float*>(args.workspace));
+    Product(step_, kernel_, loops_, program_, args, cut).run(left);
+    finish(step_, loops_, args, cut.grid, left);
+  }
+
+ private:
+  Step step_;
+  const GemmKernel& kernel_;
+  int64_t group_floats_;
+  const Loops& loops_;
+  Program program_;
+};
+
+}  // namespace
+
+Attempt make_gemm(const Step& step) {
+  if (!step.gemm) return Refusal{"the step has no product"};
+  if (!step.totals.empty()) return Refusal{"row totals of a product want a step of their own"};
+  const bool narrow = step.precision == Precision::native && exact_in_bf16(step.gemm->a.format) &&
+                      exact_in_bf16(step.gemm->b.format);
+  const GemmKernel* bf16 = narrow ? gemm_bf16() : nullptr;
+  return gemm_with(step, bf16 ? *bf16 : gemm_fp32());
+}
+
+std::shared_ptr<const Kernel> gemm_with(const Step& step, const GemmKernel& kernel,
+                                        int64_t group_floats) {
+  return std::make_shared<const GemmStep>(step, kernel, group_floats);
+}
+
+}  // namespace tenon::cpu

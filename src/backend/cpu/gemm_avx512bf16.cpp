@@ -1,0 +1,30 @@
+// Products of bf16 numbers for avx512 with its bf16 words; see the flags in CMakeLists.txt.
+#include "backend/cpu/gemm_make512.h"
+
+namespace tenon::cpu {
+
+namespace {
+
+// Two exact products, two additions in fp32; subnormal numbers count as 0.
+struct Dot {
+  [[gnu::always_inline]] static __m512 run(__m512 a, __m512 b, __m512 sum) {
+    return _mm512_dpbf16_ps(sum, __builtin_bit_cast(__m512bh, a), __builtin_bit_cast(__m512bh, b));
+  }
+};
+
+}  // namespace
+
+const GemmKernel& gemm_avx512bf16() {
+  static constexpr GemmKernel kKernel{.isa = "avx512bf16",
+                                      .pairs = true,
+                                      .rows = kRows,
+                                      .cols = kCols,
+                                      .block = kInnerBlock,
+                                      .tile = tile<Dot>,
+                                      .transpose = transpose,
+                                      .copy = copy,
+                                      .zip = zip};
+  return kKernel;
+}
+
+}  // namespace tenon::cpu

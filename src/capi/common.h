@@ -1,0 +1,83 @@
+// What every function of the C ABI does: check structs and texts, turn exceptions into codes.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "tenon/dtype.h"
+#include "tenon/error.h"
+#include "tenon/options.h"
+#include "tenon/tenon.h"
+#include "tenon/view.h"
+
+namespace tenon::capi {
+
+inline thread_local std::string last_error;
+
+// No exception leaves the library.
+template <class F>
+int guarded(F f) noexcept {
+  try {
+    last_error.clear();
+    f();
+    return TENON_OK;
+  } catch (const tenon::Error& e) {
+    last_error = e.what();
+    return static_cast<int>(e.code());
+  } catch (const std::bad_alloc&) {
+    last_error = "tenon: out of memory";
+  } catch (const std::exception& e) {
+    last_error = e.what();
+  } catch (...) {
+    last_error = "tenon: an exception of an unknown type";
+  }
+  return TENON_RUNTIME;
+}
+
+inline std::string_view text(const char* value, const char* function, const char* name) {
+  require(value != nullptr, function, ": ", name, " is NULL; pass a zero-terminated text");
+  return value;
+}
+
+// A caller of a newer header passes a larger struct; what this library does not know must be zero.
+template <class T>
+T sized(const T* given, const char* function, const char* type) {
+  T result{};
+  if (!given) return result;
+  constexpr size_t kMost = 4096;
+  require(given->size >= sizeof(T) && given->size <= kMost, function, ": the struct's size is ",
+          given->size, "; set it to sizeof(", type, ")");
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  require(std::all_of(bytes + sizeof(T), bytes + given->size, [](auto b) { return b == 0; }),
+          function, ": ", type, " has fields that this library does not know; use its own header");
+  std::memcpy(&result, given, sizeof(T));
+  return result;
+}
+
+template <class E>
+E chosen(int32_t value, size_t count, const char* function, const char* name) {
+  require(value >= 0 && static_cast<size_t>(value) < count, function, ": ", name, " = ", value,
+          "; it must be 0 to ", count - 1);
+  return static_cast<E>(value);
+}
+
+inline tenon::Options options(const tenon_options* given, const char* function) {
+  const tenon_options o = sized(given, function, "tenon_options");
+  return {.precision = chosen<tenon::Precision>(o.precision, 2, function, "precision"),
+          .rounding = chosen<tenon::Rounding>(o.rounding, 2, function, "rounding"),
+          .device = chosen<tenon::Device>(o.device, 2, function, "device"),
+          .stream = o.stream};
+}
+
+// Text into a caller's buffer: at most `capacity` bytes, the final zero included.
+inline void give(const std::string& text, char* buffer, size_t capacity, size_t* size) {
+  if (size) *size = text.size() + 1;
+  if (!buffer || capacity == 0) return;
+  const size_t n = std::min(text.size(), capacity - 1);
+  std::memcpy(buffer, text.data(), n);
+  buffer[n] = '\0';
+}
+
+}  // namespace tenon::capi

@@ -1,0 +1,158 @@
+// Plans over the C ABI.
+#include "tenon/plan.h"
+
+#include <memory>
+#include <vector>
+
+#include "capi/common.h"
+
+struct tenon_plan {
+  tenon::Plan plan;
+};
+
+namespace {
+
+using tenon::require;
+using namespace tenon::capi;  // NOLINT: helpers of the C ABI's files
+
+constexpr size_t kMostOps = tenon::kMaxChainOps;
+
+tenon::DType dtype(int32_t number, const char* function) {
+  return chosen<tenon::DType>(number, tenon::kDTypes.size(), function, "dtype");
+}
+
+std::vector<tenon::GradRequest> grads(const tenon_grad_request* list, size_t count,
+                                      const char* function, const char* name) {
+  constexpr size_t kMost = 4 * kMostOps;
+  require(count <= kMost && (list || count == 0), function, ": ", name, " has ", count, " entries",
+          list ? "" : " but is NULL", "; it takes at most ", kMost);
+  std::vector<tenon::GradRequest> result;
+  for (size_t i = 0; i < count; ++i) {
+    tenon::GradRequest& r = result.emplace_back();
+    r.wanted = list[i].unwanted == 0;
+    if (list[i].dtype_given) r.dtype = dtype(list[i].dtype, function);
+    r.accumulate = list[i].accumulate != 0;
+  }
+  return result;
+}
+
+tenon_view back(const tenon::View& v) {
+  return {v.data, v.rows, v.cols, v.stride, static_cast<int32_t>(v.dtype)};
+}
+
+// A callback's code becomes an error; the planner puts the op's name before it.
+template <class F>
+void called(F f) {
+  std::array<char, 512> why{};
+  if (f(why.data(), why.size()) == 0) return;
+  why.back() = '\0';
+  tenon::fail(tenon::Code::runtime, why[0] ? why.data() : "its callback failed and said nothing");
+}
+
+tenon::OpaqueOp opaque(const tenon_opaque_op& o, const char* function) {
+  require(o.forward != nullptr, function, ": the opaque op '", o.name,
+          "' has no forward callback; give one");
+  tenon::OpaqueOp op;
+  op.cols = o.cols;
+  op.rows_mul = o.rows_mul ? o.rows_mul : 1;
+  op.rows_div = o.rows_div ? o.rows_div : 1;
+  op.forward = [o](int64_t rows, const tenon::View& x, const tenon::View& y) {
+    const tenon_view in = back(x), out = back(y);
+    called([&](char* why, size_t n) { return o.forward(o.user, rows, &in, &out, why, n); });
+  };
+  if (o.backward)
+    op.backward = [o](int64_t rows, const tenon::View& x, const tenon::View& dy,
+                      const tenon::View& dx) {
+      const tenon_view a = back(x), b = back(dy), c = back(dx);
+      called([&](char* why, size_t n) { return o.backward(o.user, rows, &a, &b, &c, why, n); });
+    };
+  return op;
+}
+
+const tenon::Plan& plan_of(const tenon_plan* plan, const char* function) {
+  require(plan != nullptr, function, ": plan is NULL; build one with tenon_plan_build");
+  return plan->plan;
+}
+
+}  // namespace
+
+extern "C" {
+
+int tenon_plan_build(const char* chain, const tenon_plan_request* request,
+                     const tenon_options* given, tenon_plan** plan) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_plan_build";
+    require(plan != nullptr, kName, ": plan is NULL; pass where the handle goes");
+    *plan = nullptr;
+    const tenon_plan_request r = sized(request, kName, "tenon_plan_request");
+    tenon::PlanRequest wanted;
+    require(r.cols >= 0, kName, ": cols is ", r.cols, "; it must not be negative");
+    wanted.cols = r.cols;
+    wanted.dtype = dtype(r.dtype, kName);
+    if (r.parameter_dtype_given) wanted.parameter_dtype = dtype(r.parameter_dtype, kName);
+    wanted.recipe = tenon::recipe(r.recipe ? r.recipe : "none", r.recipe_e4m3 != 0);
+    wanted.training = r.evaluation == 0;
+    wanted.backward = r.forward_only == 0;
+    wanted.input_grad = r.no_input_grad == 0;
+    const std::string_view keep = r.keep ? r.keep : "input";
+    const auto* found = std::find(tenon::kKeeps.begin(), tenon::kKeeps.end(), keep);
+    require(found != tenon::kKeeps.end(), kName, ": keep is '", keep,
+            "'; it must be input, fp8 or recompute");
+    wanted.keep = static_cast<tenon::Keep>(found - tenon::kKeeps.begin());
+    wanted.parameter_grads =
+        grads(r.parameter_grads, r.parameter_grad_count, kName, "parameter_grads");
+    wanted.extra_grads = grads(r.extra_grads, r.extra_grad_count, kName, "extra_grads");
+    require(r.opaque_op_count <= kMostOps && (r.opaque_ops || r.opaque_op_count == 0), kName,
+            ": opaque_ops has ", r.opaque_op_count, " entries", r.opaque_ops ? "" : " but is NULL",
+            "; it takes at most ", kMostOps);
+    for (size_t i = 0; i < r.opaque_op_count; ++i) {
+      const std::string name(text(r.opaque_ops[i].name, kName, "the name of an opaque op"));
+      wanted.opaque.insert_or_assign(name, opaque(r.opaque_ops[i], kName));
+    }
+    wanted.options = options(given, kName);
+    *plan = new tenon_plan{tenon::Plan::build(text(chain, kName, "chain"), wanted)};
+  });
+}
+
+void tenon_plan_free(tenon_plan* plan) { delete plan; }
+
+int tenon_plan_describe(const tenon_plan* plan, int64_t rows, const char* format, char* buffer,
+                        size_t capacity, size_t* size) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_plan_describe";
+    const tenon::Plan& p = plan_of(plan, kName);
+    const std::string_view as = text(format, kName, "format");
+    require(as == "text" || as == "json" || as == "html", kName, ": format is '", as,
+            "'; it must be text, json or html");
+    give(as == "text"   ? p.describe(rows)
+         : as == "json" ? p.json(rows)
+                        : p.html(rows),
+         buffer, capacity, size);
+  });
+}
+
+int tenon_plan_sizes(const tenon_plan* plan, int64_t rows, int64_t* bytes, size_t count,
+                     int64_t* workspace) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_plan_sizes";
+    const tenon::Plan& p = plan_of(plan, kName);
+    p.check_rows(rows);
+    require(count == p.buffers().size() && bytes, kName, ": room for ", count,
+            " sizes; the plan has ", p.buffers().size(), " buffers");
+    for (size_t i = 0; i < count; ++i) bytes[i] = p.buffers()[i].bytes(rows);
+    if (workspace) *workspace = p.workspace_bytes(rows);
+  });
+}
+
+int tenon_plan_run(const tenon_plan* plan, int32_t backward, int64_t rows, void* const* memory,
+                   size_t count, void* workspace, int32_t weights_unchanged, void* stream) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_plan_run";
+    const tenon::Plan& p = plan_of(plan, kName);
+    require(memory || count == 0, kName, ": memory is NULL; give an address for each buffer");
+    p.run(backward ? tenon::Pass::backward : tenon::Pass::forward, rows, {memory, count}, workspace,
+          {.weights_changed = weights_unchanged == 0, .stream = stream});
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,98 @@
+// What the readers of text share: characters, decimal literals, errors that name a place.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tenon/error.h"
+
+namespace tenon {
+
+// By ASCII and not by the host's locale.
+inline bool is_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+inline bool is_digit(char c) { return c >= '0' && c <= '9'; }
+inline bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+// The end of the name that starts at `at`.
+inline size_t name_end(std::string_view text, size_t at) {
+  while (at < text.size() && (is_letter(text[at]) || is_digit(text[at]))) ++at;
+  return at;
+}
+inline bool is_identifier(std::string_view name) {
+  return !name.empty() && is_letter(name[0]) && name_end(name, 0) == name.size();
+}
+
+// A C decimal literal without sign: where it ends, or what is missing there.
+struct Literal {
+  size_t end = 0;
+  const char* expected = nullptr;
+};
+inline Literal scan_literal(std::string_view text, size_t at) {
+  size_t i = at, digits = 0;
+  const auto run = [&] {
+    for (; i < text.size() && is_digit(text[i]); ++i) ++digits;
+  };
+  run();
+  if (i < text.size() && text[i] == '.') ++i, run();
+  if (digits == 0) return {at, "a number"};
+  if (i < text.size() && (text[i] == 'e' || text[i] == 'E')) {
+    ++i;
+    if (i < text.size() && (text[i] == '+' || text[i] == '-')) ++i;
+    if (i >= text.size() || !is_digit(text[i])) return {i, "the digits of an exponent"};
+    run();
+  }
+  if (i < text.size() && (is_letter(text[i]) || text[i] == '.'))
+    return {i, "the end of the number (no suffix, no hexadecimal)"};
+  return {i};
+}
+
+// The power of ten of a literal's first digit that is not 0, cut at ±1e9; for short texts.
+inline int64_t decimal_exponent(std::string_view literal) {
+  constexpr int64_t kMost = 1'000'000'000;
+  const size_t e = std::min(literal.find_first_of("eE"), literal.size());
+  const std::string_view mantissa = literal.substr(0, e);
+  const auto first = static_cast<int64_t>(mantissa.find_first_of("123456789"));
+  if (first < 0) return -kMost;
+  const auto point = static_cast<int64_t>(std::min(mantissa.find('.'), mantissa.size()));
+  int64_t power = 0;
+  for (size_t i = e; i < literal.size(); ++i)
+    if (is_digit(literal[i])) power = std::min(10 * power + (literal[i] - '0'), kMost);
+  if (e + 1 < literal.size() && literal[e + 1] == '-') power = -power;
+  return power + (first < point ? point - first - 1 : point - first);
+}
+
+// The number nearest to a literal; nothing if it is too large.
+template <class T>
+std::optional<T> literal_value(std::string_view literal) {
+  T value = 0;
+  const char* last = literal.data() + literal.size();
+  // Out of range is either too large or, below half of the smallest number, zero.
+  if (std::from_chars(literal.data(), last, value).ec != std::errc())
+    return decimal_exponent(literal) > 0 ? std::nullopt : std::optional<T>(0);
+  return value;
+}
+
+// What stands at a place of a text, for a message.
+inline std::string found_at(std::string_view text, size_t at) {
+  if (at >= text.size()) return "the end";
+  const auto byte = static_cast<unsigned char>(text[at]);
+  return byte < ' ' || byte > '~' ? str("byte ", static_cast<int>(byte)) : str("'", text[at], "'");
+}
+
+template <class... Parts>
+[[noreturn]] void fail_at(std::string_view language, std::string_view text, size_t at,
+                          const Parts&... what) {
+  const std::string_view before = text.substr(0, at);
+  const auto line = 1 + std::ranges::count(before, '\n');
+  const size_t newline = before.rfind('\n');
+  const size_t column = newline == std::string_view::npos ? at + 1 : at - newline;
+  fail(Code::invalid_argument, language, ": line ", line, ", column ", column, ": ", what...);
+}
+
+}  // namespace tenon

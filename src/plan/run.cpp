@@ -1,0 +1,129 @@
+// Sizes of a plan's memory, and its runs.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "core/fp_mode.h"
+#include "plan/data.h"
+#include "tenon/error.h"
+
+namespace tenon {
+
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+// Where the slots of the workspace begin, then its size.
+std::vector<int64_t> slot_offsets(const PlanData& d, int64_t rows) {
+  std::vector<int64_t> size(static_cast<size_t>(d.slots), 0);
+  for (size_t b = 0; b < d.buffers.size(); ++b)
+    if (d.slot_of[b] != kNoBuffer) {
+      int64_t& s = size[static_cast<size_t>(d.slot_of[b])];
+      s = std::max(s, rup(d.buffers[b].bytes(rows), kAlignment));
+    }
+  std::vector<int64_t> offsets{0};
+  for (const int64_t s : size) offsets.push_back(offsets.back() + s);
+  return offsets;
+}
+
+View view_of(const Slot& s, void* data, const Buffer& b, int64_t rows) {
+  const int64_t m = s.rows(rows);
+  switch (s.form) {
+    case Slot::Form::none:
+      return {};
+    case Slot::Form::scalar:
+      return matrix(data, DType::f32, 1, 1);
+    case Slot::Form::scale: {
+      const Shape shape = s.format.scale_shape(m, s.cols, s.orientation);
+      return matrix(data, info(s.format.scaling).scale, shape.rows, shape.cols);
+    }
+    default: {
+      const Shape shape = s.format.data_shape(m, s.cols, s.orientation);
+      // Transposed data have the rows inside, and room up to a rounded number of them.
+      const int64_t stride = b.rows_inside ? b.rows(rows) : shape.cols;
+      return matrix(data, s.format.dtype, shape.rows, shape.cols, stride);
+    }
+  }
+}
+
+}  // namespace
+
+int64_t Buffer::bytes(int64_t call_rows) const {
+  const int64_t one = random ? static_cast<int64_t>(sizeof(uint64_t)) : info(dtype).bytes;
+  return rows(call_rows) * cols * one;
+}
+
+const std::vector<Buffer>& Plan::buffers() const { return data_->buffers; }
+
+std::vector<size_t> Plan::with(Role role) const {
+  std::vector<size_t> list;
+  for (size_t i = 0; i < data_->buffers.size(); ++i)
+    if (data_->buffers[i].role == role) list.push_back(i);
+  return list;
+}
+
+int64_t Plan::workspace_bytes(int64_t rows) const { return slot_offsets(*data_, rows).back(); }
+
+int64_t Plan::saved_bytes(int64_t rows) const {
+  int64_t total = 0;
+  for (const Buffer& b : data_->buffers)
+    if (b.role == Role::saved) total += b.bytes(rows);
+  return total;
+}
+
+void Plan::check_rows(int64_t rows) const {
+  require(rows >= 0, "plan: ", rows, " rows; there must be none or more");
+  for (const Factor& f : data_->factors)
+    require(rows * f.mul % f.div == 0, "plan: ", rows, " rows; reshape makes ", rows, "*", f.mul,
+            "/", f.div, " of them, which is not whole: give a multiple of ", f.div);
+}
+
+void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* workspace,
+               const PlanRun& how) const {
+  const PlanData& d = *data_;
+  check_rows(rows);
+  require(memory.size() == d.buffers.size(), "plan: ", memory.size(), " addresses; it has ",
+          d.buffers.size(), " buffers");
+  const std::vector<int64_t> offsets = slot_offsets(d, rows);
+  require(workspace || offsets.back() == 0, "plan: no workspace; it needs ", offsets.back(),
+          " bytes");
+  const auto address = [&](int buffer) -> void* {
+    const auto b = static_cast<size_t>(buffer);
+    if (d.slot_of[b] == kNoBuffer) return memory[b];
+    return static_cast<char*>(workspace) + offsets[static_cast<size_t>(d.slot_of[b])];
+  };
+  const bool draws = d.rng != kNoBuffer && pass == Pass::forward;
+  constexpr size_t kState = 5 * sizeof(uint64_t);
+  if (draws) std::memcpy(address(d.saved_rng), address(d.rng), kState);
+  Options options = d.request.options;
+  options.stream = how.stream;
+  std::vector<View> in, out;
+  for (const PlanStep& s : d.steps(pass)) {
+    if (s.weights && !how.weights_changed) continue;
+    const auto fill = [&](const std::vector<Slot>& slots, std::vector<View>& views) {
+      views.clear();
+      for (const Slot& slot : slots) {
+        if (slot.buffer == kNoBuffer) {
+          views.emplace_back();
+          continue;
+        }
+        const Buffer& b = d.buffers[static_cast<size_t>(slot.buffer)];
+        void* const data = address(slot.buffer);
+        require(data || b.bytes(rows) == 0, "plan: no address for '", b.name, "', which ",
+                s.step.name, " needs");
+        views.push_back(view_of(slot, data, b, rows));
+      }
+    };
+    fill(s.in, in);
+    fill(s.out, out);
+    RunArgs args{.rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters};
+    if (s.random != kNoBuffer) args.random = static_cast<const uint64_t*>(address(s.random));
+    if (s.opaque)
+      s.opaque(args.rows, in, out);
+    else
+      execute(s.step, s.chosen, args, options);
+  }
+  if (draws) static_cast<uint64_t*>(address(d.rng))[1] += static_cast<uint64_t>(d.dropouts);
+}
+
+}  // namespace tenon
