@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from ctypes import byref
 from typing import Any, NamedTuple
 
@@ -25,6 +26,16 @@ _NAMED = re.compile(rf"({_NAME})\s*(?:\(\s*{_NAME}\s*=[^=].*\))?", re.DOTALL)
 _INFO: dict[str, dict[str, Any]] = {}  # by text; a definition may change what a text means
 _PRIVATE: dict[str, str] = {}  # formulas that traced functions call, to their private names
 _NUMBERS = itertools.count()
+# Each definition, in order: the name, and a private one that will never mean anything else. What a
+# text means is settled until there is another.
+DEFINED: list[tuple[str, str]] = []
+
+# What a front end calls its own arguments; a parameter of such a name could not be given.
+_RESERVED = frozenset(
+    ("act", "b", "bias", "cache_quantized_input", "dbias", "dscale", "dtype", "glu_interleave_size")
+    + ("grad", "layout", "out", "out_dtype", "precision", "quantize", "quantizer", "rounding")
+    + ("scale", "self", "x")
+)
 
 
 class Gradients(NamedTuple):
@@ -39,6 +50,8 @@ class Gradients(NamedTuple):
 def activation_info(text: Any) -> dict[str, Any]:
     """Name, inputs (1 or 2), scaled, parameters (name, value, bounds) and formula."""
     key = text if isinstance(text, str) else resolve(text)
+    if "\0" in key:  # it would end there for C
+        raise ValueError(f"activation: {key!r} holds a null character; leave it out")
     found = _INFO.get(key)
     if found is None:
         found = json.loads(text_of(lib.tenon_info, key.encode()))
@@ -65,14 +78,24 @@ def resolve(act: Any) -> str:
             f"activation: a {type(act).__name__}; pass a name, a formula such as "
             "'x*sigmoid(x)', or a function of one or two expressions"
         )
-    inputs, _ = inputs_of(act)
+    inputs, parameters = inputs_of(act)
     if len(inputs) not in (1, 2):
         raise ValueError(
             f"activation: {getattr(act, '__name__', act)} takes {len(inputs)} inputs "
             f"({', '.join(inputs)}); an activation has one (x) or two (a and b), further ones need "
             "a number as default, or use tenon.fuse"
         )
+    _check_parameters(getattr(act, "__name__", "activation"), parameters)
     return trace(act, ("x",) if len(inputs) == 1 else ("a", "b"))
+
+
+def _check_parameters(name: str, parameters: Iterable[str]) -> None:
+    for p in parameters:
+        if p in _RESERVED:
+            raise ValueError(
+                f"{name}: a parameter is named {p!r}, which is an argument of every activation; "
+                f"give it another name than {', '.join(sorted(_RESERVED))}"
+            )
 
 
 def activation(act: Any, /, **parameters: float) -> Activation:
@@ -96,13 +119,35 @@ def define(name: str, formula: str | Callable[..., Any] | Activation) -> Activat
     """
     if not isinstance(name, str):
         raise TypeError(f"define: the name is a {type(name).__name__}; pass a text and a formula")
+    if "\0" in name:
+        raise ValueError(f"define: {name!r} is not a name; use letters, digits and _")
+    from . import __all__ as taken
+
+    if name in (*taken, "torch", "jax"):
+        raise ValueError(f"define: tenon.{name} is something else already; choose another name")
     given = Activation(resolve(formula))
+    _check_parameters(name, given.parameters)
     around, _, named = given._parts()
     text = given.text
     if around or named:  # not a formula by itself, but a call is one
         text = given._expression(*map(Expr, ("x",) if given.inputs == 1 else ("a", "b"))).text
+    private = f"_{name}_{len(DEFINED)}"
+    with contextlib.suppress(ValueError):  # what is wrong is said of the name itself
+        _define(private, text)
     _define(name, text)
+    DEFINED.append((name, private))
     return Activation(name)
+
+
+def as_of(text: bytes, count: int) -> bytes:
+    """A text that means what `text` meant after `count` definitions."""
+    before, since = dict(DEFINED[:count]), dict(DEFINED[count:])
+    changed = before.keys() & since.keys()
+    if not changed:
+        return text
+    # Called, or the whole of it, perhaps in gated(…); elsewhere it is a parameter.
+    names = rf"\b({'|'.join(changed)})\b(?=\s*\(|[\s)]*$)"
+    return re.sub(names, lambda found: before[found[1]], text.decode()).encode()
 
 
 def _define(name: str, text: str) -> None:

@@ -138,6 +138,11 @@ def line(op: str, name: str, x: Any, column: bool = False) -> Operand:
     """All elements of an array as one row (a bias), or as one column (a scale for each row)."""
     found = np.asarray(array(op, name, x), order="C")
     n = found.size
+    if not column and found.ndim and found.shape[-1] != n:
+        raise ValueError(
+            f"{op}: {name} has the shape {found.shape}; its numbers belong to columns and must lie "
+            f"in the last dimension, pass {name}.reshape(-1)"
+        )
     c = matrix(found, n, 1) if column else matrix(found, 1, n)
     return Operand(found.shape, found.dtype, c, found)
 

@@ -88,7 +88,10 @@ class _Capsule:
 
 def read(op: str, name: str, x: Any) -> npt.NDArray[Any]:
     """The memory of any object with __dlpack__ as an array, without a copy."""
-    device = x.__dlpack_device__()
+    try:
+        device = x.__dlpack_device__()
+    except (BufferError, RuntimeError, TypeError, ValueError) as e:
+        raise ValueError(f"{op}: {name} cannot be read by DLPack: {e}") from e
     if int(device[0]) not in _HOST:
         raise NotImplementedError(
             f"{op}: {name} is on the DLPack device {tuple(map(int, device))}; the NumPy front end "
@@ -96,13 +99,19 @@ def read(op: str, name: str, x: Any) -> npt.NDArray[Any]:
         )
     try:
         capsule = x.__dlpack__()
-    except (BufferError, TypeError, ValueError) as e:
-        raise type(e)(f"{op}: {name} gives no DLPack capsule: {e}") from e
+    except (BufferError, RuntimeError, TypeError, ValueError) as e:
+        raise ValueError(f"{op}: {name} gives no DLPack capsule: {e}") from e
     tensor = _tensor(capsule)
     special = _TYPES.get(tensor.code)
     if special is not None:
         tensor.code = _UNSIGNED
-    array = np.from_dlpack(_Capsule(capsule, (int(device[0]), int(device[1]))))  # type: ignore[arg-type]
+    try:
+        array = np.from_dlpack(_Capsule(capsule, (int(device[0]), int(device[1]))))  # type: ignore[arg-type]
+    except (BufferError, RuntimeError) as e:
+        raise TypeError(
+            f"{op}: {name} has a DLPack type that NumPy does not know (code {tensor.code}, "
+            f"{tensor.bits} bits); convert it to float32 first"
+        ) from e
     if special is None:
         return array
     import ml_dtypes

@@ -74,6 +74,11 @@ class Fused:
         self.arguments = tuple(names)
         if not names:
             raise ValueError(f"fuse: {self.name} has no arguments; it needs at least one array")
+        if "dtype" in (*names, *self.parameters):
+            raise ValueError(
+                f"fuse: {self.name} has an argument named 'dtype', which is that of the result; "
+                "give it another name"
+            )
         self._options = options(precision, rounding)
         self._formula: str | None = None
 
@@ -99,6 +104,21 @@ class Fused:
             body + "".join(f"; {n} = {constant(float(v)).text}" for n, v in values.items())
         ).encode()
 
+    def _bound(
+        self, given: Sequence[Any], keywords: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, float]]:
+        """The arguments in their order and the parameters; keywords may be either."""
+        rest = self.arguments[len(given) :]
+        if all(n in keywords for n in rest):
+            given = (*given, *(keywords.pop(n) for n in rest))
+        for n in self.arguments:
+            if n in keywords:
+                raise TypeError(
+                    f"{self.name}: the arguments {', '.join(self.arguments)} are each given once, "
+                    f"by position or by keyword; here {n!r} is given twice or another is missing"
+                )
+        return given, keywords
+
     def _fitted(self, given: Sequence[Any]) -> tuple[list[_Argument], tuple[int, ...]]:
         if len(given) != len(self.arguments):
             raise TypeError(
@@ -122,10 +142,11 @@ class Fused:
         views = [matrix(a.array) for a in found]
         return (View * len(views))(*views), ", ".join(self.arguments).encode()
 
-    def __call__(self, *arguments: Any, dtype: Any = None, **parameters: float) -> Any:
-        """The function of the arguments, in one pass."""
-        if any(isinstance(a, Expr) for a in arguments):
-            return self._function(*arguments, **parameters)
+    def __call__(self, *given: Any, dtype: Any = None, **keywords: Any) -> Any:
+        """The function of the arguments, in one pass; arrays may be keywords as well."""
+        if any(isinstance(a, Expr) for a in (*given, *keywords.values())):
+            return self._function(*given, **keywords)
+        arguments, parameters = self._bound(given, keywords)
         found, shape = self._fitted(arguments)
         out = _common(arguments, found) if dtype is None else dtype_named(self.name, dtype)
         y = np.empty(shape, out)
@@ -137,11 +158,12 @@ class Fused:
         )
         return y
 
-    def grad(self, grad: Any, *arguments: Any, **parameters: float) -> tuple[Array, ...]:
+    def grad(self, grad: Any, *given: Any, **keywords: Any) -> tuple[Array, ...]:
         """Gradients of the arguments, in their order, for the gradient of the result.
 
         Each has its argument's shape and dtype; one that was broadcast gets the sum.
         """
+        arguments, parameters = self._bound(given, keywords)
         found, shape = self._fitted(arguments)
         g = foldable(array(f"{self.name} grad", "grad", grad))
         if g.shape != shape:

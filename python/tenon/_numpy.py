@@ -105,6 +105,10 @@ __all__ = [
 
 def set_threads(count: int) -> None:
     """Threads of the CPU backend; 0 restores TENON_THREADS, OMP_NUM_THREADS or the cores."""
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise TypeError(f"set_threads: {count!r}; it must be a whole number, 0 to 1024")
+    if not 0 <= count <= 1024:
+        raise ValueError(f"set_threads: {count} threads; give 1 to 1024, or 0 for the default")
     check(lib.tenon_set_threads(count))
 
 

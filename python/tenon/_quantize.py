@@ -117,9 +117,19 @@ class Format:
                     "first step, or use 'current'"
                 )
             q._scale = _one("scale", self.scale)
+            if not q._scale[0] > 0:
+                raise ValueError(f"quantize: scale={q._scale[0]}; it must be greater than 0")
             q.amax = np.zeros(1, F32) if self.amax is None else _cell(self.amax)
         elif self.scaling == "current":
+            if self.scale is not None:
+                raise ValueError(
+                    "quantize: current finds its scale by itself; leave scale out, or use 'delayed'"
+                )
             q.amax = np.zeros(1, F32) if self.amax is None else _one("amax", self.amax)
+            if q.amax[0] < 0:
+                raise ValueError(
+                    f"quantize: amax={q.amax[0]}; it is the largest |x| and must be at least 0"
+                )
         elif self.amax is not None or self.scale is not None:
             raise ValueError(
                 f"quantize: {self.scaling} finds its scales by itself; leave scale and amax out, "
@@ -346,6 +356,12 @@ def quantize(
         format = Format(  # noqa: A001
             *(format, dtype, rowwise, columnwise, scale, amax, eps, power_of_two, swizzled, health)
         )
+    elif isinstance(format, Format):
+        given = (dtype, rowwise, columnwise, scale, amax, eps, power_of_two, swizzled, health)
+        if given != ("e4m3", True, False, None, None, 0.0, None, False, False):
+            raise TypeError(
+                "quantize: a Format and further settings are both given; set them in the Format"
+            )
     source = operand("quantize", "x", x)
     q = _read_format(format).empty(source.shape, source.dtype)
     _run(source.c, q.c_tensor(written=True))
@@ -378,6 +394,8 @@ def delayed_update(
     """
     op = "delayed_update"
     h, s = in_place(op, "history", history), in_place(op, "scale", scale)
+    if not isinstance(margin, (int, np.integer)) or isinstance(margin, bool):
+        raise TypeError(f"{op}: margin={margin!r}; it must be a whole number, of powers of two")
     if h.ndim not in (1, 2):
         raise ValueError(f"{op}: history has {h.ndim} dimensions; it must be [L, n] or [L]")
     code = code_of(dtype_named(op, dtype, FP8))
@@ -386,4 +404,4 @@ def delayed_update(
     if s.ndim > 1 or not s.flags.c_contiguous:
         raise ValueError(f"{op}: scale has the shape {s.shape}; it must be [n] and contiguous")
     new = matrix(s, 1, s.size)
-    check(lib.tenon_delayed_update(past, new, code, margin, int(most_recent), options()))
+    check(lib.tenon_delayed_update(past, new, code, int(margin), int(most_recent), options()))

@@ -205,7 +205,15 @@ def inputs_of(function: Callable[..., Any]) -> tuple[list[str], dict[str, float]
     """Names of the arguments without default, and the arguments whose default is a number."""
     inputs: list[str] = []
     parameters: dict[str, float] = {}
-    for p in inspect.signature(function).parameters.values():
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # built-in functions tell none
+        name = _name(function)
+        word = f"tenon.{name}" if name in METHODS else "Tenon's words (tenon.exp, tenon.tanh, …)"
+        raise TypeError(
+            f"trace: {name} is built in and has no signature; use {word}, or a Python function"
+        ) from None
+    for p in signature.parameters.values():
         numeric = isinstance(p.default, (int, float)) and not isinstance(p.default, bool)
         if p.kind is p.KEYWORD_ONLY and p.default is p.empty:
             raise TypeError(
@@ -229,10 +237,7 @@ def trace(function: Callable[..., Any], names: Sequence[str]) -> str:
     Arguments that have a number as default become parameters, `; name = value`; other defaults stay
     what they are.
     """
-    try:
-        _, parameters = inputs_of(function)
-    except ValueError:  # built-in functions tell no signature
-        parameters = {}
+    _, parameters = inputs_of(function)
     result = function(*(Expr(n) for n in names), **{p: Expr(p) for p in parameters})
     if not isinstance(result, (Expr, int, float)):
         raise TypeError(

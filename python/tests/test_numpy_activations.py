@@ -360,3 +360,61 @@ BAD = [
 def test_errors(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("word", ["scale", "bias", "layout", "dtype", "out", "rounding"])
+def test_reserved_parameters(word):
+    scope = {}
+    exec(f"def f(x, {word}=2.0): return x * {word}", scope)
+    for make in (tenon.activation, lambda f: tenon.define("reserved_parameter", f)):
+        with pytest.raises(ValueError, match=f"'{word}'.*another name than act, b, bias"):
+            make(scope["f"])
+    with pytest.raises(ValueError, match=f"'{word}'.*another name"):
+        tenon.define("reserved_parameter", f"x*{word}; {word} = 2")
+    assert "reserved_parameter" not in tenon.names()
+
+
+@pytest.mark.parametrize("name", ["quantize", "activation", "show", "torch", "jax"])
+def test_names_of_functions_are_not_defined(name):
+    with pytest.raises(ValueError, match=f"define: tenon.{name} is something else"):
+        tenon.define(name, "x*2")
+
+
+def test_definitions_hold_for_texts_of_before():
+    from tenon._activation import DEFINED, as_of
+
+    x = np.linspace(-2, 2, 8, dtype=np.float32)
+    tenon.define("held", "x*c; c = 2")
+    count = len(DEFINED)
+    tenon.define("held", "x + held(x)")  # the one before
+    for text, wanted in (
+        ("held", 2 * x),
+        ("held(c=3)", 3 * x),
+        ("gated(held)", 2 * x[:4] * x[4:]),
+        ("x*held(x)", x * (2 * x)),
+        ("x*held; held = 5", 5 * x),  # a parameter
+    ):
+        before = tenon.activation(as_of(text.encode(), count).decode())
+        np.testing.assert_array_equal(before(x), wanted)
+    np.testing.assert_array_equal(tenon.held(x), 3 * x)
+    assert as_of(b"held", len(DEFINED)) == b"held"
+    assert not [n for n in tenon.names() if n.startswith("_")]
+
+
+def test_null_characters():
+    for call in (lambda: tenon.activation("x\0y"), lambda: tenon.define("nul\0l", "x")):
+        with pytest.raises(ValueError, match="null|not a name"):
+            call()
+
+
+def test_a_bias_lies_in_the_last_dimension():
+    x = np.ones((8, 8), np.float32)
+    bias = np.arange(8, dtype=np.float32)
+    for call in (
+        lambda b: tenon.gelu(x, bias=b),
+        lambda b: tenon.gelu.backward(x, x, bias=b),
+        lambda b: tenon.bias_dropout_add(x, b, p=0.0, training=False),
+    ):
+        with pytest.raises(ValueError, match=r"bias has the shape \(8, 1\).*bias.reshape\(-1\)"):
+            call(bias[:, None])
+        call(bias[None])

@@ -280,3 +280,25 @@ BAD = [
 def test_errors(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_arrays_by_keyword():
+    @tenon.fuse
+    def f(x, bias, slope=2.0):
+        return (x + bias) * slope
+
+    x, bias = np.ones((4, 8), np.float32), np.arange(8, dtype=np.float32)
+    for y in (f(x, bias=bias), f(bias=bias, x=x), f(x=x, bias=bias, slope=2.0)):
+        np.testing.assert_array_equal(y, f(x, bias))
+    ones = np.ones_like(x)
+    dx, dbias = f.grad(ones, x, bias=bias, slope=3.0)
+    assert (dx == 3).all() and (dbias == 12).all()
+    np.testing.assert_array_equal(tenon.grad(f)(x, bias=bias)[1], tenon.grad(f)(x, bias)[1])
+    with pytest.raises(TypeError, match="'bias' is given twice or another is missing"):
+        f(x, bias, bias=bias)
+    with pytest.raises(TypeError, match="'bias' is given twice or another is missing"):
+        f(bias=bias)
+    with pytest.raises(ValueError, match="named 'dtype'"):
+        tenon.fuse(lambda x, dtype=1.0: x * dtype)
+    with pytest.raises(TypeError, match="max is built in"):
+        tenon.fuse(max)

@@ -33,7 +33,7 @@ def test_torch_tensors(name):
     assert back.dtype == x.dtype and back.data_ptr() == y.ctypes.data
     np.testing.assert_array_equal(tenon.gelu(x[:, ::2]), tenon.gelu(x)[:, ::2])
     np.testing.assert_array_equal(tenon.gelu(x.T), tenon.gelu(x).T)
-    with pytest.raises(BufferError, match="gelu: x gives no DLPack capsule"):
+    with pytest.raises(ValueError, match="gelu: x gives no DLPack capsule.*detach"):
         tenon.gelu(x.requires_grad_())
 
 
@@ -171,3 +171,27 @@ def test_calls_are_not_slow():
     each = (time.perf_counter() - start) / 200
     print(f"tenon.gelu of a 4x4 array: {each * 1e6:.0f} us")
     assert each < 1e-3
+
+
+def test_dlpack_refusals():
+    torch = pytest.importorskip("torch")
+    refused = (ValueError, TypeError, NotImplementedError)
+    for x in (
+        torch.zeros(3, 3).to_sparse(),
+        torch.zeros(3, dtype=torch.complex64).conj(),
+        torch.zeros(3).to(torch.float8_e4m3fnuz),
+        torch.zeros(3, device="meta"),
+    ):
+        with pytest.raises(refused, match="gelu: x"):
+            tenon.gelu(x)
+
+
+def test_threads_are_checked():
+    for wrong, error in (
+        (1.5, TypeError),
+        (True, TypeError),
+        (-1, ValueError),
+        (10**6, ValueError),
+    ):
+        with pytest.raises(error, match="set_threads"):
+            tenon.set_threads(wrong)

@@ -275,3 +275,30 @@ def test_read_only_state_is_refused():
     history.flags.writeable = False
     with pytest.raises(ValueError, match="history is read-only"):
         tenon.delayed_update(history, np.ones(1, np.float32))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+def test_a_scale_is_positive(scale):
+    with pytest.raises(ValueError, match="scale=.*greater than 0"):
+        tenon.quantize(np.ones((4, 8), np.float32), "delayed", scale=scale)
+
+
+def test_given_amax():
+    x = np.ones((4, 8), np.float32)
+    with pytest.raises(ValueError, match="amax=-3.0; it is the largest"):
+        tenon.quantize(x, "current", amax=-3.0)
+    assert tenon.quantize(x, "current", amax=float("nan")).scale_inv[0] == 1  # as the spec says
+    with pytest.raises(ValueError, match="current finds its scale by itself"):
+        tenon.quantize(x, "current", scale=2.0)
+    with pytest.raises(TypeError, match="set them in the Format"):
+        tenon.quantize(x, tenon.Format("mxfp8"), columnwise=True)
+
+
+def test_delayed_update_arguments():
+    history, scale = np.ones((4, 1), np.float32), np.ones(1, np.float32)
+    with pytest.raises(TypeError, match="margin=0.5; it must be a whole number"):
+        tenon.delayed_update(history, scale, margin=0.5)
+    with pytest.raises(TypeError, match="history is NoneType"):
+        tenon.delayed_update(None, None)
+    tenon.delayed_update(history, scale, margin=np.int64(1))
+    assert scale[0] == 224

@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 import tenon  # noqa: E402
 import tenon.torch.functional as F  # noqa: E402
 import torch.nn.functional as nn  # noqa: E402
-from tenon.torch import _call  # noqa: E402
+from tenon.torch import _call, jit  # noqa: E402
+from tenon.torch.quantizer import MXFP8Quantizer  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # One rounding, and what native precision allows the words (2^-12.5 for bf16, 2^-15.5 for f16).
@@ -541,3 +542,126 @@ def test_docstrings_hold_the_formula():
     assert "max(0, x)" in F.relu.__doc__
     for name in ("gelu", "silu", "mish", "swiglu", "clamped_swiglu"):
         assert tenon.activation(name).formula in getattr(F, name).__doc__
+
+
+def test_definition_of_the_forward_pass():
+    x = torch.randn(4, 8, requires_grad=True)
+    bias = torch.zeros(8, requires_grad=True)
+    tenon.define("fwd_defined", "x*c; c = 2")
+    calls = (
+        (F.fwd_defined(x), 2),
+        (F.fwd_defined(x, c=3.0), 3),
+        (F.fwd_defined(x, bias=bias), 2),
+        (F.activation("x + fwd_defined(x)", x), 3),
+    )
+    tenon.define("fwd_defined", "x*c*c; c = 5")
+    for y, slope in calls:
+        assert (torch.autograd.grad(y.sum(), x)[0] == slope).all()
+    assert (torch.autograd.grad(F.fwd_defined(x).sum(), x)[0] == 25).all()
+
+
+FORWARD_MODE = {
+    "plain": lambda x: F.gelu(x),
+    "bias": lambda x: F.gelu(torch.ones(4, 8), bias=x[0]),
+    "norm": lambda x: F.l2normalization(x),
+    "dropout": lambda x: F.bias_dropout_add(torch.ones(4, 8), None, x, 0.0),
+    "quantize": lambda x: F.quantize(x, MXFP8Quantizer("e4m3")).dequantize(),
+    "jit": lambda x: jit.dgelu_fused(torch.ones(4, 8), x),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD_MODE)
+def test_forward_mode_is_refused(name):
+    from torch.autograd import forward_ad
+
+    f, x = FORWARD_MODE[name], torch.randn(4, 8)
+    for needed in (False, True):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x.clone().requires_grad_(needed), torch.ones_like(x))
+            with pytest.raises(NotImplementedError, match="tangent would be lost; use backward"):
+                f(dual)
+            f(x)  # others are none of its business
+    with pytest.raises(NotImplementedError, match="tangent would be lost"):
+        torch.func.jvp(f, (x,), (x,))
+
+
+@pytest.mark.parametrize("name", FORWARD_MODE)
+def test_tracers_are_refused(name):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    f, x = FORWARD_MODE[name], torch.randn(4, 8)
+    told = "see nothing of Tenon's kernels; leave this part out"
+    for needed in (False, True):
+        with pytest.raises(NotImplementedError, match=told):
+            torch.jit.trace(f, (x.clone().requires_grad_(needed),))
+    for pre_dispatch in (False, True):
+        with pytest.raises(NotImplementedError, match=told):
+            make_fx(f, pre_dispatch=pre_dispatch)(x)
+    f(x)
+
+
+def test_fused_functions_are_traced_as_torch_functions():
+    from torch.autograd import forward_ad
+
+    f = jit.jit_fuser(lambda x: torch.tanh(x) * 2)
+    x = torch.randn(4, 8)
+    y = f(x)
+    torch.testing.assert_close(torch.jit.trace(f, (x,))(x), y)
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+    torch.testing.assert_close(tangent, 2 * (1 - torch.tanh(x) ** 2))
+
+
+def test_a_bias_lies_in_the_last_dimension():
+    x, bias = torch.ones(8, 8), torch.arange(8.0)
+    for call in (
+        lambda b: F.gelu(x, bias=b),
+        lambda b: F.bias_dropout_add(x, b, None, 0.0),
+        lambda b: jit.bgrad_dgelu_fused(x, x, b),
+    ):
+        with pytest.raises(ValueError, match=r"bias has shape \(8, 1\).*bias.reshape\(-1\)"):
+            call(bias[:, None])
+        call(bias[None])
+
+
+def test_functions_without_signature():
+    with pytest.raises(TypeError, match="tanh is built in.*use tenon.tanh"):
+        F.activation(torch.tanh, torch.ones(3))
+
+
+def test_expanded_and_negated_views():
+    for x in (
+        torch.randn(3, 1, 80).expand(3, 5, 80),
+        torch.randn(3, 1, 1, 80).expand(3, 5, 2, 80),
+        torch._neg_view(torch.randn(4, 64)),
+        torch._neg_view(torch.randn(4, 64)).T,
+    ):
+        y = x.clone()
+        torch.testing.assert_close(F.gelu(x), F.gelu(y), rtol=0, atol=0)
+        if x.shape[-1] % 2 == 0:
+            torch.testing.assert_close(F.swiglu(x), F.swiglu(y), rtol=0, atol=0)
+
+
+def test_layouts_of_memory_are_refused():
+    x = torch.eye(4).to_sparse()
+    for call in (lambda: F.gelu(x), lambda: F.swiglu(x), lambda: F.l2normalization(x)):
+        with pytest.raises(NotImplementedError, match="sparse.*must be dense"):
+            call()
+
+
+def test_wrong_types_are_told():
+    x = torch.ones(4, 8)
+    for call, told in (
+        (lambda: F.swiglu(x, layout=None), "layout is a NoneType"),
+        (lambda: F.gelu(x, bias=1.0), "bias is a float"),
+        (lambda: F.gelu(x, quantizer="mxfp8"), "quantizer is a str"),
+        (lambda: F.quantize(x, None), "quantizer is a NoneType"),
+        (lambda: F.dequantize(x), "x is a Tensor"),
+        (lambda: jit.dgelu_fused(x, None), "x is a NoneType"),
+        (lambda: jit.bias_gelu_fused(x, 1.0), "bias is a float"),
+        (lambda: jit.l2normalization_backward_fused(None, x, x, 1e-6), "grad_output is a NoneType"),
+    ):
+        with pytest.raises(TypeError, match=told):
+            call()
+    with pytest.raises(ValueError, match="they must be equal"):
+        jit.dgelu_fused(torch.ones(2, 8), x)

@@ -466,3 +466,34 @@ def test_a_fused_function_inside_torch_compile_is_inlined():
     run = torch.compile(lambda x, b: fused(x * 2, b), backend="eager")
     x, b = torch.randn(3, 4), torch.randn(4)
     torch.testing.assert_close(run(x, b), bias_gelu(x * 2, b))
+
+
+FACTOR = 2.0
+
+
+def test_numbers_from_outside():
+    global FACTOR
+    inside = 3.0
+    f = jit.jit_fuser(lambda x: torch.tanh(x) * FACTOR)
+    g = jit.jit_fuser(lambda x: torch.tanh(x) * inside)
+    x = torch.randn(4, 8)
+    y = torch.tanh(x)
+    torch.testing.assert_close(f(x), 2 * y)
+    torch.testing.assert_close(g(x), 3 * y)
+    FACTOR, inside = 4.0, 5.0
+    torch.testing.assert_close(f(x), 4 * y)
+    torch.testing.assert_close(g(x), 5 * y)
+
+
+def test_constants_with_signs_and_clamps():
+    f = jit.jit_fuser(lambda x, c: x * c)
+    x = torch.ones(4)
+    assert not f(x, 0.0).signbit().any() and f(x, -0.0).signbit().all()
+    g = jit.jit_fuser(lambda x: torch.clamp(x, 3.0, 1.0))
+    torch.testing.assert_close(g(x), torch.clamp(x, 3.0, 1.0))
+
+
+def test_numbers_in_tensors_have_no_say_in_dtypes():
+    f = jit.jit_fuser(lambda x, s: x * s)
+    x, s = torch.ones(4, dtype=torch.bfloat16), torch.tensor(2.0)
+    assert f(x, s).dtype == torch.bfloat16

@@ -439,3 +439,91 @@ def test_numbers_without_dimensions():
     x = torch.tensor(0.5, requires_grad=True)
     ops.Sequential(ops.Bias(1), ops.SReLU())(x).backward()
     torch.testing.assert_close(x.grad, torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("linear", [False, True])
+def test_constants_of_the_forward_pass(bias, linear):
+    op = ops.Activation("elu", alpha=2.0)
+    before = [ops.BasicLinear(8, 8)] * linear + [ops.Bias(8)] * bias
+    model = ops.Sequential(*before, op)
+    if linear:
+        with torch.no_grad():
+            model[0].weight.copy_(torch.eye(8))
+    x = torch.full((4, 8), -1.0, requires_grad=True)
+    y = model(x)
+    op.alpha = 100.0
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, 2 / math.e))
+    scaled = ops.ScaledActivation("elu", alpha=2.0)
+    y = scaled(x, torch.ones(4))
+    scaled.alpha = 100.0
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], x.grad)
+    scale = ops.ConstantScale(2.0)
+    y = scale(x)
+    scale.scale = 100.0
+    assert (torch.autograd.grad(y.sum(), x)[0] == 2).all()
+
+
+def test_definition_of_the_forward_pass():
+    tenon.define("ops_defined", "x*c; c = 2")
+    op = ops.Activation("ops_defined")
+    models = (op, ops.Sequential(ops.Bias(8), op), lambda x: scaled(x, torch.ones(4)))
+    scaled = ops.ScaledActivation("ops_defined", c=2.0)
+    x = torch.randn(4, 8, requires_grad=True)
+    results = [model(x) for model in models]
+    tenon.define("ops_defined", "x*c*c; c = 5")
+    for y in results:
+        assert (torch.autograd.grad(y.sum(), x)[0] == 2).all()
+    assert (torch.autograd.grad(op(x).sum(), x)[0] == 25).all() and op.c == 5
+
+
+@pytest.mark.parametrize(
+    "make, told",
+    [
+        (lambda: ops.Dropout(None), "Dropout: p=None; it must be a number"),
+        (lambda: ops.Dropout("a"), "Dropout: p='a'; it must be a number"),
+        (lambda: ops.L2Normalization(eps="a"), "L2Normalization: eps='a'; it must be a number"),
+        (lambda: ops.SwiGLU(glu_interleave_size="a"), "SwiGLU: glu_interleave_size='a'; it must"),
+        (lambda: ops.Reshape(None), "Reshape: None in the shape; dimensions are whole numbers"),
+        (lambda: ops.Reshape("ab"), "Reshape: 'a' in the shape; dimensions are whole numbers"),
+        (lambda: ops.Sequential(torch.relu), "Sequential: .* is not a torch.nn.Module; wrap it"),
+    ],
+)
+def test_wrong_arguments_are_told(make, told):
+    with pytest.raises((TypeError, ValueError), match=told):
+        make()
+
+
+def test_forward_mode_and_tracers_are_refused():
+    from torch.autograd import forward_ad
+
+    model, x = ops.Sequential(ops.Linear(8, 8), ops.GELU()), torch.randn(4, 8)
+    for frozen in (False, True):
+        model.requires_grad_(not frozen)
+        with forward_ad.dual_level():
+            with pytest.raises(NotImplementedError, match="tangent would be lost"):
+                model(forward_ad.make_dual(x, torch.ones_like(x)))
+        with pytest.raises(NotImplementedError, match="see nothing of Tenon's kernels"):
+            torch.jit.trace(model, (x,))
+
+
+def test_weights_without_a_parameter_are_refused():
+    op = ops.BasicLinear(4, 4)
+    torch.nn.utils.parametrizations.orthogonal(op, "weight")
+    with pytest.raises(NotImplementedError, match="remove_parametrizations"):
+        op(torch.ones(2, 4))
+
+
+def test_extra_inputs_are_tensors():
+    with pytest.raises(TypeError, match="an extra input is a NoneType"):
+        ops.AddExtraInput()(torch.ones(2, 4), None)
+
+
+def test_in_place_addition_spares_the_input():
+    x = torch.ones(2, 4)
+    fork, add = ops.MakeExtraOutput(), ops.AddExtraInput(in_place=True)
+    fork.set_extra_output_channel(0, "skip", output_to_caller=False)
+    add.set_extra_input_channel(0, "skip")
+    model = ops.Sequential(fork, ops.ReLU(), add)
+    assert (model(x) == 2).all() and (x == 1).all()

@@ -391,3 +391,58 @@ def test_everything_says_what_it_is():
 
     for name in fused.__all__:
         assert getattr(fused, name).__doc__, name
+
+
+class Returning(ops.BasicOperation):
+    def __init__(self, forward=None, backward=None, parameter=False):
+        super().__init__()
+        self.results = forward, backward
+        if parameter:
+            self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def op_forward(self, ctx, input_, **_):
+        return self.results[0] or input_ * 1
+
+    def op_backward(self, ctx, grad_output):
+        backward = self.results[1]
+        return backward(grad_output) if backward else grad_output
+
+
+@pytest.mark.parametrize("around", [(), (ops.GELU(),)])
+def test_results_that_are_no_tensors(around):
+    x = torch.ones(2, 4, requires_grad=True)
+
+    class Nothing(Returning):
+        def op_forward(self, ctx, input_):
+            return None
+
+    for op, found in ((Nothing(), "NoneType"), (Returning(forward="a"), "str")):
+        with pytest.raises(TypeError, match=f"{type(op).__name__}: op_forward gave a {found}"):
+            ops.Sequential(op, *around)(x)
+    for wrong, found in (
+        (lambda g: None, "NoneType"),
+        (lambda g: 1.0, "float"),
+        (lambda g: (None, ()), "NoneType"),
+    ):
+        y = ops.Sequential(Returning(backward=wrong), *around)(x)
+        with pytest.raises(TypeError, match=f"Returning: op_backward gave a {found}"):
+            y.sum().backward()
+
+
+def test_missing_parameter_gradients():
+    x = torch.ones(2, 4, requires_grad=True)
+    op = Returning(backward=lambda g: (g, ()), parameter=True)
+    with pytest.raises(RuntimeError, match="0 parameter gradients for Returning; it has 1"):
+        op(x).sum().backward()
+    op.weight.requires_grad_(False)
+    op(x).sum().backward()
+    assert (x.grad == 1).all()
+
+
+def test_keywords_of_fused_ops_are_checked():
+    x = torch.ones(2, 4)
+    bias, act = ops.Bias(4), ops.GELU()
+    model = ops.Sequential(bias, act)
+    for op in (bias, act):
+        with pytest.raises(TypeError, match=f"{type(op).__name__}: op_forward takes no keyword"):
+            model(x, op_kwargs={op: {"wrong": 1}})

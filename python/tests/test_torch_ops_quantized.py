@@ -251,3 +251,20 @@ def test_quantizer_slots():
         linear.get_quantizer("forward", 2)
     with pytest.raises(ValueError, match="'forward' or 'backward'"):
         linear.get_quantizer("sideways", 0)
+
+
+@pytest.mark.parametrize("make", [ops.BasicLinear, ops.Linear])
+def test_weight_changed(make):
+    op = make(32, 32)
+    basic = op if make is ops.BasicLinear else op.basic_ops[0]
+    basic.set_quantizer("forward", 1, MXFP8Quantizer("e4m3"))
+    x = torch.ones(4, 32)
+    op(x)
+    op.weight.data.fill_(1.0)  # torch does not count this
+    op.weight_changed()
+    assert (op(x) == 32).all()
+
+
+def test_quantizers_are_checked():
+    with pytest.raises(TypeError, match="the quantizer is a str"):
+        ops.BasicLinear(4, 4).set_quantizer("forward", 0, "mxfp8")

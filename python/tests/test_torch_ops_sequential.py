@@ -416,3 +416,8 @@ def test_threads():
     with ThreadPoolExecutor(4) as pool:
         for y, e in zip(pool.map(model, inputs), expected, strict=False):
             assert torch.equal(y, e)
+
+
+def test_a_list_module_is_one_module():
+    modules = torch.nn.ModuleList([ops.GELU(), ops.ReLU()])
+    assert len(ops.Sequential(ops.Sequential(modules))) == 1

@@ -307,3 +307,31 @@ def test_enum_members_name_formats():
 
     assert MXFP8Quantizer(DType.kFloat8E4M3).fp8_dtype == torch.float8_e4m3fn
     assert MXFP8Quantizer(DType.kFloat8E5M2).fp8_dtype == torch.float8_e5m2
+
+
+def test_delayed_update_arguments():
+    history, scale = torch.ones(4, 1), torch.ones(1)
+    with pytest.raises(TypeError, match="margin=0.5; it must be a whole number"):
+        delayed_update(history, scale, margin=0.5)
+    with pytest.raises(TypeError, match="history is a NoneType"):
+        delayed_update(None, None)
+
+
+def test_out_has_the_encodings_of_the_quantizer():
+    both = MXFP8Quantizer("e4m3")
+    x = torch.ones(32, 32)
+    out = MXFP8Quantizer("e4m3", columnwise=False).empty(x.shape)
+    with pytest.raises(ValueError, match="make it with this quantizer's empty"):
+        both.quantize(x, out=out)
+    with pytest.raises(TypeError, match="out is a Tensor"):
+        both.quantize(x, out=x)
+
+
+def test_calibrate_whatever_the_default_dtype():
+    q = Float8Quantizer(torch.ones(1), torch.zeros(1), "e4m3")
+    torch.set_default_dtype(torch.float64)
+    try:
+        q.calibrate(torch.tensor([[3.0, -5.0]], dtype=torch.float32))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert q.amax.item() == 5

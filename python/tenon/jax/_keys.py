@@ -89,6 +89,11 @@ def _values(op: str, info: Mapping[str, Any], given: ActParams) -> tuple[float, 
                 )
             values[names.index(name)] = _number(op, name, value)
     elif given is not None:
+        if not isinstance(given, Iterable):
+            raise TypeError(
+                f"{op}: act_params is a {type(given).__name__}; it must be a dict, or all "
+                "parameters in order"
+            )
         numbers = list(given)
         if len(numbers) != len(names):
             raise ValueError(

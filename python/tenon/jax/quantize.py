@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _NAMES: dict[Any, Any] = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
+_PLAIN = tuple(np.dtype(t) for t in (jnp.float32, jnp.float16, jnp.bfloat16))
 _FP8 = tuple(np.dtype(t) for t in _NAMES.values())
 
 
@@ -79,6 +80,11 @@ class ScaledTensor:
 
     def dequantize(self, dtype: Any = None) -> jax.Array:
         """code * scale_inv, in `dtype` or the dtype that was encoded; rowwise data if there are."""
+        wanted = np.dtype(self.dtype if dtype is None else dtype)
+        if wanted not in _PLAIN:
+            raise TypeError(
+                f"dequantize: dtype = {wanted}; it must be float32, float16 or bfloat16"
+            )
         columnwise = self.data is None
         data = self.columnwise_data if columnwise else self.data
         scales = self.columnwise_scale_inv if columnwise else self.scale_inv
@@ -90,7 +96,7 @@ class ScaledTensor:
         cut = len(shape) - self.k_axes
         call = jax.ffi.ffi_call(
             _ffi.DEQUANTIZE,
-            jax.ShapeDtypeStruct(shape, np.dtype(self.dtype if dtype is None else dtype)),
+            jax.ShapeDtypeStruct(shape, wanted),
             vmap_method="sequential",
         )
         return call(

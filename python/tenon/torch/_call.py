@@ -37,6 +37,7 @@ DTYPES: dict[torch.dtype, int] = {
 if hasattr(torch, "float8_e8m0fnu"):
     DTYPES[torch.float8_e8m0fnu] = 5
 
+_STRIDED = torch.strided
 _LEAST_WIDTH = 64  # short rows cost a loop each
 _TensorPtr = POINTER(_lib.Tensor)
 _RandomPtr = POINTER(c_uint64)
@@ -47,11 +48,11 @@ def _row_stride(t: torch.Tensor) -> int | None:
     shape, strides = t.shape, t.stride()
     if shape[-1] > 1 and strides[-1] != 1:
         return None
-    stride, reach = shape[-1], 0
+    stride, reach = shape[-1], None
     for size, step in zip(reversed(shape[:-1]), reversed(strides[:-1]), strict=True):
         if size == 1:
             continue
-        if reach == 0:
+        if reach is None:  # not 0: an expanded dimension reaches nowhere, and folds with none
             stride = step
         elif step != reach:
             return None
@@ -59,8 +60,17 @@ def _row_stride(t: torch.Tensor) -> int | None:
     return stride if stride >= shape[-1] else None
 
 
+def dense(t: torch.Tensor) -> bool:
+    """Whether `t` has a shape and numbers in memory, unlike sparse and nested tensors."""
+    return t.layout is _STRIDED and not t.is_nested
+
+
 def foldable(t: torch.Tensor) -> torch.Tensor:
     """`t` itself where its leading dimensions fold into evenly spaced rows, else a copy."""
+    if t.layout is not _STRIDED or t.is_nested:
+        raise refusal(t, "a tensor")
+    if t.is_neg():  # its memory holds the opposite
+        t = t.resolve_neg()
     if t.is_contiguous() or _row_stride(t) is not None:
         return t
     return t.contiguous()
@@ -79,6 +89,12 @@ def refusal(t: object, name: str) -> Exception:
         return TypeError(
             f"tenon: {name} is {t.dtype}; it must be float32, float16 or bfloat16, "
             "convert it with .to(torch.float32)"
+        )
+    if not dense(t):
+        kind = "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
+        return NotImplementedError(
+            f"tenon: {name} is {kind}; it must be dense, make it so with .to_dense() or "
+            "torch.nested.to_padded_tensor"
         )
     return NotImplementedError(
         f"tenon: {name} is on {t.device}; here tensors are on the cpu, move it with .cpu()"
@@ -133,6 +149,18 @@ def vector(t: torch.Tensor, name: str) -> View:
     v = View(t.data_ptr(), 1, n, n, _PLAIN_CODES[t.dtype])
     v.owner = t
     return v
+
+
+def row(t: torch.Tensor, name: str) -> View:
+    """A bias: all its numbers, which lie in its last dimension, as one row."""
+    if not isinstance(t, torch.Tensor):
+        raise refusal(t, name)
+    if t.dim() and t.shape[-1] != t.numel():
+        raise ValueError(
+            f"tenon: {name} has shape {tuple(t.shape)}; its numbers belong to columns and must lie "
+            f"in the last dimension, pass {name}.reshape(-1)"
+        )
+    return vector(t.contiguous(), name)
 
 
 def column(t: torch.Tensor, name: str) -> View:
@@ -195,6 +223,8 @@ def elementwise(act: bytes, options: Options | None, x: torch.Tensor, y: torch.T
     dtype = x.dtype
     if dtype not in _PLAIN_CODES or not x.is_cpu:
         raise refusal(x, "x")
+    if x.is_neg():
+        x = x.resolve_neg()
     if y.dtype not in _PLAIN_CODES:
         raise refusal(y, "out_dtype")
     try:
@@ -305,6 +335,7 @@ __all__ = [
     "bias_dropout_add_backward",
     "byref",
     "column",
+    "dense",
     "elementwise",
     "even",
     "foldable",
@@ -319,6 +350,7 @@ __all__ = [
     "pointer",
     "quantize",
     "refusal",
+    "row",
     "state_pointer",
     "vector",
     "view",

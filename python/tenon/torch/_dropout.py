@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .. import _lib
-from . import _call
+from . import _call, _watch
 from ._once import Gradients, once
 
 Tensor = torch.Tensor
@@ -54,7 +54,7 @@ def _forward(
         random,
         options,
         x=_call.view(_call.foldable(x), "x"),
-        bias=None if bias is None else _call.vector(bias.contiguous(), "bias"),
+        bias=None if bias is None else _call.row(bias, "bias"),
         residual=None if residual is None else _call.view(_call.foldable(residual), "residual"),
         y=_call.view(y, "y"),
     )
@@ -149,6 +149,7 @@ def bias_dropout_add(
     for t, name in ((x, "x"), (bias, "bias"), (residual, "residual")):
         if not isinstance(t, Tensor) and (t is not None or name == "x"):
             raise _call.refusal(t, name)
+    _watch.check(x, bias, residual)
     if residual is not None and residual.shape != x.shape:
         raise ValueError(
             f"tenon: bias_dropout_add: residual has shape {tuple(residual.shape)}, x "

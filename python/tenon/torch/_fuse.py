@@ -14,6 +14,7 @@ from .. import _lib
 from . import _call
 from ._once import Gradients, once
 from ._symbols import Unknown, formula
+from ._watch import watched
 
 Tensor = torch.Tensor
 
@@ -119,16 +120,45 @@ class _Fused(torch.autograd.Function):
 def _signature(arguments: Sequence[Any]) -> tuple[Any, ...]:
     """What a kernel is made for: dtypes of tensors, values of everything else."""
     key: list[Any] = []
+    widths: tuple[set[torch.dtype], ...] = (set(), set())  # dtypes of 0-d tensors, and of others
     for a in arguments:
         if isinstance(a, Tensor):
             if a.dtype not in _call.PLAIN or not a.is_cpu:
                 raise Unknown(f"an argument is {a.dtype} on {a.device}")
             key.append(a.dtype)
+            widths[a.dim() > 0].add(a.dtype)
         elif isinstance(a, _CONSTANTS):
-            key.append((type(a), a))
+            key.append((type(a), str(a)))  # 0.0 == -0.0
         else:
             raise Unknown(f"an argument is a {type(a).__name__}")
+    if widths[1] and not widths[0] <= widths[1]:
+        raise Unknown("a 0-d tensor of another dtype takes part")  # torch ignores its dtype
     return tuple(key)
+
+
+def _outside(function: Callable[..., Any]) -> Callable[[], tuple[Any, ...]]:
+    """The numbers that the function reads from its module and closure, as they are when called."""
+    code = getattr(function, "__code__", None)
+    module = getattr(function, "__globals__", {})
+    names = [n for n in getattr(code, "co_names", ()) if _is_number(module.get(n))]
+    cells = getattr(function, "__closure__", None) or ()
+    if not names and not cells:
+        return tuple
+
+    def read() -> tuple[Any, ...]:
+        found = [module.get(n) for n in names]
+        for cell in cells:
+            try:
+                found.append(cell.cell_contents)
+            except ValueError:  # not yet filled
+                found.append(None)
+        return tuple((type(v), str(v)) if _is_number(v) else id(v) for v in found)
+
+    return read
+
+
+def _is_number(v: Any) -> bool:
+    return isinstance(v, (int, float))
 
 
 class Lazy:
@@ -149,12 +179,19 @@ class Lazy:
         # So many arguments by position need not be sorted.
         self.count = len(parameters) if all(p.kind in plain for p in parameters) else -1
 
+    @functools.cached_property
+    def outside(self) -> Callable[[], tuple[Any, ...]]:
+        """Found at the first call, when the module is complete."""
+        return _outside(self.function)
+
     def __call__(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if self.plain or torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export():
             return self.function(*arguments, **keywords)
+        if watched(*arguments, *keywords.values()):
+            return self.function(*arguments, **keywords)
         try:
             given = self.bound(arguments, keywords)
-            key = _signature(given)
+            key = (*_signature(given), *self.outside())
         except Unknown as e:
             return self.otherwise(str(e), arguments, keywords)
         if key not in self.kernels:

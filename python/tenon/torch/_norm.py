@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .. import _lib
-from . import _call
+from . import _call, _watch
 from ._once import once
 
 Tensor = torch.Tensor
@@ -52,6 +52,9 @@ def l2normalization_backward(
     grad: Tensor, x: Tensor, r: Tensor, options: _lib.Options | None = None
 ) -> Tensor:
     """dx = r*(grad - x*r^2*sum(x*grad)), the sum over a row; r is that of the forward call."""
+    for t, name in ((grad, "grad_output"), (x, "x"), (r, "rsqrt_norm")):
+        if not isinstance(t, Tensor):
+            raise _call.refusal(t, name)
     dx = torch.empty(x.shape, dtype=x.dtype)
     _call.l2_normalization_backward(
         _call.view(_call.foldable(grad), "grad"),
@@ -67,6 +70,7 @@ def l2normalization_forward(
     x: Tensor, eps: float = 1e-6, *, precision: str = "native", rounding: str = "once"
 ) -> tuple[Tensor, Tensor]:
     """(y, r): r = rsqrt(sum(x^2) + eps), [..., 1] in float32, and y = x*r; y is differentiable."""
+    _watch.check(x)
     options = _lib.options(precision, rounding)
     if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
         return _L2Normalization.apply(x, eps, options)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from . import _watch
+
 Gradients = tuple[torch.Tensor | None, ...]
 
 
@@ -32,6 +34,7 @@ def once(
     op: str, compute: Callable[[], Gradients], tensors: Sequence[torch.Tensor | None]
 ) -> Gradients:
     """compute(), whose results depend on `tensors`; to differentiate them again is refused."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    _watch.check(*tensors)
+    if torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors):
         return _Once.apply(op, compute, *tensors)
     return compute()

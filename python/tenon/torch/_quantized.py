@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _lib
-from . import _call
+from . import _call, _watch
 
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -128,6 +128,7 @@ class QuantizedTensor:
 
         Its gradient goes to the tensor that was quantised, unchanged.
         """
+        _watch.check(self._handle)
         if self._handle is not None and torch.is_grad_enabled():
             return Dequantize.apply(self._handle, self, dtype)
         return self.to_plain(dtype)

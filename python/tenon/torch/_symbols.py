@@ -169,9 +169,10 @@ def _power(x: Any, power: Any) -> Symbol:
 def _clamp(x: Any, min: Any = None, max: Any = None) -> Symbol:  # noqa: A002
     if min is None and max is None:
         raise Unknown("a clamp without bounds is no word of formulas")
-    if max is not None:
-        x = _made(_called("min"), x, max)
-    return x if min is None else _made(_called("max"), x, min)
+    # In torch's order: where min > max, max wins.
+    if min is not None:
+        x = _made(_called("max"), x, min)
+    return x if max is None else _made(_called("min"), x, max)
 
 
 def _where(condition: Any, a: Any = None, b: Any = None) -> Symbol:

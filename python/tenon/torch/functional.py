@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _lib
-from .._activation import _INFO, Activation, activation_info, resolve
-from . import _call
+from .._activation import DEFINED, Activation, activation_info, as_of, resolve
+from . import _call, _watch
 from ._dropout import bias_dropout_add, dropout
 from ._norm import l2normalization
 from ._once import Gradients, once
@@ -43,12 +43,16 @@ class _Form(NamedTuple):
     inputs: int
     layout: bytes | None
     options: _lib.Options
-    text: str
-    info: dict[str, Any]
+    definitions: int
+
+    def then(self) -> _Form:
+        """What it was when it was made, whatever was defined since."""
+        if self.definitions == len(DEFINED):
+            return self
+        return self._replace(act=as_of(self.act, self.definitions))
 
 
-# By the arguments of a call. A definition may change what a name means; what is known of its text
-# is then another object, and the form is made anew.
+# By the arguments of a call; made anew after a definition, which may change what a name means.
 _forms: dict[tuple[Any, ...], _Form] = {}
 _MOST_FORMS = 1024
 
@@ -57,6 +61,11 @@ def _form(
     act: Any, layout: str, scaled: bool, precision: str, rounding: str, params: dict[str, Any]
 ) -> _Form:
     made = Activation(resolve(act))
+    if not isinstance(layout, str):
+        raise TypeError(
+            f"tenon: {made.name}: the layout is a {type(layout).__name__}; use 'stacked', "
+            "'swapped' or 'interleaved(k)'"
+        )
     for name, value in params.items():
         if isinstance(value, Tensor):
             raise TypeError(
@@ -70,8 +79,7 @@ def _form(
         found["inputs"],
         None if layout == "stacked" else layout.encode(),
         _lib.options(precision, rounding),
-        text,
-        found,
+        len(DEFINED),
     )
     if isinstance(act, (str, Activation)):  # functions are not kept alive
         if len(_forms) >= _MOST_FORMS:
@@ -83,7 +91,7 @@ def _form(
 
 def _known(key: tuple[Any, ...]) -> _Form | None:
     form = _forms.get(key)
-    return form if form is not None and _INFO.get(form.text) is form.info else None
+    return form if form is not None and form.definitions == len(DEFINED) else None
 
 
 def _read(t: Tensor | QuantizedTensor, name: str) -> Any:
@@ -99,9 +107,7 @@ def _line(t: Tensor | None, name: str) -> Any:
     """A bias: all its numbers as one row."""
     if t is None:
         return None
-    if not isinstance(t, Tensor):
-        raise _call.refusal(t, name)
-    return _call.vector(t.contiguous(), name)
+    return _call.row(t, name)
 
 
 def _column(t: Tensor | None, name: str) -> Any:
@@ -128,10 +134,14 @@ def _forward(
     """y, or only a handle for the gradient where `encoded` is written."""
     if b is bias is scale is encoded is form.layout is None and form.inputs == 1:
         if isinstance(x, Tensor):
-            y = torch.empty_like(x, dtype=out_dtype)
-            if x.is_contiguous() or x.stride() == y.stride():
-                _call.elementwise(form.act, form.options, x, y)
-                return y
+            try:
+                y = torch.empty_like(x, dtype=out_dtype)
+                if x.is_contiguous() or x.stride() == y.stride():
+                    _call.elementwise(form.act, form.options, x, y)
+                    return y
+            except (RuntimeError, ValueError):
+                if _call.dense(x):
+                    raise
     y = (
         torch.empty(_out_shape(form, x, b), dtype=out_dtype or x.dtype)
         if encoded is None
@@ -161,12 +171,20 @@ class _Elementwise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        form, (grad,), (x,) = ctx.form, grads, ctx.saved_tensors
+        form, (grad,), (x,) = ctx.form.then(), grads, ctx.saved_tensors
         return None, once(form.act.decode(), lambda: (_derivative(form, grad, x),), (grad, x))[0]
 
 
 def _derivative(form: _Form, grad: Tensor, x: Tensor) -> Tensor:
     """dx = grad*f'(x)."""
+    for t, name in ((grad, "grad"), (x, "x")):
+        if not isinstance(t, Tensor):
+            raise _call.refusal(t, name)
+    if grad.shape != x.shape:
+        raise ValueError(
+            f"tenon: {form.act.decode()} backward: grad has shape {tuple(grad.shape)}, x "
+            f"{tuple(x.shape)}; they must be equal"
+        )
     dx = torch.empty(x.shape, dtype=x.dtype)
     given = {"grad": grad, "x": x, "dx": dx}
     if grad.is_contiguous() and x.is_contiguous():  # any division into rows will do
@@ -183,6 +201,7 @@ def _numbers(t: Any) -> Any:
 
 def _plain(form: _Form, x: Tensor) -> Tensor:
     """y = f(x), differentiable where x is."""
+    _watch.check(x)
     if x.requires_grad and torch.is_grad_enabled():
         return _Elementwise.apply(form, x)
     return _forward(form, x, None, None, None, None, None)
@@ -249,7 +268,7 @@ class _Activation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        form, grad, needs = ctx.form, grads[0], ctx.needs_input_grad[1:5]
+        form, grad, needs = ctx.form.then(), grads[0], ctx.needs_input_grad[1:5]
         x, b, bias, scale = ctx.saved_tensors
         found = once(
             form.act.decode(),
@@ -301,8 +320,13 @@ def activation(
     for t, name in ((x, "x"), (b, "b")):
         if not isinstance(t, (Tensor, QuantizedTensor)) and (t is not None or name == "x"):
             raise _call.refusal(t, name)
+    for t, name in ((bias, "bias"), (scale, "scale")):
+        if t is not None and not isinstance(t, Tensor):
+            raise _call.refusal(t, name)
+    _watch.check(x, b, bias, scale)
     encoded = None
     if quantizer is not None:
+        _check_quantizer(quantizer)
         encoded = quantizer.empty(_out_shape(form, x, b), out_dtype or x.dtype)
     if torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, b, bias, scale)
@@ -317,13 +341,23 @@ def activation(
     return quantizer.finish(encoded)
 
 
+def _check_quantizer(quantizer: Any) -> None:
+    if not isinstance(quantizer, Quantizer):
+        raise TypeError(
+            f"tenon: quantizer is a {type(quantizer).__name__}; it must be one of "
+            "tenon.torch.quantizer, e.g. MXFP8Quantizer('e4m3')"
+        )
+
+
 def _named(name: str) -> Callable[..., Any]:
-    key = (name, "stacked", False, "native", "once")
+    form = _form(name, "stacked", False, "native", "once", {})
 
     def function(x: Tensor, **options: Any) -> Any:
+        nonlocal form
         if not options and isinstance(x, Tensor):
-            form = _known(key)
-            if form is not None and form.inputs == 1:
+            if form.definitions != len(DEFINED):
+                form = _form(name, "stacked", False, "native", "once", {})
+            if form.inputs == 1:
                 return _plain(form, x)
         return activation(name, x, **options)
 
@@ -357,9 +391,12 @@ def __dir__() -> list[str]:
 
 def quantize(x: Tensor | QuantizedTensor, quantizer: Quantizer) -> QuantizedTensor:
     """The codes of x in the quantizer's format; the gradient goes straight through to x."""
+    _check_quantizer(quantizer)
     return quantizer.quantize(x)
 
 
 def dequantize(x: QuantizedTensor, dtype: torch.dtype | None = None) -> Tensor:
     """x = codes*scale_inv as a plain tensor; the gradient goes straight through."""
+    if not isinstance(x, QuantizedTensor):
+        raise TypeError(f"tenon: dequantize: x is a {type(x).__name__}; it takes a QuantizedTensor")
     return x.dequantize(dtype)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _norm, functional
+from . import _call, _norm, functional
 from ._dropout import bias_dropout_add
 from ._dynamo import no_torch_dynamo
 from ._fuse import lazy_compile as _lazy_compile
@@ -144,6 +144,9 @@ def _family(name: str) -> _Family:
 
     def bgrad_dact_(grad_output: Tensor, inp: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         def compute() -> tuple[Tensor | None, ...]:
+            for t, called in ((grad_output, "grad_output"), (inp, "inp"), (bias, "bias")):
+                if not isinstance(t, Tensor):
+                    raise _call.refusal(t, called)
             needs = (True, False, True, False)
             return functional._backward(form, grad_output, inp, None, bias, None, needs)
 
@@ -161,14 +164,14 @@ def _family(name: str) -> _Family:
         return dx
 
     def bias_act(inp: Tensor, bias: Tensor | None) -> Tensor:
-        return act_(inp) if bias is None or bias.numel() == 0 else bias_act_(inp, bias)
+        b = _given(bias)
+        return act_(inp) if b is None else bias_act_(inp, b)
 
     def bgrad_dact(
         grad_output: Tensor, inp: Tensor, bias: Tensor | None
     ) -> tuple[Tensor | None, Tensor]:
-        if bias is None or bias.numel() == 0:
-            return None, dact_(grad_output, inp)
-        return bgrad_dact_(grad_output, inp, bias)
+        b = _given(bias)
+        return (None, dact_(grad_output, inp)) if b is None else bgrad_dact_(grad_output, inp, b)
 
     def documented(function: Function, called: str, doc: str) -> Function:
         @functools.wraps(function)
@@ -316,6 +319,8 @@ def bias_dropout_add_fused_inference(
 
 
 def _given(bias: Tensor | None) -> Tensor | None:
+    if bias is not None and not isinstance(bias, Tensor):
+        raise _call.refusal(bias, "bias")
     return None if bias is None or bias.numel() == 0 else bias
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import _lib
-from . import _call
+from . import _call, _watch
 from ._quantized import FP8, Quantize, QuantizedTensor, fp8_dtype_of
 
 __all__ = [
@@ -156,6 +156,7 @@ class Quantizer:
         The gradient of the result goes straight through to x. A quantised x is re-encoded.
         `out` is written in place; `dtype` is the nominal dtype, x's unless given.
         """
+        _watch.check(x)
         if isinstance(x, QuantizedTensor):
             target = self._target(out, x.shape, dtype or x.dtype)
             _call.quantize(None, x=x.c_tensor(), y=target.c_tensor())
@@ -178,10 +179,21 @@ class Quantizer:
     ) -> QuantizedTensor:
         if out is None:
             return self.empty(shape, dtype)
+        if not isinstance(out, QuantizedTensor):
+            raise TypeError(
+                f"tenon: out is a {type(out).__name__}; it must be a QuantizedTensor, make it with "
+                "this quantizer's empty()"
+            )
         if out.shape != shape or out.scaling != self.scaling or out.fp8_dtype != self.fp8_dtype:
             raise ValueError(
                 f"tenon: out is {out!r}, but the result is {tuple(shape)} {self.fp8_dtype} "
                 f"{self.scaling}; leave out away, or make it with this quantizer's empty()"
+            )
+        usages = out.data is not None, out.columnwise_data is not None
+        if usages != (self.rowwise_usage, self.columnwise_usage) or out.swizzled != self.swizzled:
+            raise ValueError(
+                f"tenon: out is {out!r}, swizzled={out.swizzled}, but {self!r}, "
+                f"swizzled={self.swizzled} writes it; make it with this quantizer's empty()"
             )
         out._write = self._written()
         return out
@@ -236,7 +248,7 @@ class Float8Quantizer(Quantizer):
 
     def calibrate(self, x: torch.Tensor) -> None:
         """amax = max(amax, max |x|), nothing else."""
-        found = torch.empty(1)
+        found = torch.empty(1, dtype=torch.float32)
         _call.quantize(None, x=_call.view(_call.foldable(x), "x"), amax=_call.vector(found, "amax"))
         # The maximum of the bits: NaN is the largest.
         bits = self.amax.view(torch.int32)
@@ -374,6 +386,13 @@ def delayed_update(
         raise ValueError(
             f"tenon: delayed_update: amax_compute_algo={amax_compute_algo!r}; it must be 'max' or "
             "'most_recent'"
+        )
+    for t, name in ((history, "history"), (scale, "scale")):
+        if not isinstance(t, torch.Tensor):
+            raise _call.refusal(t, f"delayed_update: {name}")
+    if not isinstance(margin, int) or isinstance(margin, bool):
+        raise TypeError(
+            f"tenon: delayed_update: margin={margin!r}; it must be a whole number, of powers of two"
         )
     if history.dim() not in (1, 2) or not (scale.is_contiguous() or scale.dim() < 2):
         raise ValueError(

@@ -10,7 +10,7 @@ import torch
 
 from .._once import once
 from . import _kernels
-from .op import BasicOperation, OperationContext
+from .op import BasicOperation, OperationContext, check_result
 
 if TYPE_CHECKING:
     from .fuser import OperationFuser, Stage
@@ -68,24 +68,25 @@ class Call:
                     prev_op_grad_output_quantizer=preceding,
                     next_op_input_quantizer=following,
                 )
-                continue
-            if stage.direct:
+            elif stage.direct:
                 assert isinstance(op, BasicOperation)
                 x = op.call_forward(ctxs[start], x, preceding, following, kwargs[start])
-                continue
-            x, extras = op.fuser_forward(
-                ctxs[start:stop],
-                x,
-                basic_op_extra_inputs=[
-                    () if plain else self._extra_inputs(i, extra_inputs, made)
-                    for i in stage.indices
-                ],
-                prev_op_grad_output_quantizer=preceding,
-                next_op_input_quantizer=following,
-                basic_op_kwargs=kwargs[start:stop],
-            )
-            if not plain:
-                self._collect(stage, extras, made)
+            else:
+                x, extras = op.fuser_forward(
+                    ctxs[start:stop],
+                    x,
+                    basic_op_extra_inputs=[
+                        () if plain else self._extra_inputs(i, extra_inputs, made)
+                        for i in stage.indices
+                    ],
+                    prev_op_grad_output_quantizer=preceding,
+                    next_op_input_quantizer=following,
+                    basic_op_kwargs=kwargs[start:stop],
+                )
+                if not plain:
+                    self._collect(stage, extras, made)
+            if not stage.trusted:
+                check_result(op, "op_forward" if stage.direct else "fuser_forward", x)
         x = _kernels.plain(x)
         if not self.routes.outputs:
             return x
@@ -198,7 +199,7 @@ class Call:
         grads = tuple(grads or ())
         if len(grads) == wanted:
             placed[index] = grads
-        elif grads:
+        elif grads or any(p.requires_grad for p in self.basic_ops[index].parameters()):
             raise RuntimeError(
                 f"{type(op).__name__}: {len(grads)} parameter gradients for "
                 f"{type(self.basic_ops[index]).__name__}; it has {wanted} parameters, give a "

@@ -84,6 +84,8 @@ def _plain_forward(
 ) -> None:
     """y = f(x + bias) of contiguous tensors; what `_call.forward` does, in half the time."""
     dtypes = _call.DTYPES
+    if bias is not None and (bias.dtype not in _PLAIN or not bias.is_cpu):
+        raise _call.refusal(bias, "bias")
     free = _frames[bias is not None]
     try:
         frame = free.pop()
@@ -159,8 +161,7 @@ def activation_forward(
     y = _output(shape, dtype, quantizer)
     views = {"x": _operand(x, "x"), "y": _operand(y, "y")}
     if bias is not None:
-        bias = bias.contiguous()
-        views["bias"] = _call.vector(bias, "bias")
+        views["bias"] = _call.row(bias, "bias")
     if scales is not None:
         views["scale"] = _call.column(scales, "scales")
     _call.forward(act, _OPTIONS, layout, **views)
@@ -189,8 +190,7 @@ def activation_backward(
         "dx": _operand(dx, "dx"),
     }
     if bias is not None:
-        bias = bias.contiguous()
-        views["bias"] = _call.vector(bias, "bias")
+        views["bias"] = _call.row(bias, "bias")
     if dbias_dtype is not None:
         dbias = torch.empty(x.shape[-1] if len(x.shape) else 1, dtype=dbias_dtype)
         views["dbias"] = _call.vector(dbias, "dbias")
@@ -217,8 +217,7 @@ def bias_dropout_add(
     y = torch.empty(x.shape, dtype=dtype)
     views = {"x": _call.view(x, "x"), "y": _call.view(y, "y")}
     if bias is not None:
-        bias = bias.contiguous()
-        views["bias"] = _call.vector(bias, "bias")
+        views["bias"] = _call.row(bias, "bias")
     if residual is not None:
         residual = _call.foldable(residual)
         views["residual"] = _call.view(residual, "residual")

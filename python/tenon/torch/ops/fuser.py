@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import _watch
 from .._quantized import QuantizedTensor
 from . import _registry
 from ._autograd import Call, run
@@ -19,7 +20,7 @@ from ._registry import (
     unregister_forward_fusion,
 )
 from ._routes import Routes
-from .op import BasicOperation, FusedOperation, FusibleOperation, keywords
+from .op import BasicOperation, FusedOperation, FusibleOperation, is_built_in, keywords
 
 __all__ = [
     "OperationFuser",
@@ -38,7 +39,7 @@ _NOTHING: dict[str, Any] = {}
 class Stage:
     """One entry of a fused list: an op, and where its basic ops lie."""
 
-    __slots__ = ("direct", "indices", "op", "quick", "start", "stop")
+    __slots__ = ("direct", "indices", "op", "quick", "start", "stop", "trusted")
 
     def __init__(self, op: FusibleOperation, start: int, stop: int, direct: bool) -> None:
         self.op = op
@@ -47,6 +48,7 @@ class Stage:
         # A basic op that is called by its op_ method; with both quantizers, if it takes them.
         self.direct = direct
         self.quick = False
+        self.trusted = is_built_in(op)  # our own: it reads no keywords, and gives what it must
         if direct:
             taken = keywords(op.op_forward)  # type: ignore[operator]
             self.quick = taken is None or _QUANTIZERS <= taken
@@ -63,6 +65,7 @@ class OperationFuser:
         self._ops = list(ops)
         self._basic_ops: list[BasicOperation] = [b for op in ops for b in _basic_ops(op)]
         self._num_basic_ops = len(self._basic_ops)
+        self._no_kwargs = [_NOTHING] * self._num_basic_ops
         self._routes = Routes(self._basic_ops)
         for op in self._basic_ops:
             op._channels_locked = True
@@ -166,8 +169,14 @@ class OperationFuser:
                 f"{self._name()}: {len(extra_inputs)} extra inputs were given; it takes "
                 f"{self.num_extra_inputs}"
             )
+        for t in extra_inputs:
+            if not isinstance(t, torch.Tensor):
+                raise TypeError(
+                    f"{self._name()}: an extra input is a {type(t).__name__}; it must be a "
+                    "torch.Tensor"
+                )
         if basic_op_kwargs is None:
-            basic_op_kwargs = [_NOTHING] * self._num_basic_ops
+            basic_op_kwargs = self._no_kwargs
         elif len(basic_op_kwargs) != self._num_basic_ops:
             raise ValueError(
                 f"{self._name()}: basic_op_kwargs has {len(basic_op_kwargs)} entries; it takes one "
@@ -189,6 +198,7 @@ class OperationFuser:
                 )
             encoded, tracked = input, input._handle
         flat, counts, first = self.parameters()
+        _watch.check(tracked, *extra_inputs, *flat)
         if not torch.is_grad_enabled():
             first = self._num_basic_ops
         elif tracked is not None and tracked.requires_grad:
@@ -200,6 +210,10 @@ class OperationFuser:
         forward, backward = self.plan()
         for op in self._prepared:
             op.pre_fuser_forward(requires_grad=self._basic_ops.index(op) >= first)
+        if basic_op_kwargs is not self._no_kwargs:
+            for stage in forward:
+                for i in stage.indices if stage.trusted else ():
+                    self._basic_ops[i].check_kwargs(basic_op_kwargs[i])
         call = Call(self, forward, backward, counts, first, basic_op_kwargs)
         if first == self._num_basic_ops:
             return call.forward(input, extra_inputs)

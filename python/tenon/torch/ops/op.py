@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from types import FunctionType
@@ -168,6 +169,11 @@ class BasicOperation(FusibleOperation, abc.ABC):
     def set_quantizer(self, mode: str, index: int, quantizer: Quantizer | None) -> None:
         """Gives the op a quantizer, or takes it away with None."""
         self._check_quantizer(mode, index)
+        if quantizer is not None and not callable(quantizer):
+            raise TypeError(
+                f"{type(self).__name__}: the quantizer is a {type(quantizer).__name__}; it must be "
+                "one of tenon.torch.quantizer, or None"
+            )
         self._quantizers[mode][index] = quantizer
 
     def _check_quantizer(self, mode: str, index: int) -> None:
@@ -237,14 +243,18 @@ class BasicOperation(FusibleOperation, abc.ABC):
             "next_op_input_quantizer": next_op_input_quantizer,
         }
         given = {name: value for name, value in given.items() if name in wanted}
-        for name, value in kwargs.items():
-            if name not in wanted:
+        self.check_kwargs(kwargs)
+        return self.op_forward(ctx, input_, **{**given, **kwargs})
+
+    def check_kwargs(self, kwargs: Iterable[str]) -> None:
+        """Refuses keywords that `op_forward` does not take."""
+        taken = keywords(self.op_forward)
+        for name in kwargs:
+            if taken is not None and name not in taken:
                 raise TypeError(
                     f"{type(self).__name__}: op_forward takes no keyword {name!r}; it takes "
-                    f"{', '.join(sorted(wanted)) or 'none'}"
+                    f"{', '.join(sorted(taken)) or 'none'}"
                 )
-            given[name] = value
-        return self.op_forward(ctx, input_, **given)
 
     def call_backward(
         self, ctx: OperationContext, grad_output: torch.Tensor
@@ -252,6 +262,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
         """`op_backward` in its long form."""
         result = self.op_backward(ctx, grad_output)
         if not isinstance(result, (tuple, list)):
+            check_result(self, "op_backward", result)
             if any(p.requires_grad for p in self.parameters()):
                 raise RuntimeError(
                     f"{type(self).__name__}: op_backward gave a tensor alone, but the op has "
@@ -265,6 +276,8 @@ class BasicOperation(FusibleOperation, abc.ABC):
                 "or (grad_input, parameter gradients)"
             )
         grad_input, grads = result
+        if grad_input is not None or ctx.input_requires_grad:
+            check_result(self, "op_backward", grad_input)
         return grad_input, tuple(grads)
 
     def fuser_forward(
@@ -355,6 +368,21 @@ class FusedOperation(FusibleOperation):
     ) -> Any:
         """Runs the ops: the output, or (output, *extra outputs)."""
         return self._alone()(input, *extra_inputs, basic_op_kwargs=basic_op_kwargs)
+
+
+def check_number(op: str, name: str, value: Any) -> None:
+    """Refuses an argument that is no number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{op}: {name}={value!r}; it must be a number")
+
+
+def check_result(op: FusibleOperation, method: str, result: Any) -> None:
+    """Refuses a result that is no tensor, plain or encoded."""
+    if not isinstance(result, torch.Tensor) and not hasattr(result, "dequantize"):
+        raise TypeError(
+            f"{type(op).__name__}: {method} gave a {type(result).__name__}; it must return a "
+            "torch.Tensor"
+        )
 
 
 def keywords(method: Any) -> frozenset[str] | None:

@@ -32,7 +32,11 @@ class Sequential(torch.nn.Module):
         if len(args) == 1 and isinstance(args[0], Mapping):
             for name, module in args[0].items():
                 self.add_module(name, module)
-        elif len(args) == 1 and not isinstance(args[0], torch.nn.Module):
+        elif (
+            len(args) == 1
+            and isinstance(args[0], Iterable)
+            and not isinstance(args[0], torch.nn.Module)
+        ):
             self.extend(args[0])  # type: ignore[arg-type]
         else:
             self.extend(args)  # type: ignore[arg-type]

@@ -4,13 +4,14 @@ a number a row."""
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...._activation import activation
+from ...._activation import DEFINED, activation, as_of
 from .. import _kernels
 from ..op import BackwardResult, BasicOperation, ExtraOutputs, OperationContext
 
@@ -62,6 +63,7 @@ class _ActivationOperation(BasicOperation, abc.ABC):
         y = self._activation_forward_impl(x, next_op_input_quantizer)
         if ctx.requires_grad:
             ctx.save_for_backward(self.cached_input(x))
+            ctx.kernel = self.__dict__.get("kernel")  # its parameters may change until then
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
         return y
 
@@ -95,7 +97,7 @@ def _cache_quantizer() -> Quantizer:
 
 
 class _Kernel:
-    """An activation's text for the C ABI, its parameters and its layout."""
+    """An activation's text for the C ABI, its parameters and its layout; it never changes."""
 
     def __init__(
         self, act: Any, params: dict[str, float], interleave: int | None, op: str, scaled: bool
@@ -106,11 +108,9 @@ class _Kernel:
                 f"{op}: {self.made.text!r} is scaled; give the activation alone to "
                 "ops.ScaledActivation"
             )
-        self.gated = self.made.inputs == 2
         self.scaled = scaled
-        self.text = b""
         self.params: dict[str, float] = self.made.parameters
-        self.set(**{self.parameter(name) or name: value for name, value in params.items()})
+        self._set({self.parameter(name) or name: value for name, value in params.items()})
         self.layout: bytes | None = None
         if interleave is not None:
             if not self.gated:
@@ -118,10 +118,10 @@ class _Kernel:
                     f"{op}: glu_interleave_size={interleave}, but {self.made.name} is not gated; "
                     "leave it out"
                 )
-            if interleave < 1:
+            if not isinstance(interleave, int) or interleave < 1:
                 raise ValueError(
-                    f"{op}: glu_interleave_size={interleave}; it must be at least 1, or None for "
-                    "halves side by side"
+                    f"{op}: glu_interleave_size={interleave!r}; it must be a whole number, at "
+                    "least 1, or None for halves side by side"
                 )
             self.layout = f"interleaved({interleave})".encode()
 
@@ -130,17 +130,44 @@ class _Kernel:
         name = _ALIASES.get(name, name)
         return name if name in self.params else None
 
-    def set(self, **params: float) -> None:
-        """Gives parameters other values."""
+    def _set(self, params: dict[str, float]) -> None:
         self.made = activation(self.made, **params)
+        self.gated = self.made.inputs == 2
         self.params = self.made.parameters
         self.text = (self.made.scaled() if self.scaled else self.made).text.encode()
+        self.definitions = len(DEFINED)
+
+    def having(self, **params: float) -> _Kernel:
+        """Another one, of what its name means now, with other values of parameters."""
+        other = copy.copy(self)
+        other._set(params)
+        return other
+
+    def then(self) -> _Kernel:
+        """What it was when it was made, whatever was defined since."""
+        if self.definitions == len(DEFINED):
+            return self
+        other = copy.copy(self)
+        other.text, other.definitions = as_of(self.text, self.definitions), len(DEFINED)
+        return other
 
 
 class _KernelOperation(BasicOperation):
     """What activations that are Tenon kernels share: parameters as attributes."""
 
     kernel: _Kernel
+
+    def current_kernel(self) -> _Kernel:
+        """The kernel, anew if a definition may have changed what its name means."""
+        kernel = self.kernel
+        if kernel.definitions != len(DEFINED):
+            kernel = self.__dict__["kernel"] = kernel.having()
+        return kernel
+
+    def kernel_of(self, ctx: OperationContext) -> _Kernel:
+        """The kernel as it was in the forward pass."""
+        kernel: _Kernel = getattr(ctx, "kernel", self.kernel)
+        return kernel.then()
 
     def __getattr__(self, name: str) -> Any:
         kernel: _Kernel | None = self.__dict__.get("kernel")
@@ -155,7 +182,7 @@ class _KernelOperation(BasicOperation):
         if not kernel or not known:
             super().__setattr__(name, value)
             return
-        kernel.set(**{known: value})
+        self.__dict__["kernel"] = kernel.having(**{known: value})
 
     def extra_repr(self) -> str:
         kernel = self.kernel
@@ -195,7 +222,7 @@ class Activation(_KernelOperation, _ActivationOperation):
     def _activation_forward_impl(
         self, input_: torch.Tensor, quantizer: Quantizer | None
     ) -> torch.Tensor:
-        kernel = self.kernel
+        kernel = self.current_kernel()
         y: torch.Tensor = _kernels.activation_forward(
             kernel.text,
             input_,
@@ -214,6 +241,13 @@ class Activation(_KernelOperation, _ActivationOperation):
             kernel.text, grad_output, input_, layout=kernel.layout, quantizer=quantizer
         )[0]
         return dx
+
+    def op_backward(self, ctx: OperationContext, grad_output: torch.Tensor) -> Any:
+        op, kernel = self, self.kernel_of(ctx)
+        if kernel is not self.kernel:
+            op = copy.copy(self)
+            op.__dict__["kernel"] = kernel
+        return _ActivationOperation.op_backward(op, ctx, grad_output)
 
 
 class ScaledActivation(_KernelOperation):
@@ -245,7 +279,7 @@ class ScaledActivation(_KernelOperation):
         basic_op_kwargs: list[dict[str, Any]],
     ) -> tuple[torch.Tensor, ExtraOutputs]:
         name = type(self).__name__
-        kernel = self.kernel
+        kernel = self.current_kernel()
         (scales,) = basic_op_extra_inputs[0]
         dtype = _kernels.compute_dtype(name, input_)
         x = _kernels.foldable(input_)
@@ -264,6 +298,7 @@ class ScaledActivation(_KernelOperation):
         ctx = basic_op_ctxs[0]
         if ctx.requires_grad:
             ctx.save_for_backward(x, scales)
+            ctx.kernel = kernel
             ctx.scales_require_grad = basic_op_extra_inputs[0][0].requires_grad
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
         return y, [()]
@@ -277,11 +312,12 @@ class ScaledActivation(_KernelOperation):
     ) -> BackwardResult:
         ctx = basic_op_ctxs[0]
         x, scales = ctx.saved_tensors
+        kernel = self.kernel_of(ctx)
         dx, _, dscales = _kernels.activation_backward(
-            self.kernel.text,
+            kernel.text,
             grad_output,
             x,
-            layout=self.kernel.layout,
+            layout=kernel.layout,
             scales=scales,
             with_dscales=getattr(ctx, "scales_require_grad", True),
             quantizer=ctx.prev_op_grad_output_quantizer,

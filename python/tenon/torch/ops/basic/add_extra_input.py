@@ -18,7 +18,7 @@ __all__ = ["AddExtraInput"]
 class AddExtraInput(BasicOperation):
     """y = x + e with the extra input e of x's shape; both gradients are g.
 
-    `in_place` lets y take the memory of e where no gradient is recorded.
+    `in_place` lets y take the memory of e where no gradient is recorded and the caller gave e.
     """
 
     num_extra_inputs = 1
@@ -53,7 +53,9 @@ class AddExtraInput(BasicOperation):
         (extra,) = basic_op_extra_inputs[0]
         self.check(input_, extra)
         x = _kernels.plain(input_)
-        if self.in_place and not basic_op_ctxs[0].requires_grad:
+        # A channel brings another op's tensor, which may be the caller's input.
+        own = 0 not in self._input_channels
+        if self.in_place and own and not basic_op_ctxs[0].requires_grad:
             y = extra.add_(x)
         else:
             y = x + extra

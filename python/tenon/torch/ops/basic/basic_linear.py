@@ -91,8 +91,13 @@ class BasicLinear(BasicOperation):
         self, ctx: OperationContext, input_: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x and W ready for the product, encoded ones decoded; saves what backward needs."""
-        weight = self._parameters["weight"]
-        assert weight is not None
+        weight = self._parameters.get("weight")
+        if weight is None:
+            raise NotImplementedError(
+                "BasicLinear: weight is no parameter of its own (parametrized or pruned); autograd "
+                "would not see through it, so bake it in, e.g. remove_parametrizations(op, "
+                "'weight') or prune.remove(op, 'weight')"
+            )
         if input_.shape[-1:] != (self.in_features,):
             columns = input_.shape[-1] if len(input_.shape) else "no"
             raise ValueError(
@@ -113,6 +118,10 @@ class BasicLinear(BasicOperation):
                 kept_x = x_plain if isinstance(x, torch.Tensor) else x
             ctx.save_for_backward(kept_x, w_plain if isinstance(w, torch.Tensor) else w)
         return x_plain, w_plain
+
+    def weight_changed(self) -> None:
+        """Drops the encoded weight; needed after a write that torch does not count, by .data."""
+        self._encoded = None
 
     def _encoded_weight(self, weight: torch.Tensor, quantizer: Quantizer | None) -> Any:
         if quantizer is None:

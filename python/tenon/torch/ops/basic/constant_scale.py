@@ -35,10 +35,11 @@ class ConstantScale(BasicOperation):
     ) -> torch.Tensor:
         dtype = _kernels.compute_dtype("ConstantScale", input_)
         if ctx.requires_grad:
+            ctx.scale = self.scale  # it may change before the backward pass
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
         y = _kernels.plain(_kernels.plain(input_) * self.scale, dtype)
         return _kernels.encode(y, next_op_input_quantizer)
 
     def op_backward(self, ctx: OperationContext, grad_output: torch.Tensor) -> torch.Tensor:
-        dx = _kernels.plain(grad_output) * self.scale
+        dx = _kernels.plain(grad_output) * ctx.scale
         return _kernels.encode(dx, ctx.prev_op_grad_output_quantizer)

@@ -8,7 +8,7 @@ import torch
 
 from ..._dropout import random_state
 from .. import _kernels
-from ..op import BasicOperation, OperationContext
+from ..op import BasicOperation, OperationContext, check_number
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -25,6 +25,7 @@ class Dropout(BasicOperation):
 
     def __init__(self, p: float) -> None:
         super().__init__()
+        check_number("Dropout", "p", p)
         if not 0 <= p <= 1:
             raise ValueError(f"Dropout: p={p}; it must lie between 0 and 1")
         self.p = p

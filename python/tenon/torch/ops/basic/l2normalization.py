@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import _kernels
-from ..op import BasicOperation, OperationContext
+from ..op import BasicOperation, OperationContext, check_number
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -29,6 +29,7 @@ class L2Normalization(BasicOperation):
         micro_batch_size: int | None = None,
     ) -> None:
         super().__init__()
+        check_number("L2Normalization", "eps", eps)
         if not eps >= 0:
             raise ValueError(f"L2Normalization: eps={eps}; it must be at least 0")
         self.eps = eps

@@ -23,7 +23,12 @@ class Reshape(BasicOperation):
         super().__init__()
         dims: list[int] = []
         for part in shape:
-            dims.extend([part] if isinstance(part, int) else part)
+            dims.extend(part if isinstance(part, Iterable) else [part])
+        for n in dims:
+            if not isinstance(n, int):
+                raise TypeError(
+                    f"Reshape: {n!r} in the shape; dimensions are whole numbers, and one may be -1"
+                )
         self.shape = tuple(dims)
 
     def extra_repr(self) -> str:

@@ -37,11 +37,12 @@ class BackwardActivationBias(FusedOperation):
     ) -> BackwardResult:
         bias, activation = self.bias, self.activation
         (z,) = basic_op_ctxs[1].saved_tensors
+        kernel = activation.kernel_of(basic_op_ctxs[1])
         dx, dbias, _ = _kernels.activation_backward(
-            activation.kernel.text,
+            kernel.text,
             grad_output,
             z,
-            layout=activation.kernel.layout,
+            layout=kernel.layout,
             dbias_dtype=bias.bias.dtype if bias.bias.requires_grad else None,
             quantizer=basic_op_ctxs[0].prev_op_grad_output_quantizer,
         )

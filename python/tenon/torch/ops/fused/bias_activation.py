@@ -44,7 +44,7 @@ class BiasActivation(FusedOperation):
         basic_op_kwargs: list[dict[str, Any]],
     ) -> tuple[torch.Tensor, ExtraOutputs]:
         bias, activation = self.bias, self.activation
-        kernel, b = activation.kernel, bias.bias.detach()
+        kernel, b = activation.current_kernel(), bias.bias.detach()
         dtype = _kernels.compute_dtype("BiasActivation", input_)
         x = _kernels.foldable(input_)
         y = _kernels.activation_forward(
@@ -58,6 +58,7 @@ class BiasActivation(FusedOperation):
         )
         if basic_op_ctxs[1].requires_grad:
             basic_op_ctxs[1].save_for_backward(x, b)
+            basic_op_ctxs[1].kernel = kernel
         return y, [(), ()]
 
     def fuser_backward(
@@ -69,11 +70,12 @@ class BiasActivation(FusedOperation):
     ) -> BackwardResult:
         bias, activation = self.bias, self.activation
         x, b = basic_op_ctxs[1].saved_tensors
+        kernel = activation.kernel_of(basic_op_ctxs[1])
         dx, dbias, _ = _kernels.activation_backward(
-            activation.kernel.text,
+            kernel.text,
             grad_output,
             x,
-            layout=activation.kernel.layout,
+            layout=kernel.layout,
             bias=b,
             dbias_dtype=b.dtype if bias.bias.requires_grad else None,
             quantizer=basic_op_ctxs[0].prev_op_grad_output_quantizer,
