@@ -1,8 +1,6 @@
 // Norms as one step: exact bits against scalar loops, values against float64, every way to store.
 #include "ops/norm.h"
 
-#include <optional>
-
 #include "backend/cpu/executor.h"
 #include "backend/cpu/loops.h"
 #include "backend/cpu/norm.h"

@@ -46,11 +46,19 @@ void Flow::apply(std::function<Expr(Assembly&, Expr, const ColumnMap&)> f) {
   value_ = lazy;
 }
 
+void Flow::whole_rows(const std::string& name) {
+  if (!gemm_ && (!halves_ || value_->cols == narrow_)) return;
+  why("row totals need whole rows, which a step with a product or with halves does not hold");
+  materialise(name, Role::workspace, Operand(planner_.request().dtype));
+}
+
+void Flow::whole_halves(const std::string& name) {
+  if (!halves_ && !totals_ && !(random_ && pass_ == Pass::forward)) return;
+  why(halves_ ? "one step has one pair of halves" : "a step with totals or dropout has whole rows");
+  materialise(name, Role::workspace, Operand(planner_.request().dtype));
+}
+
 void Flow::apply_row(std::function<Expr(Assembly&, Expr)> f) {
-  if (gemm_ || (halves_ && value_->cols != narrow_)) {
-    why("row totals need whole rows, which a step with a product or with halves does not hold");
-    materialise("t" + std::to_string(serial_), Role::workspace, Operand(planner_.request().dtype));
-  }
   touch();
   totals_ = true;
   auto lazy = std::make_shared<Lazy>();
@@ -64,11 +72,6 @@ void Flow::apply_row(std::function<Expr(Assembly&, Expr)> f) {
 
 void Flow::gate(const std::array<ColumnMap, 2>& halves,
                 std::function<Expr(Assembly&, Expr, Expr)> f) {
-  if (halves_ || random_ || totals_) {
-    why(halves_ ? "one step has one pair of halves"
-                : "a step with totals or dropout has whole rows");
-    materialise("t" + std::to_string(serial_), Role::workspace, Operand(planner_.request().dtype));
-  }
   touch();
   halves_ = halves;
   auto lazy = std::make_shared<Lazy>();
@@ -82,10 +85,6 @@ void Flow::gate(const std::array<ColumnMap, 2>& halves,
 
 void Flow::ungate(const std::array<ColumnMap, 2>& halves,
                   std::function<std::array<Expr, 2>(Assembly&, Expr)> f) {
-  if (halves_ || totals_) {
-    why("one step has one pair of halves");
-    materialise("g" + std::to_string(serial_), Role::workspace, Operand(planner_.request().dtype));
-  }
   touch();
   halves_ = halves;
   narrow_ = value_->cols;

@@ -31,7 +31,11 @@ class Flow {
 
   // value := f(value), element by element.
   void apply(std::function<Expr(Assembly&, Expr, const ColumnMap&)> f);
-  // value := f(value's row), with row totals. Closes first where the step cannot hold them.
+  // Before row totals, and before halves: ends a step that cannot hold them; `name` is the tensor
+  // that then lies between.
+  void whole_rows(const std::string& name);
+  void whole_halves(const std::string& name);
+  // value := f(value's row), with row totals.
   void apply_row(std::function<Expr(Assembly&, Expr)> f);
   // Halves of one tensor to one value, and back.
   void gate(const std::array<ColumnMap, 2>& halves, std::function<Expr(Assembly&, Expr, Expr)> f);
@@ -66,7 +70,6 @@ class Flow {
   // The op that extends the value from here on.
   void op(size_t index) { op_ = index; }
   void why(const std::string& text) { why_ += (why_.empty() ? "" : "; ") + text; }
-  [[nodiscard]] bool has_gemm() const { return gemm_.has_value(); }
   [[nodiscard]] bool open() const { return gemm_ || !sides_.empty() || !value_->place; }
 
  private:

@@ -31,11 +31,11 @@ code,pre{font-family:var(--mono);font-size:12.5px}
 .facts div{display:flex;gap:7px}.facts dt{color:var(--soft)}.facts dd{margin:0}
 .lead{font-size:18px;line-height:1.5;margin:0 0 20px;max-width:62ch}
 .tiles{list-style:none;margin:0;padding:0;display:grid;gap:12px;
-grid-template-columns:repeat(auto-fit,minmax(146px,1fr))}
-.tiles li{background:var(--surface);border:1px solid var(--line);border-radius:10px;
-padding:12px 14px;display:flex;flex-direction:column}
+grid-template-columns:repeat(auto-fit,minmax(142px,1fr))}
+.tiles li{background:var(--surface);border:1px solid var(--line);border-radius:10px;min-width:0;
+padding:11px 13px;display:flex;flex-direction:column}
 .tiles .name{color:var(--soft);font-size:13px}
-.tiles .value{font-size:22px;font-weight:600;line-height:1.35;font-variant-numeric:tabular-nums}
+.tiles .value{font-size:20px;font-weight:600;line-height:1.4;white-space:nowrap;font-variant-numeric:tabular-nums}
 .tiles .below{color:var(--soft);font-size:13px}
 .chain{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap;row-gap:10px}
 .chain li{position:relative;display:flex;flex-direction:column;padding:8px 13px;border-radius:8px;

@@ -43,6 +43,7 @@ class Act final : public Stage {
 
   void forward(Flow& flow) override {
     const std::string name = planner_.op_name(index_) + ".in";
+    if (f_.inputs == 2) flow.whole_halves(name);
     if (saves_) {
       if (keep_ == Keep::recompute) {
         // What backward computes again starts from here, so forward goes on from it too.
@@ -67,6 +68,7 @@ class Act final : public Stage {
   }
 
   void backward(Flow& flow, bool needs_input) override {
+    if (f_.inputs == 2) flow.whole_halves(planner_.op_name(index_) + ".dy");
     const Value seed = flow.value();
     if (f_.scaled && give_extra_grad[0]) {
       auto grad = std::make_shared<Lazy>();

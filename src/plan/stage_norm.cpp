@@ -18,8 +18,8 @@ class Norm final : public Stage {
   void prepare(bool used, bool, const Stage*) override { saves_ = used; }
 
   void forward(Flow& flow) override {
-    if (flow.has_gemm()) flow.apply_row([](Assembly&, Expr e) { return e; });
     const std::string name = planner_.op_name(index_);
+    flow.whole_rows(name + ".in");
     const Value x = flow.value();
     flow.apply_row([this](Assembly& a, Expr e) {
       const Expr d = type_ == Type::layer ? e - mean(a, e) : e;
@@ -40,7 +40,7 @@ class Norm final : public Stage {
   }
 
   void backward(Flow& flow, bool needs_input) override {
-    if (flow.has_gemm()) flow.apply_row([](Assembly&, Expr e) { return e; });
+    flow.whole_rows(planner_.op_name(index_) + ".dy");
     const Value g = flow.value();
     if (beta_.grad) sum_into(planner_, flow, index_, beta_, g, true);
     if (gamma_.grad) {

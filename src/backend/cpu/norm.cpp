@@ -311,8 +311,9 @@ class NormKernel final : public Kernel {
       const int64_t ahead = row + 2 * count <= end ? count : 0;
       for (int r = 0; r < count; ++r) {
         n.x[r] = row_of(args.in, in(norm_.x), row + r);
-        n.residual[r] = row_of(args.in, in(norm_.residual), row + r);
-        n.grad[r] = row_of(args.in, in(norm_.grad), row + r);
+        // A stream that is absent is never read, but its address is counted on.
+        n.residual[r] = row_of(args.in, in(norm_.residual ? norm_.residual : norm_.x), row + r);
+        n.grad[r] = row_of(args.in, in(norm_.grad ? norm_.grad : norm_.x), row + r);
         n.y[r] = row_of(args.out, out(norm_.y), row + r);
         n.sum[r] = row_of(args.out, out(norm_.sum), row + r);
         n.mean[r] = column(args, norm_.mean_in, row + r);
