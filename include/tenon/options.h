@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -43,10 +44,10 @@ constexpr std::optional<Layout> layout_named(std::string_view name) {
   if (!name.starts_with(kInterleaved) || !name.ends_with(")")) return std::nullopt;
   name.remove_prefix(kInterleaved.size());
   name.remove_suffix(1);
-  constexpr int64_t kMost = int64_t{1} << 40;
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   int64_t k = 0;
   for (const char c : name) {
-    if (c < '0' || c > '9' || k > kMost) return std::nullopt;
+    if (c < '0' || c > '9' || k > (kMost - (c - '0')) / 10) return std::nullopt;
     k = k * 10 + (c - '0');
   }
   if (k < 1) return std::nullopt;

@@ -95,8 +95,7 @@ Value propagate(const Node& n, const Value& a, const Value& b, const Value& c, c
     case Word::sub:
       return {a.v - b.v, a.e + b.e};
     case Word::mul:
-      // The last term counts where both are near 0: the square of what a mean leaves of a constant.
-      return {a.v * b.v, times(b.v, a.e) + times(a.v, b.e) + times(a.e, b.e)};
+      return {a.v * b.v, times(b.v, a.e) + times(a.v, b.e)};
     case Word::div:
       return {a.v / b.v, times(1 / b.v, a.e) + times(a.v / b.v / b.v, b.e)};
     case Word::min:
@@ -206,6 +205,9 @@ Evaluation Oracle::run(size_t n, std::span<const float* const> loads,
         std::array<Value, 4> in;
         for (size_t k = 0; k < in.size(); ++k) in[k] = as_input(values[node.in[k]][i]);
         Value v = propagate(node, in[0], in[1], in[2], in[3]);
+        // With loads that err themselves the term of second order counts: the square of what a mean
+        // leaves of a constant row.
+        if (!errors.empty() && node.word == Word::mul) v.e += times(in[0].e, in[1].e);
         v.e += own_error(node, v.v, native_);
         if (std::isnan(v.e) || unbounded(node, in[0], in[1])) v.e = kInfinity;
         result[i] = lost(node, in) ? kUnknown : v;
