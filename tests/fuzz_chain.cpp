@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 #include <string>
 #include <string_view>
 
+#include "fuzz_support.h"
 #include "tenon/chain.h"
 #include "tenon/error.h"
 
@@ -55,15 +55,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 namespace {
 
-using Generator = std::mt19937;
+using namespace tenon::test;  // NOLINT: a test program
 
-size_t below(Generator& r, size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(r); }
-
-template <size_t n>
-std::string pick(Generator& r, const std::array<const char*, n>& list) {
-  return list[below(r, n)];
-}
-
+constexpr std::string_view kBytes = "ab().,:=<>+-\"\\# \n019eE_\0\xff";
 constexpr std::array<const char*, 8> kNames{"linear", "bias", "swiglu", "add",
                                             "eps",    "_1",   "E5",     "rmsnorm"};
 constexpr std::array<const char*, 14> kValues{
@@ -90,41 +84,12 @@ std::string item(Generator& r) {
   return out;
 }
 
-std::string mutated(Generator& r, std::string text) {
-  constexpr std::string_view kBytes = "ab().,:=<>+-\"\\# \n019eE_\0\xff";
-  for (size_t n = 1 + below(r, 4); n > 0 && !text.empty(); --n) {
-    const size_t at = below(r, text.size());
-    const char c = kBytes[below(r, kBytes.size())];
-    switch (below(r, 4)) {
-      case 0:
-        text[at] = c;
-        break;
-      case 1:
-        text.insert(at, 1, c);
-        break;
-      case 2:
-        text.erase(at, 1 + below(r, 3));
-        break;
-      default:
-        text += text.substr(at);
-        break;
-    }
-  }
-  return text;
-}
-
-std::string noise(Generator& r) {
-  std::string text(below(r, 64), ' ');
-  for (char& c : text) c = static_cast<char>(below(r, 256));
-  return text;
-}
-
 std::string example(Generator& r) {
   std::string text = pick(r, kBlanks);
   for (size_t n = 1 + below(r, 5); n > 0; --n) text += item(r) + " ";
   const size_t kind = below(r, 10);
   if (kind == 0) return noise(r);
-  return kind < 4 ? mutated(r, text) : text;
+  return kind < 4 ? mutated(r, text, kBytes) : text;
 }
 
 }  // namespace

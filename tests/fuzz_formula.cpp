@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "expr/lower.h"
 #include "expr/parse.h"
 #include "expr/print.h"
+#include "fuzz_support.h"
 #include "ops/activation.h"
 #include "tenon/tenon.hpp"
 
@@ -130,15 +130,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 namespace {
 
-using Generator = std::mt19937;
+using namespace tenon::test;  // NOLINT: a test program
 
-size_t below(Generator& r, size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(r); }
-
-template <size_t n>
-std::string pick(Generator& r, const std::array<const char*, n>& list) {
-  return list[below(r, n)];
-}
-
+constexpr std::string_view kBytes = "xab().,;=<>+-*/ \n019eE_\0\xff";
 constexpr std::array<const char*, 14> kUnary{"neg",   "abs",     "sqrt", "rsqrt", "exp",
                                              "expm1", "log",     "tanh", "erf",   "erfc",
                                              "log1p", "sigmoid", "mish", "elu"};
@@ -172,35 +166,6 @@ std::string sentence(Generator& r, int depth) {
   }
 }
 
-std::string mutated(Generator& r, std::string text) {
-  constexpr std::string_view kBytes = "xab().,;=<>+-*/ \n019eE_\0\xff";
-  for (size_t n = 1 + below(r, 4); n > 0 && !text.empty(); --n) {
-    const size_t at = below(r, text.size());
-    const char c = kBytes[below(r, kBytes.size())];
-    switch (below(r, 4)) {
-      case 0:
-        text[at] = c;
-        break;
-      case 1:
-        text.insert(at, 1, c);
-        break;
-      case 2:
-        text.erase(at, 1 + below(r, 3));
-        break;
-      default:
-        text += text.substr(at);
-        break;
-    }
-  }
-  return text;
-}
-
-std::string noise(Generator& r) {
-  std::string text(below(r, 64), ' ');
-  for (char& c : text) c = static_cast<char>(below(r, 256));
-  return text;
-}
-
 std::string example(Generator& r) {
   std::string text = sentence(r, static_cast<int>(below(r, 6)));
   if (below(r, 3) == 0) text += "; p = -0.5";
@@ -210,7 +175,7 @@ std::string example(Generator& r) {
   if (wrap == 2) text = "elu(alpha=" + std::to_string(below(r, 100)) + ")";
   const size_t kind = below(r, 10);
   if (kind == 0) return noise(r);
-  return kind < 4 ? mutated(r, text) : text;
+  return kind < 4 ? mutated(r, text, kBytes) : text;
 }
 
 }  // namespace

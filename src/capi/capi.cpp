@@ -6,6 +6,7 @@
 #include <string>
 
 #include "capi/common.h"
+#include "core/text.h"
 #include "tenon/tenon.hpp"
 
 namespace {
@@ -95,19 +96,6 @@ tenon::Layout layout(const char* given, const char* function) {
 }
 
 std::string json_number(float v) { return v - v == 0 ? tenon::str(v) : "null"; }
-
-std::string json_text(std::string_view text) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    if (static_cast<unsigned char>(c) < 0x20)
-      out += tenon::str("\\u00", kDigits[static_cast<size_t>(c) / 16], kDigits[c % 16]);
-    else
-      out += c;
-  }
-  return out + "\"";
-}
 
 // The names between commas, without the blanks around them.
 std::vector<std::string> names(std::string_view list) {
@@ -308,9 +296,9 @@ int tenon_info(const char* act, char* buffer, size_t capacity, size_t* size) {
           tenon::str(list.empty() ? "" : ", ", "{\"name\": \"", p.name,
                      "\", \"value\": ", json_number(p.value), ", \"least\": ", json_number(p.least),
                      ", \"most\": ", json_number(p.most), "}");
-    give(tenon::str("{\"name\": ", json_text(f.name), ", \"inputs\": ", f.inputs,
+    give(tenon::str("{\"name\": ", tenon::json_text(f.name), ", \"inputs\": ", f.inputs,
                     ", \"scaled\": ", f.scaled ? "true" : "false", ", \"parameters\": [", list,
-                    "], \"formula\": ", json_text(tenon::formula(f)), "}"),
+                    "], \"formula\": ", tenon::json_text(tenon::formula(f)), "}"),
          buffer, capacity, size);
   });
 }

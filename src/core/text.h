@@ -1,4 +1,5 @@
-// What the readers of text share: characters, decimal literals, errors that name a place.
+// What readers and writers of text share: characters, decimal literals, JSON strings, errors that
+// name a place.
 #pragma once
 
 #include <algorithm>
@@ -93,6 +94,21 @@ template <class... Parts>
   const size_t newline = before.rfind('\n');
   const size_t column = newline == std::string_view::npos ? at + 1 : at - newline;
   fail(Code::invalid_argument, language, ": line ", line, ", column ", column, ": ", what...);
+}
+
+// A JSON string.
+inline std::string json_text(std::string_view text) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') out += '\\';
+    if (code < 0x20)
+      out += str("\\u00", kDigits[code / 16], kDigits[code % 16]);
+    else
+      out += c;
+  }
+  return out + "\"";
 }
 
 }  // namespace tenon

@@ -24,19 +24,10 @@ class NormBuilder {
                form.cols, form.precision) {}
 
   Step forward() {
-    const bool centred = form_.kind == NormKind::layer;
     Expr x = build_.load(form_.x, A::x, {});
     if (form_.residual) x = between(x + build_.load(*form_.residual, A::residual, {}));
-    std::optional<Expr> mean;
-    Expr from_mean = x;
-    if (centred) {
-      mean = build_.total(x) / count();
-      from_mean = x - *mean;
-    }
-    Expr square = build_.total(from_mean * from_mean);
-    if (form_.kind != NormKind::l2) square = square / count();
     const Expr eps = build_.load({.from = Load::From::parameter, .arg = 0});
-    const Expr rstdev = rsqrt(square + eps);
+    const auto [mean, from_mean, rstdev] = norm_statistics(form_.kind, form_.cols, x, eps, total());
     Expr y = from_mean * rstdev;
     if (form_.gamma) y = y * gamma();
     if (form_.beta) y = y + build_.load({Load::From::row, A::beta, *form_.beta});
@@ -53,22 +44,14 @@ class NormBuilder {
     const Expr grad = build_.load(form_.grad, A::grad, {});
     const Expr x = build_.load(form_.x, A::x, {});
     const Expr r = build_.load({Load::From::column, A::rstdev_in});
-    if (form_.kind == NormKind::l2) {
-      store(added(between(r * (grad - x * (r * r) * build_.total(x * grad)))));
-      return build_.finish();
-    }
     const bool centred = form_.kind == NormKind::layer;
     const Expr from_mean = centred ? x - build_.load({Load::From::column, A::mean_in}) : x;
-    const Expr normal = from_mean * r;
     if (form_.y) {
       const Expr w = form_.gamma ? grad * gamma() : grad;
-      Expr dx = w;
-      if (centred) dx = dx - build_.total(w) / count();
-      dx = dx - normal * (build_.total(w * normal) / count());
-      store(added(between(r * dx)));
+      store(added(between(norm_gradient(form_.kind, form_.cols, w, from_mean, r, total()))));
     }
     if (form_.amax_only) return build_.finish();
-    if (form_.dgamma) store_sum(A::dgamma, *form_.dgamma, grad * normal);
+    if (form_.dgamma) store_sum(A::dgamma, *form_.dgamma, grad * (from_mean * r));
     if (form_.dbeta) store_sum(A::dbeta, *form_.dbeta, grad);
     return build_.finish();
   }
@@ -80,7 +63,9 @@ class NormBuilder {
   [[nodiscard]] Expr added(Expr dx) {
     return form_.added ? between(dx + build_.load(*form_.added, A::added, {})) : dx;
   }
-  [[nodiscard]] float count() const { return static_cast<float>(form_.cols); }
+  [[nodiscard]] RowTotal total() {
+    return [this](Expr e) { return build_.total(e); };
+  }
   [[nodiscard]] Expr gamma() {
     const Expr g = build_.load({Load::From::row, A::gamma, *form_.gamma});
     return form_.zero_centered_gamma ? g + 1.0F : g;
@@ -105,6 +90,29 @@ class NormBuilder {
 };
 
 }  // namespace
+
+NormStatistics norm_statistics(NormKind kind, int64_t cols, Expr x, Expr eps,
+                               const RowTotal& total) {
+  const auto count = static_cast<float>(cols);
+  NormStatistics s{{}, x, {}};
+  if (kind == NormKind::layer) {
+    s.mean = total(x) / count;
+    s.from_mean = x - *s.mean;
+  }
+  const Expr square = total(s.from_mean * s.from_mean);
+  s.rstdev = rsqrt((kind == NormKind::l2 ? square : square / count) + eps);
+  return s;
+}
+
+Expr norm_gradient(NormKind kind, int64_t cols, Expr w, Expr from_mean, Expr rstdev,
+                   const RowTotal& total) {
+  if (kind == NormKind::l2)
+    return rstdev * (w - from_mean * (rstdev * rstdev) * total(from_mean * w));
+  const auto count = static_cast<float>(cols);
+  const Expr normal = from_mean * rstdev;
+  const Expr centred = kind == NormKind::layer ? w - total(w) / count : w;
+  return rstdev * (centred - normal * (total(w * normal) / count));
+}
 
 Step norm_step(const NormForm& form) { return NormBuilder(form, "").forward(); }
 Step norm_backward_step(const NormForm& form) { return NormBuilder(form, ".bwd").backward(); }

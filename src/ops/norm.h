@@ -1,6 +1,7 @@
 // Norms of rows as one step each: LayerNorm, RMSNorm, L2 normalisation, forward and backward.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "ops/operand.h"
@@ -10,6 +11,18 @@
 namespace tenon {
 
 enum class NormKind : uint8_t { layer, rms, l2 };
+
+// The formulas, over any source of row totals.
+using RowTotal = std::function<Expr(Expr)>;
+struct NormStatistics {
+  std::optional<Expr> mean;  // of layer only
+  Expr from_mean, rstdev;
+};
+NormStatistics norm_statistics(NormKind kind, int64_t cols, Expr x, Expr eps,
+                               const RowTotal& total);
+// dx, with w = grad·gamma.
+Expr norm_gradient(NormKind kind, int64_t cols, Expr w, Expr from_mean, Expr rstdev,
+                   const RowTotal& total);
 
 // All that the steps depend on. Operands without a value are absent. eps is parameter 0 of the
 // forward step; the backward step starts from the saved columns.

@@ -36,7 +36,7 @@ struct Place {
 
 // A view of a step's list: a buffer in one of its forms.
 struct Slot {
-  enum class Form : uint8_t { none, data, scale, row, column, scalar };
+  enum class Form : uint8_t { none, data, scale, scalar };
   Form form = Form::none;
   int buffer = kNoBuffer;
   Format format = {};
@@ -74,7 +74,6 @@ struct PlanData {
   std::vector<int> slot_of;
   int slots = 0;
   std::vector<PlanStep> forward, backward;
-  std::vector<std::string> notes;
   int rng = kNoBuffer, saved_rng = kNoBuffer;
   int dropouts = 0;
   std::vector<Factor> factors;  // all that must come out whole

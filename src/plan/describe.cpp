@@ -12,20 +12,7 @@ namespace tenon {
 
 namespace {
 
-std::string quoted(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : valid_utf8(text)) {
-    constexpr std::string_view kHex = "0123456789abcdef";
-    const auto code = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\')
-      out += str("\\", c);
-    else if (code < 0x20)
-      out += str("\\u00", kHex[code >> 4], kHex[code & 15]);
-    else
-      out += c;
-  }
-  return out + "\"";
-}
+std::string quoted(std::string_view text) { return json_text(valid_utf8(text)); }
 
 template <class List, class F>
 std::string joined(const List& list, const char* between, F text) {
@@ -174,7 +161,7 @@ void rename_parts(std::string& line) {
 std::vector<std::string> in_order(std::vector<std::string> lines) {
   std::vector<std::string> out, missing;
   for (const std::string& line : lines)
-    for (const std::string_view part : parts_in(line.substr(0, line.find(" = "))))
+    for (const std::string_view part : parts_in(std::string_view(line).substr(0, line.find(" = "))))
       missing.emplace_back(part);
   const auto ready = [&](const std::string& line) {
     return std::ranges::none_of(

@@ -26,8 +26,6 @@ class Flow {
 
   // The value is a tensor in memory.
   void begin(const Place& place);
-  // The value is another lazy one of the open step.
-  void set(Value value) { value_ = std::move(value); }
 
   // value := f(value), element by element.
   void apply(std::function<Expr(Assembly&, Expr, const ColumnMap&)> f);
@@ -70,7 +68,6 @@ class Flow {
   // The op that extends the value from here on.
   void op(size_t index) { op_ = index; }
   void why(const std::string& text) { why_ += (why_.empty() ? "" : "; ") + text; }
-  [[nodiscard]] bool open() const { return gemm_ || !sides_.empty() || !value_->place; }
 
  private:
   // The op takes part in the open step.
@@ -120,7 +117,6 @@ class Planner {
   const Place& alias(const Place& of, int64_t cols, Factor rows);
   const Place& given(Place p) { return places_.emplace_back(std::move(p)); }
   int buffer(Buffer b);
-  void scalar_state(Place& p, const Operand& as);
 
   PlanData& data() { return *data_; }
   const PlanRequest& request() const { return data_->request; }

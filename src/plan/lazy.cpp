@@ -105,15 +105,14 @@ Expr Assembly::column(const Place& place) {
       {Load::From::column, matrix(place, Orientation::rowwise), place.operand.format.dtype, {}});
 }
 
-Expr Assembly::scalar(const Place& place) {
-  return once(
-      {Load::From::scalar, matrix(place, Orientation::rowwise), place.operand.format.dtype, {}});
-}
-
 Expr Assembly::parameter(float value) {
-  made_.parameters.push_back(value);
-  return once(
-      {.from = Load::From::parameter, .arg = static_cast<uint32_t>(made_.parameters.size() - 1)});
+  const auto equal = [&](float p) {
+    return __builtin_bit_cast(uint32_t, p) == __builtin_bit_cast(uint32_t, value);
+  };
+  const auto at = std::ranges::find_if(made_.parameters, equal);
+  const auto arg = static_cast<uint32_t>(at - made_.parameters.begin());
+  if (arg == made_.parameters.size()) made_.parameters.push_back(value);
+  return once({.from = Load::From::parameter, .arg = arg});
 }
 
 Expr Assembly::random(uint32_t ordinal) {

@@ -31,7 +31,6 @@ class Assembly {
   Expr load(const Place& place, const ColumnMap& columns);
   Expr row(const Place& place, const ColumnMap& columns);  // a vector along the columns
   Expr column(const Place& place);                         // a number a row
-  Expr scalar(const Place& place);
   Expr parameter(float value);
   Expr random(uint32_t ordinal);
   Expr product(const ColumnMap& columns);
@@ -62,7 +61,7 @@ class Assembly {
   std::map<std::pair<const Lazy*, std::array<int64_t, 3>>, Expr> known_;
   std::vector<std::pair<Load, Expr>> loads_;
   std::vector<std::pair<uint32_t, Expr>> totals_;
-  std::vector<Value> kept_;
+  std::vector<Value> kept_;  // their addresses are the keys of known_
 };
 
 }  // namespace tenon
