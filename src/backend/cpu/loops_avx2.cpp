@@ -1,11 +1,10 @@
 // The executor's loops for avx2; see the flags of this file in CMakeLists.txt.
 #include "backend/cpu/loops_make.h"
-#include "backend/cpu/norm_make.h"
 
 namespace tenon::cpu {
 
 const Loops& loops_avx2() {
-  static constexpr Loops kLoops = make_loops<2>("avx2", make_norms<2>());
+  static const Loops kLoops = make_loops<2>("avx2", norms_avx2());
   return kLoops;
 }
 

@@ -59,4 +59,9 @@ struct NormTable {
   const NormLoops* bf16 = nullptr;
 };
 
+#if defined(__x86_64__)
+const NormTable& norms_avx2();
+const NormTable& norms_avx512();
+#endif
+
 }  // namespace tenon::cpu

@@ -43,7 +43,13 @@ struct NormMaker {
     V a, b;
   };
 
-#define TENON_INLINE [[gnu::always_inline]] static inline
+// Where nothing is optimised (sanitizers) inlining would only make the compiler slow.
+#ifdef __OPTIMIZE__
+#define TENON_ALWAYS [[gnu::always_inline]]
+#else
+#define TENON_ALWAYS
+#endif
+#define TENON_INLINE TENON_ALWAYS static inline
 
   TENON_INLINE V all(float v) { return v - V{}; }
   TENON_INLINE V load(const float* p) {
@@ -186,8 +192,7 @@ struct NormMaker {
     const int64_t apart = (groups + 1) * kLanes;
     for (int64_t g = 0; g < groups; ++g) {
       const auto each = [&]<int k>(std::integral_constant<int, k>) {
-        const auto line = [&](int64_t i)
-                              [[gnu::always_inline]] { return pairs(summands(at(i), i).v[k]); };
+        const auto line = [&](int64_t i) TENON_ALWAYS { return pairs(summands(at(i), i).v[k]); };
         const V v = tree<kLevels>(line, g * kLanes);
         std::memcpy(scratch + k * apart + g * kLanes, &v, sizeof v);
       };
@@ -260,7 +265,7 @@ struct NormMaker {
   template <int n, bool residual>
   static void total(NormRows& rows) {
     for (int r = 0; r < n; ++r)
-      rows.total[r] = row_totals<1>(rows, r, [&](const At& at, int64_t) [[gnu::always_inline]] {
+      rows.total[r] = row_totals<1>(rows, r, [&](const At& at, int64_t) TENON_ALWAYS {
                         return Lines<1>{{input<residual>(at)}};
                       }).v[0];
   }
@@ -269,7 +274,7 @@ struct NormMaker {
   static void squares(NormRows& rows) {
     for (int r = 0; r < n; ++r) {
       const V mean = all(rows.mean[r]);
-      rows.total[r] = row_totals<1>(rows, r, [&](const At& at, int64_t) [[gnu::always_inline]] {
+      rows.total[r] = row_totals<1>(rows, r, [&](const At& at, int64_t) TENON_ALWAYS {
                         const Line c = from_mean<centred>(input<residual>(at), mean);
                         return Lines<1>{{times(c, c)}};
                       }).v[0];
@@ -293,7 +298,7 @@ struct NormMaker {
     V mean[n];
     V rstdev[n];
     for (int r = 0; r < n; ++r) mean[r] = all(rows.mean[r]), rstdev[r] = all(rows.rstdev[r]);
-    const auto result = [&](const Line& x, int64_t i, int r) [[gnu::always_inline]] {
+    const auto result = [&](const Line& x, int64_t i, int r) TENON_ALWAYS {
       Line y = times(from_mean<centred>(x, mean[r]), rstdev[r]);
       if constexpr (gamma) y = times(y, read_vector(rows.gamma, i));
       if constexpr (beta) {
@@ -336,7 +341,7 @@ struct NormMaker {
     for (int r = 0; r < n; ++r) {
       const V mean = all(rows.mean[r]);
       const V rstdev = all(rows.rstdev[r]);
-      const auto summands = [&](const At& at, int64_t i) [[gnu::always_inline]] {
+      const auto summands = [&](const At& at, int64_t i) TENON_ALWAYS {
         const Line x = read(at.x);
         Line w = read(at.grad);
         if constexpr (gamma) w = times(w, read_vector(rows.gamma, i));
@@ -384,13 +389,13 @@ struct NormMaker {
       total[r] = all(rows.total[r]);
       second[r] = all(rows.second[r]);
     }
-    const auto add = [&](float* to, int64_t i, const Line* values) [[gnu::always_inline]] {
+    const auto add = [&](float* to, int64_t i, const Line* values) TENON_ALWAYS {
       Line sum = first ? values[0] : read_vector(to, i);
       if (!first) sum = {sum.a + values[0].a, sum.b + values[0].b};
       for (int r = 1; r < n; ++r) sum = {sum.a + values[r].a, sum.b + values[r].b};
       std::memcpy(to + i * kLine, &sum, sizeof sum);
     };
-    const auto lines = [&](const At* at, int64_t i, Line* out) [[gnu::always_inline]] {
+    const auto lines = [&](const At* at, int64_t i, Line* out) TENON_ALWAYS {
       Line grad[n];
       Line product[n];
       for (int r = 0; r < n; ++r) {
