@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -14,9 +15,7 @@
 #include "plan/execute.h"
 #include "tenon/tenon.hpp"
 #ifdef TENON_ONEDNN
-#include <cpuid.h>
-
-#include <oneapi/dnnl/dnnl.hpp>
+#include "onednn.h"
 #endif
 
 namespace {
@@ -49,10 +48,10 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-std::vector<char> random_matrix(DType dtype, int64_t elements, uint32_t seed) {
+std::vector<char> random_matrix(DType dtype, int64_t elements, uint32_t seed, float most = 1) {
   std::vector<char> data(static_cast<size_t>(elements * info(dtype).bytes));
   std::mt19937 random(seed);
-  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::uniform_real_distribution<float> uniform(-most, most);
   for (int64_t i = 0; i < elements; ++i) {
     const uint32_t code = encode(dtype, uniform(random));
     std::memcpy(data.data() + i * info(dtype).bytes, &code, static_cast<size_t>(info(dtype).bytes));
@@ -87,11 +86,12 @@ Step make_step(const Problem& p) {
 
 #ifdef TENON_ONEDNN
 // The same product by oneDNN, with its own post-ops where it has them; a gated body has none.
-std::function<void()> onednn(const Problem& p, char* a, char* b, char* bias, char* c, bool packed) {
+std::function<void()> by_onednn(const Problem& p, char* a, char* b, char* bias, char* c,
+                                bool packed) {
   using namespace dnnl;
-  static engine cpu(engine::kind::cpu, 0);
-  static stream queue(cpu);
-  const auto type = p.dtype == DType::f32 ? memory::data_type::f32 : memory::data_type::bf16;
+  engine& cpu = ::onednn::cpu();
+  stream& queue = ::onednn::queue();
+  const auto type = ::onednn::type(p.dtype);
   const auto tag = p.nt ? memory::format_tag::ba : memory::format_tag::ab;
   const memory::desc source({p.m, p.k}, type, memory::format_tag::ab);
   const memory::desc plain({p.k, p.n}, type, tag);
@@ -118,7 +118,7 @@ std::function<void()> onednn(const Problem& p, char* a, char* b, char* bias, cha
                                        {DNNL_ARG_WEIGHTS, laid},
                                        {DNNL_ARG_DST, memory(result, cpu, c)}};
   if (p.kind == Work::gelu) args.emplace(DNNL_ARG_BIAS, memory(row, cpu, bias));
-  return [kernel = matmul(pd), args] {
+  return [kernel = matmul(pd), args, &queue] {
     kernel.execute(queue, args);
     queue.wait();
   };
@@ -127,7 +127,9 @@ std::function<void()> onednn(const Problem& p, char* a, char* b, char* bias, cha
 
 void measure(benchmark::State& state, const Problem& p) {
   std::vector<char> a = random_matrix(p.dtype, p.m * p.k, 1);
-  std::vector<char> b = random_matrix(p.dtype, p.k * p.n, 2);
+  // Weights whose products have the variance 1, as a trained layer's about have.
+  const float most = 3 / std::sqrt(static_cast<float>(p.k));
+  std::vector<char> b = random_matrix(p.dtype, p.k * p.n, 2, most);
   std::vector<char> bias = random_matrix(p.dtype, p.n, 3);
   std::vector<char> c(static_cast<size_t>(p.m * p.n * info(p.dtype).bytes));
   const Step step = make_step(p);
@@ -140,9 +142,9 @@ void measure(benchmark::State& state, const Problem& p) {
       {"tenon", [&] { execute(step, {.rows = p.m, .in = in, .out = out, .parameters = {}}, {}); }}};
 #ifdef TENON_ONEDNN
   std::vector<char> other(c.size());
-  calls.emplace_back("onednn", onednn(p, a.data(), b.data(), bias.data(), other.data(), false));
+  calls.emplace_back("onednn", by_onednn(p, a.data(), b.data(), bias.data(), other.data(), false));
   calls.emplace_back("onednn_packed",
-                     onednn(p, a.data(), b.data(), bias.data(), other.data(), true));
+                     by_onednn(p, a.data(), b.data(), bias.data(), other.data(), true));
 #endif
   std::vector<std::vector<double>> times(calls.size());
   for (const auto& [name, call] : calls) call();
@@ -170,11 +172,7 @@ void measure(benchmark::State& state, const Problem& p) {
 
 int main(int argc, char** argv) {
 #ifdef TENON_ONEDNN
-  // Some virtual machines pass the matrix unit on but not its palettes (leaf 29), and oneDNN then
-  // sets up none.
-  unsigned palettes = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid_count(29, 0, &palettes, &b, &c, &d) || palettes == 0)
-    dnnl::set_max_cpu_isa(dnnl::cpu_isa::avx512_core_bf16);
+  onednn::prepare();
 #endif
   std::vector<Problem> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {

@@ -1,0 +1,172 @@
+// A training step of a SwiGLU MLP, forward and backward: one plan, the same ops as plans of their
+// own, and oneDNN's matmuls with our element-wise kernels between, round by round in one run.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tenon/plan.h"
+#include "tenon/tenon.hpp"
+#ifdef TENON_ONEDNN
+#include "onednn.h"
+#endif
+
+namespace {
+
+using namespace tenon;  // NOLINT: a benchmark of the library
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kRows = 4096;
+
+double median(std::vector<double> v) {
+  std::ranges::nth_element(v, v.begin() + static_cast<int64_t>(v.size() / 2));
+  return v[v.size() / 2];
+}
+
+// Numbers of about the size that a training run has.
+void fill(void* data, DType dtype, int64_t elements, float scale, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-scale, scale);
+  for (int64_t i = 0; i < elements; ++i) {
+    const uint32_t code = encode(dtype, uniform(random));
+    std::memcpy(static_cast<char*>(data) + i * info(dtype).bytes, &code,
+                static_cast<size_t>(info(dtype).bytes));
+  }
+}
+
+// A plan with memory of its own; named tensors may be another one's.
+class Part {
+ public:
+  Part(const std::string& chain, DType dtype, int64_t cols) : plan_(make(chain, dtype, cols)) {
+    const std::vector<Buffer>& all = plan_.buffers();
+    own_.resize(all.size());
+    memory_.resize(all.size());
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i].role == Role::workspace) continue;
+      own_[i].resize(static_cast<size_t>(all[i].bytes(kRows)));
+      memory_[i] = own_[i].data();
+      const int64_t elements = all[i].bytes(kRows) / info(all[i].dtype).bytes;
+      const float scale = all[i].role == Role::param ? 0.02F : 1.0F;
+      if (all[i].role == Role::param || all[i].role == Role::input)
+        fill(memory_[i], all[i].dtype, elements, scale, static_cast<uint32_t>(i + 1));
+    }
+    workspace_.resize(static_cast<size_t>(plan_.workspace_bytes(kRows)));
+  }
+
+  [[nodiscard]] void*& at(std::string_view name) {
+    const std::vector<Buffer>& all = plan_.buffers();
+    for (size_t i = 0; i < all.size(); ++i)
+      if (all[i].name == name) return memory_[i];
+    std::fprintf(stderr, "mlp_bench: no tensor %s\n", std::string(name).c_str());
+    std::abort();
+  }
+  void run(Pass pass) { plan_.run(pass, kRows, memory_, workspace_.data()); }
+
+ private:
+  static Plan make(const std::string& chain, DType dtype, int64_t cols) {
+    PlanRequest request;
+    request.dtype = dtype;
+    request.cols = cols;
+    return Plan::build(chain, request);
+  }
+  Plan plan_;
+  std::vector<std::vector<char>> own_;
+  std::vector<void*> memory_;
+  std::vector<char> workspace_;
+};
+
+void measure(benchmark::State& state, DType dtype, int64_t width) {
+  const int64_t hidden = 4 * width;
+  const std::string first = str("linear(", width, ",", 2 * hidden, "):up");
+  const std::string last = str("linear(", hidden, ",", width, "):down");
+  Part fused(str(first, " swiglu ", last), dtype, width);
+  Part up(first, dtype, width), act("swiglu", dtype, 2 * hidden), down(last, dtype, hidden);
+  const auto join = [](Part& a, Part& b) {
+    b.at("x") = a.at("y");
+    a.at("dy") = b.at("dx");
+  };
+  join(up, act);
+  join(act, down);
+  std::vector<std::pair<std::string, std::function<void()>>> calls{
+      {"fused",
+       [&] {
+         fused.run(Pass::forward);
+         fused.run(Pass::backward);
+       }},
+      {"separate", [&] {
+         for (Part* p : {&up, &act, &down}) p->run(Pass::forward);
+         for (Part* p : {&down, &act, &up}) p->run(Pass::backward);
+       }}};
+#ifdef TENON_ONEDNN
+  using onednn::product;
+  const auto tensor = [&](Part& p, const char* name, int64_t rows, int64_t cols, bool turned) {
+    return onednn::Matrix{p.at(name), dtype, rows, cols, turned};
+  };
+  const int64_t m = kRows;
+  const auto x = tensor(up, "x", m, width, false), h = tensor(up, "y", m, 2 * hidden, false);
+  const auto a = tensor(act, "y", m, hidden, false), y = tensor(down, "y", m, width, false);
+  const auto dy = tensor(down, "dy", m, width, false), da = tensor(down, "dx", m, hidden, false);
+  const auto dh = tensor(act, "dx", m, 2 * hidden, false), dx = tensor(up, "dx", m, width, false);
+  const auto w1 = tensor(up, "up.weight", 2 * hidden, width, false);
+  const auto w2 = tensor(down, "down.weight", width, hidden, false);
+  const auto dw1 = tensor(up, "dup.weight", 2 * hidden, width, false);
+  const auto dw2 = tensor(down, "ddown.weight", width, hidden, false);
+  const auto f1 = product(x, w1.t(), h), f2 = product(a, w2.t(), y);
+  const auto b1 = product(dy, w2, da), b2 = product(dy.t(), a, dw2);
+  const auto b3 = product(dh, w1, dx), b4 = product(dh.t(), x, dw1);
+  calls.emplace_back("onednn", [&] {
+    f1();
+    act.run(Pass::forward);
+    f2();
+    b1();
+    b2();
+    act.run(Pass::backward);
+    b3();
+    b4();
+  });
+#endif
+  std::vector<std::vector<double>> times(calls.size());
+  for (const auto& [name, call] : calls) call();
+  for (auto _ : state) {  // NOLINT
+    for (size_t i = 0; i < calls.size(); ++i) {
+      // Threads of the one before have gone to sleep.
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      const auto start = Clock::now();
+      calls[i].second();
+      times[i].push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    state.SetIterationTime(times[0].back());
+  }
+  for (size_t i = 0; i < calls.size(); ++i)
+    state.counters[calls[i].first + "_ms"] = 1e3 * median(times[i]);
+  for (size_t i = 1; i < calls.size(); ++i) {
+    std::vector<double> ratios;
+    for (size_t r = 0; r < times[i].size(); ++r) ratios.push_back(times[i][r] / times[0][r]);
+    state.counters["of_" + calls[i].first] = median(ratios);
+    state.counters["best_of_" + calls[i].first] =
+        *std::ranges::min_element(times[i]) / *std::ranges::min_element(times[0]);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+#ifdef TENON_ONEDNN
+  onednn::prepare();
+#endif
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const int64_t width : {256, 1024})
+      benchmark::RegisterBenchmark(str(info(dtype).name, " width ", width).c_str(), measure, dtype,
+                                   width)
+          ->UseManualTime()
+          ->Unit(benchmark::kMillisecond)
+          ->Iterations(width > 256 ? 5 : 15);
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+}
