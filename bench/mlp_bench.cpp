@@ -135,8 +135,8 @@ void measure(benchmark::State& state, DType dtype, int64_t width) {
   for (const auto& [name, call] : calls) call();
   for (auto _ : state) {  // NOLINT
     for (size_t i = 0; i < calls.size(); ++i) {
-      // Threads of the one before have gone to sleep.
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      // The threads of the one before, which wait busily, have gone to sleep.
+      std::this_thread::sleep_for(std::chrono::milliseconds(40));
       const auto start = Clock::now();
       calls[i].second();
       times[i].push_back(std::chrono::duration<double>(Clock::now() - start).count());

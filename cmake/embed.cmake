@@ -1,11 +1,11 @@
-# tenon_embed(TARGET OUT_CPP FILE...) gives TARGET a source holding the text of each FILE as
-# tenon::cuda::kNameSkeleton (row_norm.cuh: kRowNormSkeleton), rewritten when a FILE changes.
+# tenon_embed(TARGET OUT_CPP NAMESPACE ns SUFFIX suffix FILE...) gives TARGET a source holding the text of
+# each FILE as ns::kNameSuffix (row_norm.cuh with Skeleton: kRowNormSkeleton), rewritten when a FILE changes.
 
 if(CMAKE_SCRIPT_MODE_FILE STREQUAL CMAKE_CURRENT_LIST_FILE)
-  # At build time: cmake -P embed.cmake OUT_CPP FILE...
-  set(cpp "namespace tenon::cuda {\n")
+  # At build time: cmake -P embed.cmake OUT_CPP NAMESPACE SUFFIX FILE...
+  set(cpp "namespace ${CMAKE_ARGV4} {\n")
   math(EXPR last "${CMAKE_ARGC} - 1")
-  foreach(i RANGE 4 ${last})
+  foreach(i RANGE 6 ${last})
     set(file "${CMAKE_ARGV${i}}")
     file(READ "${file}" text)
     string(FIND "${text}" ")tenon\"" clash)
@@ -22,12 +22,12 @@ if(CMAKE_SCRIPT_MODE_FILE STREQUAL CMAKE_CURRENT_LIST_FILE)
       string(TOUPPER "${first}" first)
       string(APPEND name "${first}${rest}")
     endforeach()
-    string(APPEND name Skeleton)
+    string(APPEND name ${CMAKE_ARGV5})
 
     string(APPEND cpp "\nextern const char ${name}[];\n"
                       "const char ${name}[] = R\"tenon(${text})tenon\";\n")
   endforeach()
-  string(APPEND cpp "\n}  // namespace tenon::cuda\n")
+  string(APPEND cpp "\n}  // namespace ${CMAKE_ARGV4}\n")
   file(WRITE "${CMAKE_ARGV3}" "${cpp}")
   return()
 endif()
@@ -35,9 +35,10 @@ endif()
 set(TENON_EMBED_SCRIPT "${CMAKE_CURRENT_LIST_FILE}")
 
 function(tenon_embed target out_cpp)
+  cmake_parse_arguments(PARSE_ARGV 2 embed "" "NAMESPACE;SUFFIX" "")
   cmake_path(ABSOLUTE_PATH out_cpp BASE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}")
   set(files)
-  foreach(file IN LISTS ARGN)
+  foreach(file IN LISTS embed_UNPARSED_ARGUMENTS)
     cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}")
     list(APPEND files "${file}")
   endforeach()
@@ -46,7 +47,8 @@ function(tenon_embed target out_cpp)
   endif()
   add_custom_command(
     OUTPUT "${out_cpp}"
-    COMMAND "${CMAKE_COMMAND}" -P "${TENON_EMBED_SCRIPT}" "${out_cpp}" ${files}
+    COMMAND "${CMAKE_COMMAND}" -P "${TENON_EMBED_SCRIPT}" "${out_cpp}"
+            ${embed_NAMESPACE} ${embed_SUFFIX} ${files}
     DEPENDS "${TENON_EMBED_SCRIPT}" ${files}
     VERBATIM)
   target_sources("${target}" PRIVATE "${out_cpp}")

@@ -23,7 +23,7 @@ std::string described(const tenon_plan* plan, const char* format) {
 
 int half(void* user, int64_t rows, const tenon_view* x, const tenon_view* y, char* why,
          size_t capacity) {
-  if (*static_cast<int*>(user) != 0) {
+  if (*static_cast<int*>(user) > 0) {
     std::snprintf(why, capacity, "asked to fail with %d", *static_cast<int*>(user));
     return 1;
   }
@@ -33,8 +33,10 @@ int half(void* user, int64_t rows, const tenon_view* x, const tenon_view* y, cha
           static_cast<const float*>(x->data)[r * x->stride + c];
   return 0;
 }
-int half_backward(void*, int64_t rows, const tenon_view* x, const tenon_view* dy,
+// Says nothing where it fails.
+int half_backward(void* user, int64_t rows, const tenon_view* x, const tenon_view* dy,
                   const tenon_view* dx, char*, size_t) {
+  if (*static_cast<int*>(user) < 0) return 1;
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < x->cols; ++c)
       static_cast<float*>(dx->data)[r * dx->stride + c] =
@@ -105,6 +107,65 @@ TEST_F(CPlan, OpaqueOpsBetweenFusedOnes) {
   fails = 7;
   EXPECT_EQ(run(h.plan, 4, names), TENON_RUNTIME);
   EXPECT_STREQ(tenon_last_error(), "cut: asked to fail with 7");
+  fails = -1;
+  EXPECT_EQ(run(h.plan, 4, names), TENON_RUNTIME);
+  EXPECT_STREQ(tenon_last_error(), "cut: its callback failed and said nothing");
+}
+
+// The other rank is this one's twin, so the sum is the double; its number of calls is counted.
+int twins_sum(void* user, const tenon_view* in, const tenon_view* out, void*, char* why,
+              size_t capacity) {
+  if (++*static_cast<int*>(user) > 1) {
+    std::snprintf(why, capacity, "the twin left");
+    return 1;
+  }
+  for (int64_t i = 0; i < out->rows * out->cols; ++i)
+    static_cast<float*>(out->data)[i] = 2 * static_cast<const float*>(in->data)[i];
+  return 0;
+}
+int twins_rows(void*, const tenon_view* in, const tenon_view* out, void*, char*, size_t) {
+  for (int64_t i = 0; i < out->rows * out->cols; ++i)
+    static_cast<float*>(out->data)[i] =
+        static_cast<const float*>(in->data)[i % (in->rows * in->cols)];
+  return 0;
+}
+
+TEST_F(CPlan, CollectivesOfTheCallers) {
+  int sums = 0;
+  tenon_collectives group{2, twins_sum, twins_rows, twins_sum, &sums};
+  tenon_plan_request request{};
+  request.size = sizeof request;
+  request.cols = 6;
+  request.collectives = &group;
+  Handle h;
+  ASSERT_EQ(tenon_plan_build("scale(3) all_reduce:sum scale(0.5)", &request, nullptr, &h.plan),
+            TENON_OK)
+      << tenon_last_error();
+  EXPECT_NE(described(h.plan, "text").find("collective sum"), std::string::npos);
+  const std::vector<std::string> names{"x", "sum.in", "sum.out", "y", "dy", "dx"};
+  ASSERT_EQ(run(h.plan, 4, names), TENON_OK) << tenon_last_error();
+  for (size_t i = 0; i < 24; ++i) {
+    EXPECT_EQ(memory[3][i], 3.0F);
+    EXPECT_EQ(memory[5][i], 1.5F);
+  }
+  EXPECT_EQ(sums, 1) << "the gradient passes as it is";
+  EXPECT_EQ(run(h.plan, 4, names), TENON_RUNTIME);
+  EXPECT_STREQ(tenon_last_error(), "sum: the twin left");
+
+  Handle gather;
+  sums = 0;
+  ASSERT_EQ(tenon_plan_build("all_gather", &request, nullptr, &gather.plan), TENON_OK);
+  ASSERT_EQ(run(gather.plan, 4, {"x", "y", "dy", "dx"}), TENON_OK) << tenon_last_error();
+  for (size_t i = 0; i < 48; ++i) EXPECT_EQ(memory[1][i], 1.0F);
+  for (size_t i = 0; i < 24; ++i) EXPECT_EQ(memory[3][i], 2.0F);
+
+  tenon_plan* none = nullptr;
+  group.all_gather = nullptr;
+  EXPECT_EQ(tenon_plan_build("gelu", &request, nullptr, &none), TENON_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tenon_last_error()).find("lacks a callback"), std::string::npos);
+  group.ranks = 0;
+  EXPECT_EQ(tenon_plan_build("gelu", &request, nullptr, &none), TENON_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tenon_last_error()).find("0 ranks"), std::string::npos);
 }
 
 TEST_F(CPlan, MistakesAreNamed) {

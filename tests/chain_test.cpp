@@ -77,6 +77,18 @@ TEST(Read, SpacesAndComments) {
   EXPECT_EQ(parse_chain("bias( #\n )"), parse_chain("bias"));
 }
 
+TEST(Read, PositionsOfOps) {
+  const Chain c = parse_chain(" gelu # a comment\n\n  linear( 4,\n 8 )<a :up bias");
+  ASSERT_EQ(c.size(), 3U);
+  const int64_t expected[][2] = {{1, 2}, {3, 3}, {4, 12}};
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(c[i].position.line, expected[i][0]) << i;
+    EXPECT_EQ(c[i].position.column, expected[i][1]) << i;
+  }
+  // Where an op stands is no part of what it is.
+  EXPECT_EQ(c, parse_chain(print_chain(c)));
+}
+
 TEST(Read, Numbers) {
   const auto value = [](const std::string& t) {
     return number(parse_chain("scale(" + t + ")")[0].arguments[0]);

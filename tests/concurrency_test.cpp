@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "backend/cpu/pool.h"
-#include "support.h"
+#include "plan_support.h"
 
 namespace tenon::test {
 namespace {
@@ -97,6 +97,75 @@ TEST(Concurrency, FusedFunctionsFromManyThreads) {
       }
     }
   });
+}
+
+// All that both passes of a plan give.
+std::vector<Numbers> results(std::string_view chain, const PlanRequest& request, int64_t rows) {
+  Session s(chain, request, rows);
+  std::map<std::string, Numbers> given;
+  fill(s, given);
+  std::vector<Numbers> all;
+  s.run(Pass::forward);
+  s.run(Pass::backward);
+  for (const Buffer& b : s.plan.buffers())
+    if (b.role == Role::output || b.role == Role::grad) all.push_back(s.get(b.name));
+  return all;
+}
+
+constexpr const char* kPlanned =
+    "make_extra_output>r rmsnorm linear(32,64) bias swiglu linear(32,32) bias dropout(0.1) add<r";
+
+PlanRequest planned(const char* recipe_name) {
+  PlanRequest r;
+  r.dtype = DType::bf16;
+  r.recipe = recipe(recipe_name);
+  return r;
+}
+
+TEST(Plans, OneServesManyThreads) {
+  const PlanRequest request = planned("mxfp8");
+  std::vector<std::vector<Numbers>> expected;
+  {
+    const Threads one(1);
+    for (int rows = 1; rows <= kThreadCount; ++rows)
+      expected.push_back(results(kPlanned, request, 9 * rows));
+  }
+  const Plan shared = Plan::build(kPlanned, request);
+  together([&](int t) {
+    EXPECT_EQ(&Plan::build(kPlanned, request).data(), &shared.data());
+    for (int i = 0; i < kRounds; ++i) {
+      const int k = (t + i) % kThreadCount;
+      EXPECT_TRUE(results(kPlanned, request, 9 * (k + 1)) == expected[static_cast<size_t>(k)]) << k;
+    }
+    EXPECT_EQ(shared.describe(9), Plan::build(kPlanned, request).describe(9));
+  });
+}
+
+TEST(Plans, ManyThreadsBuildAndRunTheirOwn) {
+  const char* const kRecipes[] = {"none", "delayed", "current", "mxfp8", "block"};
+  // The same for all, and one that no other thread and no round before has.
+  const auto text = [](int t, int i) {
+    return str(kPlanned, " scale(", 1 + t, ") act(\"x*tanh(x/", 2 + i, ")\")");
+  };
+  std::vector<std::vector<Numbers>> own(kThreadCount * kRounds), shared(kThreadCount * kRounds);
+  together([&](int t) {
+    for (int i = 0; i < kRounds; ++i) {
+      const PlanRequest r = planned(kRecipes[i % 5]);
+      const auto at = static_cast<size_t>(t * kRounds + i);
+      shared[at] = results(text(99, i), r, 17);
+      own[at] = results(text(t, i), r, 17);
+      expect_error([&] { Plan::build(str("linear(4,", 5 + t, ") linear(99,2)"), r); },
+                   Code::invalid_argument, {"linear1: input has", "weight wants 99"});
+    }
+  });
+  const Threads one(1);
+  for (int t = 0; t < kThreadCount; ++t)
+    for (int i = 0; i < kRounds; ++i) {
+      const PlanRequest r = planned(kRecipes[i % 5]);
+      const auto at = static_cast<size_t>(t * kRounds + i);
+      EXPECT_TRUE(own[at] == results(text(t, i), r, 17)) << text(t, i);
+      EXPECT_TRUE(shared[at] == results(text(99, i), r, 17)) << text(99, i);
+    }
 }
 
 TEST(Pool, SplitsCoverTheRangeOnce) {

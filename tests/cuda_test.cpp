@@ -166,20 +166,15 @@ TEST(Cuda, QuantisedAndTooManyAccessesAreRefused) {
   EXPECT_NE(std::get<Refusal>(second).why.find("201"), std::string::npos);
 }
 
-// Bias gradients and norms are not made on CUDA yet; a call says so and touches nothing.
-TEST(Cuda, CallsThatNeedSumsSaySo) {
-  const Mat x = Mat(DType::f32, 4, 8).fill(1), g = Mat(DType::f32, 4, 8).fill(2);
-  const Mat dbias(DType::f32, 1, 8), y(DType::f32, 4, 8);
-  const Options on_cuda{.device = Device::cuda};
-  expect_error(
-      [&] {
-        backward(activation("gelu"), {.grad = g.view(), .x = x.view(), .dbias = dbias.view()},
-                 on_cuda);
-      },
-      Code::unsupported, {"gelu", "cuda", "column_sum", "cpu"});
-  expect_error([&] { l2_normalization(x.view(), y.view(), {}, 1e-6F, on_cuda); }, Code::unsupported,
-               {"l2_normalization", "cuda", "cpu"});
-  EXPECT_TRUE(dbias.untouched() && y.untouched());
+// What the flat map does not do, the plain kernels do.
+TEST(Cuda, EveryStepHasAKernel) {
+  const Step sums = [] {
+    StepBuilder build("sums", 8, Precision::native);
+    const Expr x = build.load({Load::From::tile, 0, DType::f32, {}});
+    build.store({Store::To::row_sum, 1, DType::f32, {}}, x);
+    return build.finish();
+  }();
+  EXPECT_EQ(kernel_for(sums, Device::cuda).maker, "plain");
 }
 
 // Strict, in place: the GPU's bits are the CPU's.

@@ -96,6 +96,36 @@ inline Numbers rounded(Numbers v, DType d) {
   return v;
 }
 
+// Inputs, parameters and extra tensors; their numbers follow from their names, so that plans with
+// other buffers get the same.
+inline void fill(Session& s, std::map<std::string, Numbers>& given) {
+  for (const Buffer& b : s.plan.buffers()) {
+    uint64_t seed = 17;
+    for (const char c : b.name) seed = seed * 31 + static_cast<unsigned char>(c);
+    if (b.random) {
+      if (b.role == Role::rng) s.random(11);
+      continue;
+    }
+    if (b.role != Role::param && b.role != Role::extra_in && b.role != Role::input) continue;
+    const auto n = s.get(b.name).size();
+    const double scale =
+        b.name.ends_with(".weight") ? 1 / std::sqrt(static_cast<double>(b.cols)) : 1;
+    given[b.name] = rounded(normal(n, seed, scale), b.dtype);
+    s.set(b.name, given[b.name]);
+  }
+}
+
+// Root mean square of the difference, relative to that of the exact values.
+inline double distance(const Numbers& got, const Numbers& exact) {
+  if (got.size() != exact.size()) return kInf;
+  double d = 0, n = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    d += std::pow(got[i] - exact[i], 2);
+    n += std::pow(exact[i], 2);
+  }
+  return n == 0 ? std::sqrt(d) : std::sqrt(d / n);
+}
+
 // Forward and backward of a chain in float64. Parameters and extra tensors come by name.
 class Chain64 {
  public:
@@ -144,7 +174,8 @@ class Chain64 {
         cols_ = to;
       } else if (op.name != "identity" && op.name != "quantize" && op.name != "all_reduce" &&
                  op.name != "all_gather" && op.name != "reduce_scatter") {
-        x = act(op, x, nullptr, nullptr);
+        const bool column = op.name == "act" && known(op).scaled;
+        x = act(op, column ? "extra" + std::to_string(extra++) : "", x, nullptr, nullptr);
       }
     }
     return x;
@@ -154,7 +185,7 @@ class Chain64 {
   Numbers backward(Numbers g, const std::map<std::string, Numbers>& extra_out_grads = {}) {
     size_t extra = 0, extra_out = 0;
     for (const Op& op : chain_) {
-      extra += op.name == "add" && op.reads.empty();
+      extra += (op.name == "add" && op.reads.empty()) || (op.name == "act" && known(op).scaled);
       extra_out += op.name == "make_extra_output" && op.writes.empty();
     }
     std::map<std::string, Numbers> channel_grads;
@@ -187,9 +218,12 @@ class Chain64 {
         else
           add_to(channel_grads[op.reads[0]], g);
       } else if (op.name == "make_extra_output") {
-        if (op.writes.empty())
-          add_to(g, extra_out_grads.at("dextra_out" + std::to_string(--extra_out)));
-        else
+        // Not given where nothing before it has a gradient.
+        const auto it = extra_out_grads.find("dextra_out" + std::to_string(extra_out - 1));
+        if (op.writes.empty()) --extra_out;
+        if (op.writes.empty() && it != extra_out_grads.end())
+          add_to(g, it->second);
+        else if (!op.writes.empty())
           add_to(g, channel_grads[op.writes[0]]);
       } else if (op.name == "dropout") {
         for (size_t k = 0; k < g.size(); ++k) g[k] *= mask_.back()[k];
@@ -202,7 +236,8 @@ class Chain64 {
       } else if (op.name != "identity" && op.name != "quantize" && op.name != "all_reduce" &&
                  op.name != "all_gather" && op.name != "reduce_scatter") {
         Numbers dx(x.size());
-        act(op, x, &g, &dx);
+        const bool column = op.name == "act" && known(op).scaled;
+        act(op, column ? "extra" + std::to_string(--extra) : "", x, &g, &dx);
         g = dx;
         cols_ = widths_[i];
       }
@@ -221,6 +256,17 @@ class Chain64 {
     for (const OpArgument& a : op.arguments)
       if (a.name == name) return std::get<double>(a.value);
     return otherwise;
+  }
+  static std::string text_of(const Op& op, std::string_view name) {
+    for (const OpArgument& a : op.arguments)
+      if (a.name == name) return std::get<std::string>(a.value);
+    return {};
+  }
+  // What a norm multiplies by.
+  [[nodiscard]] double gamma(const Op& op, const std::string& name, int64_t c) const {
+    if (op.name == "l2norm") return 1;
+    const double one = text_of(op, "zero_centered_gamma") == "true" ? 1 : 0;
+    return given_.at(name + ".gamma")[static_cast<size_t>(c)] + one;
   }
   static void add_to(Numbers& to, const Numbers& from) {
     if (to.empty()) to.assign(from.size(), 0.0);
@@ -246,8 +292,7 @@ class Chain64 {
     for (int64_t r = 0; r < rows_; ++r) {
       const auto [m, s] = statistics(op, x, r);
       for (int64_t c = 0; c < cols_; ++c) {
-        double v = (x[idx(r, c, cols_)] - m) * s;
-        if (op.name != "l2norm") v *= given_.at(name + ".gamma")[static_cast<size_t>(c)];
+        double v = (x[idx(r, c, cols_)] - m) * s * gamma(op, name, c);
         if (op.name == "layernorm") v += given_.at(name + ".beta")[static_cast<size_t>(c)];
         y[idx(r, c, cols_)] = v;
       }
@@ -273,11 +318,7 @@ class Chain64 {
     for (int64_t r = 0; r < rows_; ++r) {
       const auto [m, s] = statistics(op, x, r);
       double t1 = 0, t2 = 0;
-      const auto w = [&](int64_t c) {
-        const double gamma =
-            op.name == "l2norm" ? 1 : given_.at(name + ".gamma")[static_cast<size_t>(c)];
-        return g[idx(r, c, cols_)] * gamma;
-      };
+      const auto w = [&](int64_t c) { return g[idx(r, c, cols_)] * gamma(op, name, c); };
       const auto hat = [&, m = m, s = s](int64_t c) { return (x[idx(r, c, cols_)] - m) * s; };
       for (int64_t c = 0; c < cols_; ++c) {
         t1 += w(c);
@@ -292,40 +333,70 @@ class Chain64 {
     return dx;
   }
 
-  // Few activations, each by its textbook formula; derivatives by central differences of order 4.
-  Numbers act(const Op& op, const Numbers& x, const Numbers* g, Numbers* dx) {
-    const auto f = [&](double v) -> double {
-      if (op.name == "gelu" || op.name == "geglu")
-        return 0.5 * v * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
-      if (op.name == "silu" || op.name == "swiglu") return v / (1 + std::exp(-v));
-      if (op.name == "relu") return std::max(v, 0.0);
-      if (op.name == "act") return std::sin(0.0) + v * v / (1 + v * v);  // x*x/(1+x*x)
-      ADD_FAILURE() << "no reference for " << op.name;
-      return v;
-    };
-    const auto slope = [&](double v) {
-      const double h = 1e-3;
-      return (8 * (f(v + h) - f(v - h)) - (f(v + 2 * h) - f(v - 2 * h))) / (12 * h);
-    };
-    if (op.name != "swiglu" && op.name != "geglu") {
-      Numbers y(x.size());
-      for (size_t k = 0; k < x.size(); ++k) {
-        y[k] = f(x[k]);
-        if (dx) (*dx)[k] = (*g)[k] * (op.name == "relu" ? double(x[k] > 0) : slope(x[k]));
-      }
-      return y;
+  // By the table of textbook formulas; derivatives by differences of the fourth order.
+  struct Known {
+    const Row* row = nullptr;
+    bool scaled = false;
+  };
+  static Known known(const Op& op) {
+    std::string text = op.name;
+    Known k;
+    if (op.name == "act") {
+      text = std::get<std::string>(op.arguments.at(0).value);
+      k.scaled = text.starts_with("scaled(");
+      if (k.scaled) text = text.substr(7, text.size() - 8);
+    } else {
+      Op bare{.name = op.name};
+      for (const OpArgument& a : op.arguments)
+        if (a.name != "layout" && a.name != "keep") bare.arguments.push_back(a);
+      text = print_chain(std::span(&bare, 1));
     }
-    const int64_t width = g ? cols_ * 2 : cols_;
-    const int64_t h = width / 2;
+    for (const Row& r : test::rows()) {
+      std::string name = r.act;
+      if (op.name != "act") std::erase(name, ' ');
+      if (name == text) k.row = &r;
+    }
+    EXPECT_NE(k.row, nullptr) << "no reference for " << text;
+    return k;
+  }
+  // Where column c of half `half` lies.
+  static int64_t half_column(const Op& op, int64_t h, int half, int64_t c) {
+    const std::string layout = text_of(op, "layout");
+    if (layout == "swapped") return gated_column(Gate::swapped, h, half, c);
+    if (!layout.starts_with("interleaved(")) return gated_column(Gate::stacked, h, half, c);
+    const int64_t k = std::stoll(layout.substr(12));
+    return c / k * 2 * k + half * k + c % k;
+  }
+  Numbers act(const Op& op, const std::string& extra, const Numbers& x, const Numbers* g,
+              Numbers* dx) {
+    const auto [row, scaled] = known(op);
+    if (!row) return x;
+    const Hand& f = row->f;
+    const auto slope = [](auto of, Real v) {
+      const Real h = 1e-7L;  // far below the distance of any input from a kink
+      return static_cast<double>((8 * (of(v + h) - of(v - h)) - (of(v + 2 * h) - of(v - 2 * h))) /
+                                 (12 * h));
+    };
+    const bool gated = row->inputs == 2;
+    const int64_t h = gated && !g ? cols_ / 2 : cols_;
+    const int64_t width = gated ? 2 * h : h;
     Numbers y(static_cast<size_t>(rows_ * h));
+    Numbers ds(static_cast<size_t>(rows_), 0.0);
     for (int64_t r = 0; r < rows_; ++r)
       for (int64_t c = 0; c < h; ++c) {
-        const double a = x[idx(r, c, width)], b = x[idx(r, c + h, width)];
-        y[idx(r, c, h)] = f(a) * b;
+        const size_t ia = idx(r, gated ? half_column(op, h, 0, c) : c, width);
+        const size_t ib = gated ? idx(r, half_column(op, h, 1, c), width) : ia;
+        const Real a = x[ia], b = x[ib];
+        const double s = scaled ? given_.at(extra)[static_cast<size_t>(r)] : 1;
+        const auto value = static_cast<double>(f(a, b));
+        y[idx(r, c, h)] = value * s;
         if (!dx) continue;
-        (*dx)[idx(r, c, width)] = (*g)[idx(r, c, h)] * b * slope(a);
-        (*dx)[idx(r, c + h, width)] = (*g)[idx(r, c, h)] * f(a);
+        const double grad = (*g)[idx(r, c, h)];
+        ds[static_cast<size_t>(r)] += grad * value;
+        (*dx)[ia] = grad * s * slope([&](Real v) { return f(v, b); }, a);
+        if (gated) (*dx)[ib] = grad * s * slope([&](Real v) { return f(a, v); }, b);
       }
+    if (g && scaled) grads["d" + extra] = ds;
     if (!g) cols_ = h;
     return y;
   }

@@ -322,11 +322,12 @@ TEST(Step, AKernelIsMadeOnce) {
 }
 
 TEST(Step, ARefusalOfAllMakersNamesOpDeviceAndReason) {
-  Recipe recipe;
-  recipe.name = "my op";
-  recipe.store.to = To::column_sum;
-  expect_error([&] { kernel_for(recipe.make(), Device::cuda); }, Code::unsupported,
-               {"my op", "cuda", "flat map", "column_sum", "cpu"});
+  StepBuilder build("my op", 8, Precision::native);
+  Expr sum = build.load({From::tile, 0, DType::f32, {}});
+  for (uint32_t i = 1; i < 200; ++i) sum = sum + build.load({From::tile, i, DType::f32, {}});
+  build.store({To::tile, 0, DType::f32, {}}, sum);
+  expect_error([&] { kernel_for(build.finish(), Device::cuda); }, Code::unsupported,
+               {"my op", "cuda", "flat map", "plain", "201 loads and stores", "cpu"});
 }
 
 }  // namespace

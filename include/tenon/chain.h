@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,12 +26,20 @@ struct OpArgument {
   friend bool operator==(const OpArgument&, const OpArgument&) = default;
 };
 
+// Where an op stands in its text, from 1; 0 where there is none. It is no part of what the op is.
+struct Position {
+  int64_t line = 0, column = 0;
+
+  friend bool operator==(const Position&, const Position&) { return true; }
+};
+
 struct Op {
   std::string name = {};  // of the registry of ops
   std::vector<OpArgument> arguments = {};
   std::vector<std::string> reads = {},
                            writes = {};  // channels of extra inputs and outputs, in order
   std::string label = {};                // for messages and pictures
+  Position position = {};
 
   friend bool operator==(const Op&, const Op&) = default;
 };

@@ -49,6 +49,21 @@ struct OpaqueOp {
   std::function<void(int64_t rows, const View& x, const View& dy, const View& dx)> backward;
 };
 
+// How the ranks of a group exchange tensors. All run the same chain; rank i of n holds the i-th of
+// n equal parts of the rows that are scattered. Called from Plan::run; what it throws reaches the
+// caller of run with the op's name.
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+  [[nodiscard]] virtual int64_t ranks() const = 0;
+  // The sum over ranks.
+  virtual void all_reduce(const View& in, const View& out, void* stream) = 0;
+  // The rows of all ranks, one rank's below the other's.
+  virtual void all_gather(const View& in, const View& out, void* stream) = 0;
+  // This rank's rows of the sum over ranks.
+  virtual void reduce_scatter(const View& in, const View& out, void* stream) = 0;
+};
+
 struct PlanRequest {
   int64_t cols = 0;  // of the input; 0: the chain's first op says
   DType dtype = DType::f32;
@@ -61,6 +76,7 @@ struct PlanRequest {
   std::vector<GradRequest> extra_grads = {};      // of extra inputs, likewise
   Keep keep = Keep::input;                        // of ops that do not say
   std::map<std::string, OpaqueOp> opaque = {};    // by the names that the chain uses for them
+  std::shared_ptr<Collectives> collectives = {};  // of this rank's group; one rank unless given
   Options options = {};
 };
 
@@ -90,6 +106,13 @@ inline constexpr std::array<std::string_view, 10> kRoles{"input",     "output", 
                                                          "extra_in",  "extra_out", "saved", "state",
                                                          "workspace", "rng"};
 
+// What a parameter starts as: uniform from low to high, or the one number that both are.
+struct Initial {
+  float low = 0, high = 0;
+
+  friend bool operator==(const Initial&, const Initial&) = default;
+};
+
 // Memory that the caller lends to a run. `rows` is the dimension that depends on the call's rows;
 // the other one is `cols`, and `rows_inside` says that the rows are the contiguous one.
 struct Buffer {
@@ -99,7 +122,8 @@ struct Buffer {
   RowCount rows;
   int64_t cols = 0;
   bool rows_inside = false;
-  bool random = false;  // five 64-bit numbers, whatever the dtype says
+  bool random = false;   // five 64-bit numbers, whatever the dtype says
+  Initial initial = {};  // of a parameter
 
   [[nodiscard]] int64_t bytes(int64_t call_rows) const;
 };
@@ -124,7 +148,8 @@ class Plan {
 
   // Throws what is wrong with the chain.
   static Plan build(std::span<const Op> chain, const PlanRequest& request);
-  // The same of a text. Equal texts and requests share one plan, unless they have opaque ops.
+  // The same of a text. Equal texts and requests share one plan, unless they have opaque ops or
+  // collectives.
   static Plan build(std::string_view chain, const PlanRequest& request);
 
   // All memory of a run, by number. Workspace lies in one block: buffers with this role have no
@@ -136,6 +161,10 @@ class Plan {
   [[nodiscard]] int64_t saved_bytes(int64_t rows) const;
   // Refuses a number of rows that the chain cannot take.
   void check_rows(int64_t rows) const;
+
+  // Writes what a parameter starts as. The numbers follow from the seed and the buffer's name, so
+  // plans that share a name share them.
+  void initialise(size_t buffer, uint64_t seed, void* memory) const;
 
   // memory[i] is the address of buffer i; those that the pass does not use may be null.
   void run(Pass pass, int64_t rows, std::span<void* const> memory, void* workspace,

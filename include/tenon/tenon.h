@@ -234,6 +234,16 @@ typedef struct tenon_opaque_op {
   void* user;
 } tenon_opaque_op;
 
+/* How the ranks of a group exchange tensors: the sum over ranks; the rows of all ranks, one rank's
+   below the other's; this rank's rows of the sum. Callbacks return as those of an opaque op. */
+typedef int (*tenon_exchange)(void* user, const tenon_view* in, const tenon_view* out, void* stream,
+                              char* why, size_t capacity);
+typedef struct tenon_collectives {
+  int64_t ranks;
+  tenon_exchange all_reduce, all_gather, reduce_scatter;
+  void* user;
+} tenon_collectives;
+
 typedef struct tenon_plan_request {
   size_t size;
   int64_t cols;  /* of the input; 0: the chain says */
@@ -251,11 +261,13 @@ typedef struct tenon_plan_request {
   size_t extra_grad_count;
   const tenon_opaque_op* opaque_ops;
   size_t opaque_op_count;
+  const tenon_collectives* collectives; /* NULL: one rank */
 } tenon_plan_request;
 
 typedef struct tenon_plan tenon_plan;
 
-/* Equal texts and requests share one plan. Free each handle. */
+/* Equal texts and requests share one plan. Free each handle. What the request points at is copied,
+   `user` pointers as they are. */
 TENON_API int tenon_plan_build(const char* chain, const tenon_plan_request* request,
                                const tenon_options* options, tenon_plan** plan);
 TENON_API void tenon_plan_free(tenon_plan* plan);

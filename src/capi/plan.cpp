@@ -69,6 +69,32 @@ tenon::OpaqueOp opaque(const tenon_opaque_op& o, const char* function) {
   return op;
 }
 
+class Group final : public tenon::Collectives {
+ public:
+  Group(const tenon_collectives& c, const char* function) : c_(c) {
+    require(c.ranks > 0, function, ": collectives has ", c.ranks, " ranks; it needs one");
+    require(c.all_reduce && c.all_gather && c.reduce_scatter, function,
+            ": collectives lacks a callback; give all_reduce, all_gather and reduce_scatter");
+  }
+  [[nodiscard]] int64_t ranks() const override { return c_.ranks; }
+  void all_reduce(const tenon::View& in, const tenon::View& out, void* stream) override {
+    run(c_.all_reduce, in, out, stream);
+  }
+  void all_gather(const tenon::View& in, const tenon::View& out, void* stream) override {
+    run(c_.all_gather, in, out, stream);
+  }
+  void reduce_scatter(const tenon::View& in, const tenon::View& out, void* stream) override {
+    run(c_.reduce_scatter, in, out, stream);
+  }
+
+ private:
+  void run(tenon_exchange f, const tenon::View& in, const tenon::View& out, void* stream) const {
+    const tenon_view from = back(in), to = back(out);
+    called([&](char* why, size_t n) { return f(c_.user, &from, &to, stream, why, n); });
+  }
+  tenon_collectives c_;
+};
+
 const tenon::Plan& plan_of(const tenon_plan* plan, const char* function) {
   require(plan != nullptr, function, ": plan is NULL; build one with tenon_plan_build");
   return plan->plan;
@@ -109,6 +135,7 @@ int tenon_plan_build(const char* chain, const tenon_plan_request* request,
       const std::string name(text(r.opaque_ops[i].name, kName, "the name of an opaque op"));
       wanted.opaque.insert_or_assign(name, opaque(r.opaque_ops[i], kName));
     }
+    if (r.collectives) wanted.collectives = std::make_shared<Group>(*r.collectives, kName);
     wanted.options = options(given, kName);
     *plan = new tenon_plan{tenon::Plan::build(text(chain, kName, "chain"), wanted)};
   });

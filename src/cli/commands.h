@@ -1,6 +1,8 @@
 // The subcommands; each returns the exit code for scripts.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,22 +26,51 @@ struct QuantizeArgs {
   bool exact_scales = false, columnwise = false, json = false;
 };
 
-struct PlanArgs {
-  std::string chain;  // its text, or @FILE
-  int64_t rows = 256, cols = 0;
+// A chain and how it is planned: what `plan` and `run` have in common.
+struct ChainArgs {
+  static constexpr int64_t kRows = 256;  // unless said
+
+  std::string command;  // for messages
+  std::string chain;    // its text, or @FILE
+  std::optional<int64_t> rows;
+  int64_t cols = 0;
   std::string dtype = "f32", recipe = "none", keep = "input";
   std::string precision = "native", rounding = "once", device = "cpu";
+  bool backward = false, eval = false;
+};
+
+struct PlanArgs : ChainArgs {
   std::string format = "text", output;
   double gbps = 0, tflops = 0;
-  bool backward = false, eval = false;
+};
+
+struct ChainRunArgs : ChainArgs {
+  std::string input, output;  // files
+  uint64_t seed = 1;
+  int repeat = 5;
+  std::optional<double> tolerance;  // in place of what the formats allow
+  bool check = true, json = false;
+};
+
+// action: list, clear or warm; a chain and an architecture for warm.
+struct CacheArgs : ChainArgs {
+  std::string action = "list", arch;
+};
+
+struct DemoArgs {
+  int steps = 200;
+  std::string dtype = "f32", recipe = "none";
+  uint64_t seed = 1;
 };
 
 int doctor(bool json);
 int list(bool markdown);
 int show(const std::string& text, bool backward);
 int check(const CheckArgs& args);
-int demo();
+int demo(const DemoArgs& args);
 int quantize(const QuantizeArgs& args);
 int plan(const PlanArgs& args);
+int run(const ChainRunArgs& args);
+int cache(const CacheArgs& args);
 
 }  // namespace tenon::cli

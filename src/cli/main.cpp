@@ -9,7 +9,31 @@
 
 namespace {
 
-int run(int argc, char** argv) {
+// What every command with a chain takes.
+void add_chain_options(CLI::App& app, tenon::cli::ChainArgs& args) {
+  args.command = app.get_name();
+  app.add_option("CHAIN", args.chain,
+                 "e.g. \"linear(512,2048) bias swiglu linear(1024,512)\", or @FILE")
+      ->required();
+  app.add_option("--rows", args.rows, "of the input")
+      ->default_str(std::to_string(tenon::cli::ChainArgs::kRows));
+  app.add_option("--cols", args.cols, "of the input, where the chain does not say");
+  app.add_option("--dtype", args.dtype, "of the input and the parameters")
+      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
+      ->capture_default_str();
+  app.add_option("--recipe", args.recipe, "none, delayed, current, mxfp8 or block")
+      ->capture_default_str();
+  app.add_flag("--backward", args.backward, "the gradients too");
+  app.add_flag("--eval", args.eval, "evaluation: dropout does nothing");
+  app.add_option("--keep", args.keep, "what an op keeps for its backward")
+      ->check(CLI::IsMember({"input", "fp8", "recompute"}))
+      ->capture_default_str();
+  app.add_option("--precision", args.precision)->check(CLI::IsMember({"native", "strict"}));
+  app.add_option("--rounding", args.rounding)->check(CLI::IsMember({"once", "eager"}));
+  app.add_option("--device", args.device)->check(CLI::IsMember({"cpu", "cuda", "null"}));
+}
+
+int command(int argc, char** argv) {
   using namespace tenon;  // NOLINT: the command is the library's
   CLI::App app{"Tenon: fused transformer operations on CPU and CUDA", "tenon"};
   app.require_subcommand(1);
@@ -41,7 +65,18 @@ int run(int argc, char** argv) {
   check->add_option("--device", args.device)->check(CLI::IsMember({"cpu", "cuda"}));
   check->add_option("--precision", args.precision)->check(CLI::IsMember({"strict", "native"}));
 
-  auto* demo = app.add_subcommand("demo", "define an activation, derive, run, check and time it");
+  cli::DemoArgs shown;
+  auto* demo = app.add_subcommand(
+      "demo", "train a small language model as one plan, and time it fused and op by op");
+  demo->add_option("--steps", shown.steps, "of training")
+      ->check(CLI::Range(2, 1000000))
+      ->capture_default_str();
+  demo->add_option("--dtype", shown.dtype, "of activations and parameters")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
+  demo->add_option("--recipe", shown.recipe, "none, delayed, current, mxfp8 or block")
+      ->capture_default_str();
+  demo->add_option("--seed", shown.seed, "of parameters and data")->capture_default_str();
 
   cli::QuantizeArgs quantise;
   auto* quantize = app.add_subcommand(
@@ -66,30 +101,40 @@ int run(int argc, char** argv) {
 
   cli::PlanArgs planned;
   auto* plan = app.add_subcommand("plan", "what a chain of ops becomes: passes, bytes and memory");
-  plan->add_option("CHAIN", planned.chain,
-                   "e.g. \"linear(512,2048) bias swiglu linear(1024,512)\", or @FILE")
-      ->required();
-  plan->add_option("--rows", planned.rows, "of the input")->capture_default_str();
-  plan->add_option("--cols", planned.cols, "of the input, where the chain does not say");
-  plan->add_option("--dtype", planned.dtype, "of the input and the parameters")
-      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
-      ->capture_default_str();
-  plan->add_option("--recipe", planned.recipe, "none, delayed, current, mxfp8 or block")
-      ->capture_default_str();
-  plan->add_flag("--backward", planned.backward, "plan the gradients too");
-  plan->add_flag("--eval", planned.eval, "evaluation: dropout does nothing");
-  plan->add_option("--keep", planned.keep, "what an op keeps for its backward")
-      ->check(CLI::IsMember({"input", "fp8", "recompute"}))
-      ->capture_default_str();
-  plan->add_option("--precision", planned.precision)->check(CLI::IsMember({"native", "strict"}));
-  plan->add_option("--rounding", planned.rounding)->check(CLI::IsMember({"once", "eager"}));
-  plan->add_option("--device", planned.device)->check(CLI::IsMember({"cpu", "cuda", "null"}));
+  add_chain_options(*plan, planned);
   plan->add_option("--gbps", planned.gbps, "a bandwidth in GB/s: shows the floor of each pass");
   plan->add_option("--tflops", planned.tflops, "a rate for products, part of the floor");
   plan->add_option("--format", planned.format)
       ->check(CLI::IsMember({"text", "json", "html"}))
       ->capture_default_str();
   plan->add_option("-o,--output", planned.output, "write to this file");
+
+  cli::ChainRunArgs ran;
+  bool unchecked = false;
+  auto* run = app.add_subcommand(
+      "run", "run a chain of ops, check it against the unfused chain in float64, and time it");
+  add_chain_options(*run, ran);
+  run->add_option("--input", ran.input,
+                  "tensors by the names that `tenon plan` shows: .safetensors, or an .npy with x; "
+                  "all others are random");
+  run->add_option("--output", ran.output, "write outputs and gradients to this .safetensors file");
+  run->add_option("--seed", ran.seed, "of what is random")->capture_default_str();
+  run->add_option("--repeat", ran.repeat, "how often it is timed; 0: not at all")
+      ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
+  run->add_option("--tolerance", ran.tolerance,
+                  "the relative error that is allowed, in place of what the formats allow");
+  run->add_flag("--no-check", unchecked, "do not compare with float64");
+  run->add_flag("--json", ran.json, "one JSON object");
+
+  cli::CacheArgs cached;
+  auto* cache = app.add_subcommand("cache", "the compiled CUDA kernels on disk");
+  cache->require_subcommand(1);
+  cache->add_subcommand("list", "what is there, latest used first");
+  cache->add_subcommand("clear", "remove all");
+  auto* warm = cache->add_subcommand("warm", "compile the kernels of a chain ahead");
+  add_chain_options(*warm, cached);
+  warm->add_option("--arch", cached.arch, "e.g. sm_90a; this machine's GPU unless given");
 
   const auto known = [&](const std::string& name) {
     const auto all = app.get_subcommands([](const CLI::App*) { return true; });
@@ -108,9 +153,15 @@ int run(int argc, char** argv) {
   if (*list) return cli::list(markdown);
   if (*show) return cli::show(text, backward);
   if (*check) return cli::check(args);
-  if (*demo) return cli::demo();
+  if (*demo) return cli::demo(shown);
   if (*quantize) return cli::quantize(quantise);
   if (*plan) return cli::plan(planned);
+  if (*cache) {
+    cached.action = cache->get_subcommands().front()->get_name();
+    return cli::cache(cached);
+  }
+  ran.check = !unchecked;
+  if (*run) return cli::run(ran);
   return cli::usage;
 }
 
@@ -118,7 +169,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    const int code = run(argc, argv);
+    const int code = command(argc, argv);
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
     std::fprintf(stderr, "tenon: the output could not be written\n");
     return tenon::cli::failed;

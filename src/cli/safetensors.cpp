@@ -1,4 +1,5 @@
 // The .safetensors format. Offsets must tile the data without holes, as the format has it.
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -154,6 +155,28 @@ TensorFile parse_safetensors(const std::string& file, std::string_view bytes) {
     result.notes.push_back(
         str(file, ": ", count, count == 1 ? " tensor of " : " tensors of ", type, " left out"));
   return result;
+}
+
+std::string safetensors_file(std::span<const StoredTensor> tensors) {
+  nlohmann::ordered_json header;
+  int64_t at = 0;
+  for (const StoredTensor& t : tensors) {
+    const int64_t bytes = t.elements() * bytes_of(t.type);
+    const auto type = std::ranges::find_if(
+        safetensors_types(), [&](const auto& known) { return known.second.type == t.type; });
+    header[t.name] = {
+        {"dtype", type->first}, {"shape", t.shape}, {"data_offsets", {at, at + bytes}}};
+    at += bytes;
+  }
+  std::string text = header.dump();
+  text.append(static_cast<size_t>(rup(static_cast<int64_t>(text.size()), 8)) - text.size(), ' ');
+  const uint64_t length = text.size();
+  std::string file(reinterpret_cast<const char*>(&length), sizeof length);
+  file += text;
+  for (const StoredTensor& t : tensors)
+    file.append(reinterpret_cast<const char*>(t.data),
+                static_cast<size_t>(t.elements() * bytes_of(t.type)));
+  return file;
 }
 
 }  // namespace tenon::cli

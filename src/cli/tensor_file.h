@@ -44,6 +44,9 @@ struct TensorFile {
 // into `bytes`.
 TensorFile parse_tensor_file(const std::string& file, std::span<const std::byte> bytes);
 
+// A .safetensors file of tensors that lie in rows, in the order given.
+std::string safetensors_file(std::span<const StoredTensor> tensors);
+
 // A file in memory for as long as this lives. It must not shrink meanwhile.
 class MappedFile {
  public:

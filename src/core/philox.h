@@ -5,6 +5,9 @@
 
 namespace tenon {
 
+// Numbers of a stream's state: seed, offset, row0, col0, columns.
+inline constexpr int kRandomState = 5;
+
 struct RandomWords {
   uint32_t w[4];
   friend bool operator==(const RandomWords&, const RandomWords&) = default;

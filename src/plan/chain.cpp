@@ -59,6 +59,7 @@ class Parser {
  private:
   void item() {
     op_ = &chain_.emplace_back();
+    op_->position = position();
     op_->name = identifier();
     if (peek() == '(') arguments();
     for (char c = peek(); c == '<' || c == '>'; c = peek()) {
@@ -188,6 +189,16 @@ class Parser {
     return text_.substr(start, at_ - start);
   }
 
+  // Of the next byte; it only moves forward.
+  Position position() {
+    for (; seen_ < at_; ++seen_)
+      if (text_[seen_] == '\n') {
+        ++line_;
+        line_start_ = seen_ + 1;
+      }
+    return {line_, static_cast<int64_t>(at_ - line_start_) + 1};
+  }
+
   // Past spaces and comments; 0 at the end.
   char peek() {
     for (; at_ < text_.size(); ++at_) {
@@ -215,6 +226,8 @@ class Parser {
 
   std::string_view text_;
   size_t at_ = 0;
+  size_t seen_ = 0, line_start_ = 0;  // for positions
+  int64_t line_ = 1;
   Chain chain_;
   Op* op_ = nullptr;                            // the last item
   std::unordered_set<std::string_view> names_;  // of the item's arguments

@@ -1,6 +1,7 @@
 // What a plan is made of: buffers, and the steps of both passes with the buffers they use.
 #pragma once
 
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,10 @@ struct Factor {
   int64_t mul = 1, div = 1, fixed = 0;
 
   [[nodiscard]] int64_t operator()(int64_t rows) const { return fixed ? fixed : rows * mul / div; }
+  [[nodiscard]] Factor times(int64_t by, int64_t over) const {
+    const int64_t common = std::gcd(mul * by, div * over);
+    return {mul * by / common, div * over / common};
+  }
   friend bool operator==(const Factor&, const Factor&) = default;
 };
 
@@ -60,8 +65,8 @@ struct PlanStep {
   std::vector<Write> writes;
   bool weights = false;  // only when the weights changed
   std::string why;       // what was decided here and the reason
-  // An op that is not ours: runs instead of the step.
-  std::function<void(int64_t rows, std::span<const View> in, std::span<const View> out)> opaque;
+  // An op that is not ours: runs instead of the step; the maker says of which kind it is.
+  std::function<void(const RunArgs&)> opaque;
   int random = kNoBuffer;
 };
 
@@ -76,7 +81,11 @@ struct PlanData {
   std::vector<PlanStep> forward, backward;
   int rng = kNoBuffer, saved_rng = kNoBuffer;
   int dropouts = 0;
-  std::vector<Factor> factors;  // all that must come out whole
+  struct Whole {
+    std::string op;
+    Factor rows;
+  };
+  std::vector<Whole> whole;  // numbers of rows that must come out whole, by the op that makes them
 
   [[nodiscard]] const std::vector<PlanStep>& steps(Pass p) const {
     return p == Pass::forward ? forward : backward;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "backend/list.h"
 #include "core/text.h"
@@ -36,6 +37,25 @@ std::string slot_name(const PlanData& d, const Slot& slot) {
 // Stands before the names of tensors while a formula is put together: a tensor may be called like
 // one of its parts.
 constexpr char kTensor = '\x01';
+
+// Without the room for alignment that a buffer may have.
+int64_t slot_bytes(const Slot& s, int64_t rows) {
+  const auto bytes = [](const Shape& shape, DType d) {
+    return shape.rows * shape.cols * info(d).bytes;
+  };
+  const int64_t m = s.rows(rows);
+  switch (s.form) {
+    case Slot::Form::data:
+      return bytes(s.format.data_shape(m, s.cols, s.orientation), s.format.dtype);
+    case Slot::Form::scale:
+      return bytes(s.format.scale_shape(m, s.cols, s.orientation), info(s.format.scaling).scale);
+    case Slot::Form::scalar:
+      return info(DType::f32).bytes;
+    case Slot::Form::none:
+      break;
+  }
+  return 0;
+}
 
 std::string slot_name(const PlanData& d, const std::vector<Slot>& slots, size_t i) {
   if (i >= slots.size() || slots[i].buffer == kNoBuffer) return "none";
@@ -257,7 +277,7 @@ class Describer {
 }  // namespace
 
 std::string_view head_name(const PlanStep& s) {
-  return s.opaque ? "opaque" : kHeads[static_cast<size_t>(s.step.head())];
+  return s.opaque ? s.chosen.maker : kHeads[static_cast<size_t>(s.step.head())];
 }
 
 std::string orient(const Operand& o) {
@@ -336,13 +356,14 @@ std::vector<RefusedMaker> refused_makers(const PlanData& d, const PlanStep& s) {
 }
 
 int64_t bytes_of(const PlanData& d, const PlanStep& s, int64_t rows) {
-  if (!s.opaque) return s.step.bytes(s.rows(rows));
-  // What an op of the caller's moves inside is not known; its tensors are.
   int64_t total = 0;
-  for (const auto* list : {&s.in, &s.out})
+  if (s.random != kNoBuffer) total += d.buffers[static_cast<size_t>(s.random)].bytes(rows);
+  for (const auto* list : {&s.in, &s.out}) {
+    std::set<int> counted;  // a product's operand may be loaded beside it
     for (const Slot& slot : *list)
-      if (slot.buffer != kNoBuffer)
-        total += d.buffers[static_cast<size_t>(slot.buffer)].bytes(rows);
+      if (slot.buffer != kNoBuffer && counted.insert(slot.buffer).second)
+        total += slot_bytes(slot, rows);
+  }
   return total;
 }
 

@@ -64,8 +64,10 @@ void* workspace(size_t bytes) {
 }
 
 void run(const Step& step, const Chosen& chosen, RunArgs args, const Options& options) {
-  const size_t bytes = chosen.kernel->workspace(args.rows);
-  args.workspace = bytes ? workspace(bytes) : nullptr;
+  if (options.device == Device::cpu) {
+    const size_t bytes = chosen.kernel->workspace(args.rows);
+    args.workspace = bytes ? workspace(bytes) : nullptr;
+  }
   args.stream = options.stream;
   const bool log = logging();
   if (!observer() && !log) return chosen.kernel->run(args);

@@ -52,6 +52,12 @@ void Flow::whole_rows(const std::string& name) {
   materialise(name, Role::workspace, Operand(planner_.request().dtype));
 }
 
+void Flow::own_columns(const std::string& name) {
+  if (!halves_ || value_->cols == narrow_) return;
+  why("the step has the columns of one half, and what follows needs those of both");
+  materialise(name, Role::workspace, Operand(planner_.request().dtype));
+}
+
 void Flow::whole_halves(const std::string& name) {
   if (!halves_ && !totals_ && !(random_ && pass_ == Pass::forward)) return;
   why(halves_ ? "one step has one pair of halves" : "a step with totals or dropout has whole rows");
@@ -133,6 +139,11 @@ const Place* Flow::adopt(const std::string& name, Role role) {
       if (w.name == b.name) w.name = name;
   b.role = role;
   b.name = name;
+  // As the caller sees it: a reshape may lie between.
+  const Place& seen = *value_->place;
+  b.cols = seen.cols;
+  b.rows =
+      seen.rows.fixed ? RowCount{0, 1, 1, seen.rows.fixed} : RowCount{seen.rows.mul, seen.rows.div};
   return value_->place;
 }
 
@@ -221,11 +232,7 @@ const Place& Flow::materialise(const std::string& name, Role role, const Operand
   if (in_memory) {
     emit([&](Assembly& a) { a.store_amax(encoded, amax, parts(a, value_), false); });
   } else {
-    auto rounded = std::make_shared<Lazy>();
-    rounded->cols = value_->cols;
-    rounded->make = [dtype = planner_.request().dtype, in = value_](
-                        Assembly& a, const ColumnMap& m) { return round(a.at(in, m), dtype); };
-    value_ = rounded;
+    value_ = rounded(value_, planner_.request().dtype);
     sides_.push_back([this, v = value_, encoded, amax](Assembly& a) {
       a.store_amax(encoded, amax, parts(a, v), false);
     });

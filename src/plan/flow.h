@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/lazy.h"
+#include "tenon/error.h"
 
 namespace tenon {
 
@@ -32,6 +33,9 @@ class Flow {
   // Before row totals, and before halves: ends a step that cannot hold them; `name` is the tensor
   // that then lies between.
   void whole_rows(const std::string& name);
+  // Before what exists at the step's own columns only, as random numbers do: not where a value of
+  // both halves is open.
+  void own_columns(const std::string& name);
   void whole_halves(const std::string& name);
   // value := f(value's row), with row totals.
   void apply_row(std::function<Expr(Assembly&, Expr)> f);
@@ -128,8 +132,11 @@ class Planner {
     return p == Pass::forward ? data_->forward : data_->backward;
   }
   [[nodiscard]] std::string op_name(size_t op) const;
+  // What is wrong with the op that is being planned, with its place in the chain's text.
+  [[noreturn]] void fail_at_op(const Error& e) const;
 
  private:
+  std::optional<size_t> at_;  // the op that is being planned
   std::shared_ptr<PlanData> data_;
   std::vector<Cut> cuts_;
   std::deque<Place> places_;

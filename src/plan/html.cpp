@@ -275,8 +275,9 @@ class Page {
                code(str(r.name, r.side == Orientation::columnwise ? ":col" : ""));
     for (const std::string& line : body_lines(d_, *s.step)) body += escaped(line) + "\n";
     if (s.step->opaque)
-      return str(out, "<p class=\"why\">an op of the caller's own, reads ", reads,
-                 "</p></td></tr>\n");
+      return str(out, "<p class=\"why\">",
+                 head_name(*s.step) == "opaque" ? "an op of the caller's own" : "among the ranks",
+                 ", reads ", reads, "</p></td></tr>\n");
     out += str("<details><summary>formula</summary><p>reads ", reads, "</p><pre tabindex=\"0\">",
                body, "</pre>", others, "</details>");
     return out + "</td></tr>\n";

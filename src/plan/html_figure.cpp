@@ -61,13 +61,15 @@ struct Line {
   std::string_view role;
 };
 
+// Of a tensor with two encodings, one may be kept and the other not.
 Role role_of(const PlanData& d, const PlanStep& s, const std::string& name) {
+  Role role = Role::workspace;
   for (const Slot& slot : s.out)
     if (slot.buffer != kNoBuffer) {
       const Buffer& b = d.buffers[static_cast<size_t>(slot.buffer)];
-      if (b.name == name || b.name == name + ".t") return b.role;
+      if ((b.name == name || b.name == name + ".t") && b.role != Role::workspace) role = b.role;
     }
-  return Role::workspace;
+  return role;
 }
 
 class Card {

@@ -41,6 +41,17 @@ std::string tensor_of(std::string name) {
   return name;
 }
 
+// The encodings whose buffers are kept.
+Operand kept_part(const PlanData& d, const Kept& k, Operand o) {
+  const auto has = [&](const std::string& name) {
+    return std::ranges::any_of(
+        k.buffers, [&](int b) { return d.buffers[static_cast<size_t>(b)].name == name; });
+  };
+  o.rowwise = o.rowwise && has(k.name);
+  o.columnwise = o.columnwise && has(k.name + ".t");
+  return o;
+}
+
 bool uses(const std::vector<Slot>& slots, const std::vector<int>& buffers) {
   return std::ranges::any_of(slots, [&](const Slot& s) {
     return s.buffer != kNoBuffer && std::ranges::find(buffers, s.buffer) != buffers.end();
@@ -166,7 +177,7 @@ std::vector<Kept> kept_of(const Model& m) {
       if (k.producer >= 0 || !(uses(s.out, k.buffers) || draws)) continue;
       k.producer = static_cast<int>(i);
       for (const PlanStep::Write& w : s.writes)
-        if (w.name == k.name) k.format = format_of(w.operand);
+        if (w.name == k.name) k.format = format_of(kept_part(m.d, k, w.operand));
     }
     for (size_t i = 0; i < m.backward.size(); ++i) {
       const PlanStep& s = *m.backward[i].step;

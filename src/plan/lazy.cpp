@@ -35,6 +35,15 @@ Slot scalar_slot(int buffer) {
 
 }  // namespace
 
+Value rounded(const Value& value, DType dtype) {
+  auto lazy = std::make_shared<Lazy>();
+  lazy->cols = value->cols;
+  lazy->make = [value, dtype](Assembly& a, const ColumnMap& m) {
+    return round(a.at(value, m), dtype);
+  };
+  return lazy;
+}
+
 Expr Assembly::at(const Value& value, const ColumnMap& columns) {
   const std::pair key{value.get(), std::array{columns.block, columns.stride, columns.offset}};
   if (const auto it = known_.find(key); it != known_.end()) return it->second;

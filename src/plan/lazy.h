@@ -19,6 +19,8 @@ struct Lazy {
   const Place* place = nullptr;  // a plain tensor in memory, as it is
 };
 using Value = std::shared_ptr<const Lazy>;
+// As it would be read back from memory.
+Value rounded(const Value& value, DType dtype);
 
 // One step while it is put together: loads of places, each once, and stores.
 class Assembly {

@@ -1,6 +1,7 @@
 // Lowers a chain: stages in order, then in reverse; buffers; workspace that is shared over time.
 #include <algorithm>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 
 #include "core/lock.h"
@@ -143,6 +144,12 @@ std::string Planner::op_name(size_t op) const {
   return str(o.name, op);
 }
 
+void Planner::fail_at_op(const Error& e) const {
+  const Position p = at_ ? data_->chain[*at_].position : Position{};
+  if (p.line == 0) throw e;
+  fail(e.code(), "chain: line ", p.line, ", column ", p.column, ": ", e.what());
+}
+
 int Planner::buffer(Buffer b) {
   data_->buffers.push_back(std::move(b));
   return static_cast<int>(data_->buffers.size() - 1);
@@ -225,6 +232,7 @@ std::shared_ptr<PlanData> Planner::plan() {
   std::vector<std::vector<std::function<Value(Flow&)>>> resolve(d.chain.size());
   for (size_t i = 0; i < d.chain.size(); ++i) {
     const Op& op = d.chain[i];
+    at_ = i;
     stages.push_back(make_stage({*this, i, cols, rows}, op));
     Stage& s = *stages.back();
     const std::string who = op_name(i);
@@ -245,7 +253,7 @@ std::shared_ptr<PlanData> Planner::plan() {
         resolve[i].push_back([&c](Flow& flow) { return c.value->take(flow); });
         if (needs_input[c.writer])
           s.give_extra_grad.push_back(
-              [this, &c, name = "d" + op.reads[k]](Flow& f, const Value& v) {
+              [this, &c, name = str("d", op.reads[k], ".", who)](Flow& f, const Value& v) {
                 c.grads.push_back(std::make_unique<Tap>(*this, f, v, name));
               });
         else
@@ -315,9 +323,11 @@ std::shared_ptr<PlanData> Planner::plan() {
     cols = s.out_cols();
     rows = s.out_rows();
   }
-  for (const auto& [name, c] : channels)
+  for (const auto& [name, c] : channels) {
+    at_ = c.writer;
     require(c.readers > 0, op_name(c.writer), ": nothing behind it reads the channel '", name,
             "'; read it with '<', or take '>' away to give it to the caller");
+  }
   for (size_t i = 0; i < stages.size(); ++i)
     stages[i]->prepare(r.backward && (needs_input[i] || stages[i]->trains()),
                        r.backward && needs_input[i], i > 0 ? stages[i - 1].get() : nullptr);
@@ -333,6 +343,7 @@ std::shared_ptr<PlanData> Planner::plan() {
   for (size_t i = 0; i < stages.size(); ++i) {
     cut_here(forward, Pass::forward, i);
     forward.op(i);
+    at_ = i;
     for (const auto& take : resolve[i]) stages[i]->extra_in.push_back(take(forward));
     stages[i]->forward(forward);
   }
@@ -345,6 +356,7 @@ std::shared_ptr<PlanData> Planner::plan() {
       if (!needs_input[i] && !stages[i]->trains()) break;
       cut_here(backward, Pass::backward, i);
       backward.op(i);
+      at_ = i;
       stages[i]->backward(backward, needs_input[i]);
     }
     if (!r.input_grad)
@@ -353,6 +365,11 @@ std::shared_ptr<PlanData> Planner::plan() {
       backward.close(place("dx", Role::grad, plain, r.cols, {}));
     backward.later_now();
   }
+  at_.reset();
+  std::set<std::string_view> names;
+  for (const Buffer& b : d.buffers)
+    require(names.insert(b.name).second, "plan: two tensors are called '", b.name,
+            "'; give an op another label, or a channel another name");
   assign_slots(d);
   return data_;
 }
@@ -412,7 +429,7 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
 }  // namespace
 
 Plan Plan::build(std::string_view chain, const PlanRequest& request) {
-  if (!request.opaque.empty()) return build(parse_chain(chain), request);
+  if (!request.opaque.empty() || request.collectives) return build(parse_chain(chain), request);
   std::string key = key_of(chain, request);
   {
     const std::lock_guard guard(library_lock());
@@ -428,10 +445,11 @@ Plan Plan::build(std::span<const Op> chain, const PlanRequest& request) {
   std::vector<Cut> cuts;
   const size_t most = 2 * chain.size() + 1;
   while (true) {
+    Planner planner(Chain(chain.begin(), chain.end()), request, cuts);
     try {
-      Planner planner(Chain(chain.begin(), chain.end()), request, cuts);
-      std::shared_ptr<PlanData> data = planner.plan();
-      return Plan(std::move(data));
+      return Plan(planner.plan());
+    } catch (const Error& e) {
+      planner.fail_at_op(e);
     } catch (const Refused& refused) {
       cuts.push_back(refused.cut);
       if (cuts.size() > most) fail(Code::unsupported, "plan: ", refused.cut.why);

@@ -1,8 +1,8 @@
 // Sizes of a plan's memory, and its runs.
 #include <algorithm>
 #include <array>
-#include <cstring>
 
+#include "backend/list.h"
 #include "core/fp_mode.h"
 #include "plan/data.h"
 #include "tenon/error.h"
@@ -24,6 +24,16 @@ std::vector<int64_t> slot_offsets(const PlanData& d, int64_t rows) {
   std::vector<int64_t> offsets{0};
   for (const int64_t s : size) offsets.push_back(offsets.back() + s);
   return offsets;
+}
+
+// What a device's kernels need of their own, behind the buffers; the CPU has memory for that.
+int64_t kernel_bytes(const PlanData& d, int64_t rows) {
+  if (d.request.options.device == Device::cpu) return 0;
+  size_t most = 0;
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const PlanStep& s : d.steps(pass))
+      if (s.chosen.kernel) most = std::max(most, s.chosen.kernel->workspace(s.rows(rows)));
+  return static_cast<int64_t>(most);
 }
 
 View view_of(const Slot& s, void* data, const Buffer& b, int64_t rows) {
@@ -62,7 +72,9 @@ std::vector<size_t> Plan::with(Role role) const {
   return list;
 }
 
-int64_t Plan::workspace_bytes(int64_t rows) const { return slot_offsets(*data_, rows).back(); }
+int64_t Plan::workspace_bytes(int64_t rows) const {
+  return slot_offsets(*data_, rows).back() + kernel_bytes(*data_, rows);
+}
 
 int64_t Plan::saved_bytes(int64_t rows) const {
   int64_t total = 0;
@@ -73,9 +85,9 @@ int64_t Plan::saved_bytes(int64_t rows) const {
 
 void Plan::check_rows(int64_t rows) const {
   require(rows >= 0, "plan: ", rows, " rows; there must be none or more");
-  for (const Factor& f : data_->factors)
-    require(rows * f.mul % f.div == 0, "plan: ", rows, " rows; reshape makes ", rows, "*", f.mul,
-            "/", f.div, " of them, which is not whole: give a multiple of ", f.div);
+  for (const auto& [op, f] : data_->whole)
+    require(rows * f.mul % f.div == 0, op, ": of ", rows, " rows it makes ", rows, "*", f.mul, "/",
+            f.div, ", which is not whole: give a multiple of ", f.div);
 }
 
 void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* workspace,
@@ -85,18 +97,19 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
   require(memory.size() == d.buffers.size(), "plan: ", memory.size(), " addresses; it has ",
           d.buffers.size(), " buffers");
   const std::vector<int64_t> offsets = slot_offsets(d, rows);
-  require(workspace || offsets.back() == 0, "plan: no workspace; it needs ", offsets.back(),
+  require(workspace || workspace_bytes(rows) == 0, "plan: no workspace; it needs ", offsets.back(),
           " bytes");
   const auto address = [&](int buffer) -> void* {
     const auto b = static_cast<size_t>(buffer);
     if (d.slot_of[b] == kNoBuffer) return memory[b];
     return static_cast<char*>(workspace) + offsets[static_cast<size_t>(d.slot_of[b])];
   };
-  const bool draws = d.rng != kNoBuffer && pass == Pass::forward;
-  constexpr size_t kState = 5 * sizeof(uint64_t);
-  if (draws) std::memcpy(address(d.saved_rng), address(d.rng), kState);
   Options options = d.request.options;
   options.stream = how.stream;
+  if (d.rng != kNoBuffer && pass == Pass::forward)
+    backend_for(options.device)
+        .draw(static_cast<uint64_t*>(address(d.rng)), static_cast<uint64_t*>(address(d.saved_rng)),
+              static_cast<uint64_t>(d.dropouts), how.stream);
   std::vector<View> in, out;
   for (const PlanStep& s : d.steps(pass)) {
     if (s.weights && !how.weights_changed) continue;
@@ -118,12 +131,13 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
     fill(s.out, out);
     RunArgs args{.rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters};
     if (s.random != kNoBuffer) args.random = static_cast<const uint64_t*>(address(s.random));
+    args.stream = how.stream;
+    if (workspace) args.workspace = static_cast<char*>(workspace) + offsets.back();
     if (s.opaque)
-      s.opaque(args.rows, in, out);
+      s.opaque(args);
     else
       execute(s.step, s.chosen, args, options);
   }
-  if (draws) static_cast<uint64_t*>(address(d.rng))[1] += static_cast<uint64_t>(d.dropouts);
 }
 
 }  // namespace tenon

@@ -65,6 +65,9 @@ std::unique_ptr<Stage> make_rmsnorm(const StageContext& c, const Arguments& a);
 std::unique_ptr<Stage> make_l2norm(const StageContext& c, const Arguments& a);
 std::unique_ptr<Stage> make_activation(const StageContext& c, const Op& op);
 std::unique_ptr<Stage> make_opaque(const StageContext& c, const OpaqueOp& op);
+std::unique_ptr<Stage> make_all_reduce(const StageContext& c, const Arguments& a);
+std::unique_ptr<Stage> make_all_gather(const StageContext& c, const Arguments& a);
+std::unique_ptr<Stage> make_reduce_scatter(const StageContext& c, const Arguments& a);
 
 // The stage of an op; throws what is wrong with it.
 std::unique_ptr<Stage> make_stage(const StageContext& context, const Op& op);

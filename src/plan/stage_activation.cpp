@@ -45,7 +45,7 @@ class Act final : public Stage {
     const std::string name = planner_.op_name(index_) + ".in";
     if (f_.inputs == 2) flow.whole_halves(name);
     if (saves_) {
-      if (keep_ == Keep::recompute) {
+      if (keep_ == Keep::recompute && !flow.value()->place) {
         // What backward computes again starts from here, so forward goes on from it too.
         const DType dtype = planner_.request().dtype;
         flow.apply([dtype](Assembly&, Expr e, const ColumnMap&) { return round(e, dtype); });
@@ -53,7 +53,7 @@ class Act final : public Stage {
       }
       const bool plain = keep_ != Keep::fp8;
       saved_ = &flow.keep(flow.value(), plain ? Operand(planner_.request().dtype) : kept_fp8(),
-                          Role::saved, name);
+                          Role::saved, plain ? name : name + ".fp8");
     }
     if (f_.inputs == 1) {
       flow.apply([this](Assembly& a, Expr e, const ColumnMap&) {
@@ -68,7 +68,9 @@ class Act final : public Stage {
   }
 
   void backward(Flow& flow, bool needs_input) override {
-    if (f_.inputs == 2) flow.whole_halves(planner_.op_name(index_) + ".dy");
+    const std::string name = planner_.op_name(index_) + ".dy";
+    if (f_.inputs == 2) flow.whole_halves(name);
+    if (f_.scaled) flow.own_columns(name);
     const Value seed = flow.value();
     if (f_.scaled && give_extra_grad[0]) {
       auto grad = std::make_shared<Lazy>();

@@ -1,4 +1,5 @@
 // Linear: operands in the recipe's format, one product forward, two backward.
+#include <cmath>
 #include <utility>
 
 #include "plan/stage_parts.h"
@@ -14,7 +15,7 @@ class Linear final : public Stage {
       : Stage(c),
         planner_(c.planner),
         out_(out),
-        weight_(ParameterPlace::make(c, "weight", out, c.cols)) {}
+        weight_(ParameterPlace::make(c, "weight", out, c.cols, initial(c.cols))) {}
   [[nodiscard]] int64_t out_cols() const override { return out_; }
   [[nodiscard]] bool trains() const override { return weight_.grad != nullptr; }
   void prepare(bool, bool needs_input, const Stage* before) override {
@@ -27,8 +28,8 @@ class Linear final : public Stage {
     const std::string name = planner_.op_name(index_);
     const bool train = weight_.grad != nullptr;
     const bool kept = train && !again_;
-    const Role role = kept ? Role::saved : Role::workspace;
-    x_ = &flow.materialise(r.recipe.quantises() ? name + ".x" : name + ".in", role,
+    // Of its encodings, backward keeps what it reads.
+    x_ = &flow.materialise(r.recipe.quantises() ? name + ".x" : name + ".in", Role::workspace,
                            input(true, kept));
     weight(flow);
     flow.product(*x_, Orientation::rowwise, false, *w_, Orientation::rowwise, true, out_, cols_,
@@ -66,12 +67,20 @@ class Linear final : public Stage {
     // Beside the gradient of the op before this one, from the same loads.
     x_ = &planner_.place(name + ".x.again", Role::workspace, input(false, true), cols_, rows,
                          first_);
-    const Value y = again_->again();
+    Value y = again_->again();
+    // Forward found the amax of what it had stored on the way.
+    if (r.recipe.input.scaling == Scaling::current) y = rounded(y, r.dtype);
     flow.side([&flow, this, y](Assembly& a) { a.store(*x_, flow.parts(a, y)); });
     flow.why(x_->name + " is computed again, as " + std::string(kKeeps[2]) + " asks");
   }
 
  private:
+  // A third of the variance passes, whatever the width.
+  static Initial initial(int64_t in) {
+    const float bound = 1 / std::sqrt(static_cast<float>(in));
+    return {-bound, bound};
+  }
+
   Operand input(bool row, bool column) const {
     const PlanRequest& r = planner_.request();
     return r.recipe.quantises() ? encoded(r.recipe.input, row, column) : Operand(r.dtype);

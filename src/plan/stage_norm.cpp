@@ -11,11 +11,15 @@ class Norm final : public Stage {
  public:
   Norm(const StageContext& c, NormKind type, float eps, bool zero_centered)
       : Stage(c), planner_(c.planner), type_(type), eps_(eps), zero_centered_(zero_centered) {
-    if (type != NormKind::l2) gamma_ = ParameterPlace::make(c, "gamma", 1, c.cols);
-    if (type == NormKind::layer) beta_ = ParameterPlace::make(c, "beta", 1, c.cols);
+    const float one = zero_centered ? 0.0F : 1.0F;
+    if (type != NormKind::l2) gamma_ = ParameterPlace::make(c, "gamma", 1, c.cols, {one, one});
+    if (type == NormKind::layer) beta_ = ParameterPlace::make(c, "beta", 1, c.cols, {});
   }
   [[nodiscard]] bool trains() const override { return gamma_.grad || beta_.grad; }
-  void prepare(bool used, bool, const Stage*) override { saves_ = used; }
+  // The gradient of beta needs nothing of the forward pass.
+  void prepare(bool, bool needs_input, const Stage*) override {
+    saves_ = needs_input || gamma_.grad != nullptr;
+  }
 
   void forward(Flow& flow) override {
     const std::string name = planner_.op_name(index_);

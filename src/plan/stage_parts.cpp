@@ -6,7 +6,7 @@
 namespace tenon {
 
 ParameterPlace ParameterPlace::make(const StageContext& c, const std::string& name, int64_t rows,
-                                    int64_t cols) {
+                                    int64_t cols, const Initial& initial) {
   Planner& p = c.planner;
   const PlanRequest& r = p.request();
   ParameterPlace made;
@@ -17,6 +17,7 @@ ParameterPlace ParameterPlace::make(const StageContext& c, const std::string& na
   if (!r.backward) made.request.wanted = false;
   const std::string full = str(p.op_name(c.index), ".", name);
   made.value = &p.place(full, Role::param, Operand(dtype), cols, {.fixed = rows});
+  p.data().buffers[static_cast<size_t>(made.value->row_data)].initial = initial;
   if (made.request.wanted)
     made.grad = &p.place("d" + full, Role::grad, Operand(made.request.dtype.value_or(dtype)), cols,
                          {.fixed = rows});

@@ -12,7 +12,7 @@ struct ParameterPlace {
   GradRequest request;
 
   static ParameterPlace make(const StageContext& c, const std::string& name, int64_t rows,
-                             int64_t cols);
+                             int64_t cols, const Initial& initial);
 };
 
 // The column sum of a gradient into a parameter's gradient.

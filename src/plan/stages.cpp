@@ -1,5 +1,4 @@
 // The ops of a chain: one class and one row of the table each.
-#include <numeric>
 #include <utility>
 
 #include "ops/dropout.h"
@@ -36,7 +35,7 @@ class Scale final : public Stage {
 class Bias final : public Stage {
  public:
   explicit Bias(const StageContext& c)
-      : Stage(c), planner_(c.planner), bias_(ParameterPlace::make(c, "bias", 1, c.cols)) {}
+      : Stage(c), planner_(c.planner), bias_(ParameterPlace::make(c, "bias", 1, c.cols, {})) {}
   [[nodiscard]] bool trains() const override { return bias_.grad != nullptr; }
   void forward(Flow& flow) override {
     flow.apply([this](Assembly& a, Expr e, const ColumnMap& m) {
@@ -69,7 +68,9 @@ class Dropout final : public Stage {
   }
   void forward(Flow& flow) override { mask(flow); }
   void backward(Flow& flow, bool needs_input) override {
-    if (needs_input) mask(flow);
+    if (!needs_input) return;
+    flow.own_columns(planner_.op_name(index_) + ".dy");
+    mask(flow);
   }
 
  private:
@@ -127,22 +128,19 @@ class ExtraOutput final : public Stage {
 class Reshape final : public Stage {
  public:
   Reshape(const StageContext& c, int64_t to)
-      : Stage(c), planner_(c.planner), to_(to), after_{c.rows.mul * c.cols, c.rows.div * to} {
-    const int64_t common = std::gcd(after_.mul, after_.div);
-    after_.mul /= common;
-    after_.div /= common;
-    planner_.data().factors.push_back(after_);
+      : Stage(c), planner_(c.planner), to_(to), after_(c.rows.times(c.cols, to)) {
+    planner_.data().whole.push_back({planner_.op_name(index_), after_});
   }
   [[nodiscard]] int64_t out_cols() const override { return to_; }
   [[nodiscard]] Factor out_rows() const override { return after_; }
-  void forward(Flow& flow) override { change(flow, to_, after_); }
+  void forward(Flow& flow) override { change(flow, ".in", to_, after_); }
   void backward(Flow& flow, bool needs_input) override {
-    if (needs_input) change(flow, cols_, rows_);
+    if (needs_input) change(flow, ".dy", cols_, rows_);
   }
 
  private:
-  void change(Flow& flow, int64_t cols, Factor rows) {
-    const Place& p = flow.materialise(str("r", flow.serial()), Role::workspace,
+  void change(Flow& flow, const char* what, int64_t cols, Factor rows) {
+    const Place& p = flow.materialise(planner_.op_name(index_) + what, Role::workspace,
                                       Operand(planner_.request().dtype));
     flow.begin(planner_.alias(p, cols, rows));
   }
@@ -210,10 +208,9 @@ constexpr std::array<OpKind, 15> kOps{{
     {"quantize", "", make_plain<Quantize>},
     {"reshape", "cols", make_reshape},
     {"identity", "", make_plain<Identity>},
-    // One rank: the sum over the group, the gathered and the scattered rows are the value itself.
-    {"all_reduce", "", make_plain<Identity>},
-    {"all_gather", "", make_plain<Identity>},
-    {"reduce_scatter", "", make_plain<Identity>},
+    {"all_reduce", "", make_all_reduce},
+    {"all_gather", "", make_all_gather},
+    {"reduce_scatter", "", make_reduce_scatter},
 }};
 
 }  // namespace

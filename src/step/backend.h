@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "step/step.h"
 #include "tenon/options.h"
@@ -29,6 +30,8 @@ class Kernel {
   virtual ~Kernel() = default;
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
   virtual void prepare() const {}  // does ahead what the first run would do, e.g. compile
+  // What a device's own compiler is given, for those who compile ahead or want to read it.
+  [[nodiscard]] virtual std::vector<std::string> texts() const { return {}; }
   virtual void run(const RunArgs& args) const = 0;
 };
 
@@ -47,6 +50,9 @@ struct Backend {
   std::string_view name;
   Device device;
   std::span<const Maker> makers;
+  // Takes `count` numbers of a random stream: the state goes to `drawn`, and its offset forward.
+  // All in the order of the stream of work.
+  void (*draw)(uint64_t* state, uint64_t* drawn, uint64_t count, void* stream);
 };
 
 }  // namespace tenon

@@ -141,9 +141,13 @@ int64_t Step::bytes(int64_t given) const {
                                                           : 1;
     total += count * info(s.dtype).bytes;
   }
-  for (const Encoder& e : encoders)
+  for (const Encoder& e : encoders) {
     for (const Orientation o : kOrientations)
       if (e.has(o)) total += encoded_bytes(e.format, rows, e.cols, o);
+    // The multiplier or the amax.
+    if (e.format.scaling == Scaling::delayed || e.format.scaling == Scaling::current)
+      total += info(DType::f32).bytes;
+  }
   return total;
 }
 

@@ -1,16 +1,28 @@
 // The CPU's makers, best first.
 #include "backend/cpu/makers.h"
 
+#include <algorithm>
+
 #include "backend/cpu/executor.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/norm.h"
+#include "core/philox.h"
 
 namespace tenon::cpu {
+
+namespace {
+
+void draw(uint64_t* state, uint64_t* drawn, uint64_t count, void* /*stream*/) {
+  std::copy_n(state, kRandomState, drawn);
+  state[1] += count;
+}
+
+}  // namespace
 
 const Backend& backend() {
   static constexpr Maker kMakers[] = {
       {"gemm", make_gemm}, {"norm", make_norm}, {"executor", make_executor}};
-  static constexpr Backend kBackend{"cpu", Device::cpu, kMakers};
+  static constexpr Backend kBackend{"cpu", Device::cpu, kMakers, draw};
   return kBackend;
 }
 

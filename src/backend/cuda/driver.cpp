@@ -57,6 +57,8 @@ std::string resolve(const Library& library, Driver& d) {
   get(d.launch_kernel, "cuLaunchKernel");
   get(d.mem_alloc, "cuMemAlloc_v2");
   get(d.mem_free, "cuMemFree_v2");
+  get(d.mem_alloc_async, "cuMemAllocAsync");
+  get(d.mem_free_async, "cuMemFreeAsync");
   get(d.memcpy_to_device, "cuMemcpyHtoD_v2");
   get(d.memcpy_to_host, "cuMemcpyDtoH_v2");
   get(d.stream_synchronize, "cuStreamSynchronize");

@@ -41,6 +41,8 @@ struct Driver {
                        Stream stream, void** arguments, void** extra);
   int (*mem_alloc)(DevicePointer* pointer, size_t bytes);
   int (*mem_free)(DevicePointer pointer);
+  int (*mem_alloc_async)(DevicePointer* pointer, size_t bytes, Stream stream);
+  int (*mem_free_async)(DevicePointer pointer, Stream stream);
   int (*memcpy_to_device)(DevicePointer to, const void* from, size_t bytes);
   int (*memcpy_to_host)(void* to, DevicePointer from, size_t bytes);
   int (*stream_synchronize)(Stream stream);

@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 
+#include "backend/cuda/cache.h"
 #include "backend/cuda/nvrtc.h"
 #include "core/lock.h"
 #include "tenon/error.h"
@@ -15,12 +16,43 @@ namespace {
 using Key = std::pair<uint64_t, std::string>;  // context, text
 
 // Never destroyed: threads may still launch while the process ends.
-std::map<Key, LoadedKernel>& table() {
-  static auto* const kTable = new std::map<Key, LoadedKernel>;
-  return *kTable;
+std::map<Key, Module>& modules() {
+  static auto* const kModules = new std::map<Key, Module>;
+  return *kModules;
+}
+
+Module module_of(const std::string& name, const std::string& text, const CurrentContext& context,
+                 uint64_t id) {
+  const Key key{id, text};
+  {
+    const std::lock_guard lock(library_lock());
+    if (const auto found = modules().find(key); found != modules().end()) return found->second;
+  }
+  const DeviceInfo device = device_info(context.device());
+  const Compiled code = compile_once(text, device.arch(), name);
+  Module module = nullptr;
+  check(driver().module_load_data(&module, code.image.c_str()),
+        str("loading the kernel of '", name, "', compiled by NVRTC ", nvrtc_version(), " for ",
+            device.arch(), ", into driver ", device.driver_version,
+            " (an NVRTC newer than the driver can be the cause)"));
+  std::unique_lock lock(library_lock());
+  const auto [at, inserted] = modules().emplace(key, module);
+  const Module result = at->second;
+  lock.unlock();
+  if (!inserted) driver().module_unload(module);  // another thread was faster
+  return result;
 }
 
 }  // namespace
+
+Compiled compile_once(const std::string& text, const std::string& arch, const std::string& name) {
+  const CacheKey key{compiler_identity(), arch, text};
+  if (std::optional<CachedImage> found = Cache::shared().find(key))
+    return {std::move(found->image), found->is_ptx, ""};
+  Compiled code = compile(text, arch);
+  Cache::shared().keep(key, {code.image, code.is_ptx}, name);
+  return code;
+}
 
 LoadedKernel Source::load(const CurrentContext& context) const {
   const uint64_t id = context.id();
@@ -36,31 +68,13 @@ LoadedKernel Source::load(const CurrentContext& context) const {
 }
 
 LoadedKernel Source::compiled(const CurrentContext& context, uint64_t id) const {
-  const Key key{id, text_};
-  {
-    const std::lock_guard lock(library_lock());
-    if (const auto found = table().find(key); found != table().end()) return found->second;
-  }
-  const Driver& d = driver();
-  const int device = context.device();
-  const DeviceInfo device_is = device_info(device);
-  const Compiled code = compile(text_, device_is.arch());
-  Module module = nullptr;
-  check(d.module_load_data(&module, code.image.c_str()),
-        str("loading the kernel of '", name_, "', compiled by NVRTC ", nvrtc_version(), " for ",
-            device_is.arch(), ", into driver ", device_is.driver_version,
-            " (an NVRTC newer than the driver can be the cause)"));
   LoadedKernel loaded;
-  loaded.multiprocessors = static_cast<unsigned>(attribute(Attribute::multiprocessors, device));
-  check(d.module_get_function(&loaded.function, module, entry_.c_str()),
+  loaded.multiprocessors =
+      static_cast<unsigned>(attribute(Attribute::multiprocessors, context.device()));
+  check(driver().module_get_function(&loaded.function, module_of(name_, text_, context, id),
+                                     entry_.c_str()),
         str("finding ", entry_, " in the kernel of '", name_, "'"));
-
-  std::unique_lock lock(library_lock());
-  const auto [at, inserted] = table().emplace(key, loaded);
-  const LoadedKernel result = at->second;
-  lock.unlock();
-  if (!inserted) d.module_unload(module);  // another thread was faster
-  return result;
+  return loaded;
 }
 
 }  // namespace tenon::cuda

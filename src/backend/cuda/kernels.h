@@ -1,4 +1,4 @@
-// Compiled kernels by their text, kept in memory for the life of the process.
+// Compiled kernels by their text, kept in memory for the life of the process and on disk.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,12 @@
 #include <vector>
 
 #include "backend/cuda/driver.h"
+#include "backend/cuda/nvrtc.h"
 
 namespace tenon::cuda {
+
+// The code of a text for an architecture: from the disk, else by NVRTC and then to the disk.
+Compiled compile_once(const std::string& text, const std::string& arch, const std::string& name);
 
 struct LoadedKernel {
   Function function = nullptr;
@@ -26,6 +30,7 @@ class Source {
   LoadedKernel load(const CurrentContext& context) const;
 
   [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const std::string& text() const { return text_; }
 
  private:
   [[nodiscard]] LoadedKernel compiled(const CurrentContext& context, uint64_t id) const;

@@ -1,16 +1,44 @@
 // The CUDA makers, best first.
 #include "backend/cuda/makers.h"
 
+#include "backend/cuda/cache.h"
 #include "backend/cuda/driver.h"
+#include "backend/cuda/kernels.h"
 #include "backend/cuda/map.h"
 #include "backend/cuda/nvrtc.h"
+#include "backend/cuda/plain.h"
+#include "backend/cuda/tile.h"
+#include "backend/cuda/vector.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
 
+namespace {
+
+constexpr const char* kDraw = R"(extern "C" __global__ void tenon_draw(
+    unsigned long long* state, unsigned long long* drawn, unsigned long long count) {
+  for (int i = 0; i < 5; ++i) drawn[i] = state[i];
+  state[1] += count;
+}
+)";
+
+void draw(uint64_t* state, uint64_t* drawn, uint64_t count, void* stream) {
+  static const Source kSource("draw", kDraw, "tenon_draw");
+  const CurrentContext context;
+  void* values[] = {&state, &drawn, &count};
+  check(driver().launch_kernel(kSource.load(context).function, 1, 1, 1, 1, 1, 1, 0,
+                               static_cast<Stream>(stream), values, nullptr),
+        "drawing random numbers");
+}
+
+}  // namespace
+
 const Backend& backend() {
-  static constexpr Maker kMakers[] = {{"flat map", make_map}};
-  static constexpr Backend kBackend{"cuda", Device::cuda, kMakers};
+  static constexpr Maker kMakers[] = {{"vector map", make_vector},
+                                      {"tiled map", make_tile},
+                                      {"flat map", make_map},
+                                      {"plain", make_plain}};
+  static constexpr Backend kBackend{"cuda", Device::cuda, kMakers, draw};
   return kBackend;
 }
 
@@ -37,6 +65,9 @@ std::vector<std::string> doctor_lines() {
   if (!s.driver.empty()) lines.push_back("  driver: CUDA " + s.driver);
   if (!s.nvrtc.empty()) lines.push_back("  nvrtc: " + s.nvrtc);
   if (!s.why.empty()) lines.push_back("  missing: " + s.why);
+  const std::string off = Cache::shared().why_off();
+  lines.push_back(
+      str("  cache: ", off.empty() ? Cache::shared().folder().string() : "off, " + off));
   return lines;
 }
 

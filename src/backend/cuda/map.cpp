@@ -4,10 +4,9 @@
 #include <algorithm>
 #include <array>
 
+#include "backend/cuda/body.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/kernels.h"
-#include "expr/lower.h"
-#include "expr/print.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
@@ -21,67 +20,14 @@ namespace {
 constexpr unsigned kThreads = 256;
 constexpr unsigned kBlocksPerMultiprocessor = 32;  // a few waves, so that the last one is short
 
-// As TenonAccess and TenonMapArguments in device/map.cuh.
-struct Access {
-  void* data = nullptr;
-  int64_t stride = 0;
-  int64_t block = 1, block_stride = 1, offset = 0;
-  float value = 0;
-};
-static_assert(sizeof(Access) == 48);
-
-constexpr size_t kArgumentBytes = 4096;  // what every driver takes
 constexpr size_t kMostAccesses = (kArgumentBytes - 2 * sizeof(int64_t)) / sizeof(Access);
 
+// As TenonMapArguments in device/map.cuh.
 struct MapArguments {
   int64_t rows = 0, cols = 0;
   std::array<Access, kMostAccesses> at{};
 };
 static_assert(sizeof(MapArguments) <= kArgumentBytes);
-
-Access access(const View& view, const ColumnMap& columns) {
-  return {.data = view.data,
-          .stride = view.stride,
-          .block = columns.block,
-          .block_stride = columns.stride,
-          .offset = columns.offset};
-}
-
-std::string element(std::string_view kind, size_t i) {
-  return str("at[", i, "], tenon_", kind, "(at[", i, "], row, column)");
-}
-
-std::string indented(const std::string& lines) {
-  std::string text;
-  for (size_t begin = 0; begin < lines.size();) {
-    const size_t end = lines.find('\n', begin) + 1;
-    text += "    " + lines.substr(begin, end - begin);
-    begin = end;
-  }
-  return text;
-}
-
-std::string load_lines(const Step& step) {
-  std::string text;
-  for (size_t i = 0; i < step.loads.size(); ++i) {
-    const Load& l = step.loads[i];
-    text += str("in[", i, "] = ");
-    if (l.from == Load::From::parameter)
-      text += str("at[", i, "].value;\n");
-    else
-      text += str("tenon_load<tenon_", info(l.dtype).name, ">(",
-                  element(kLoadNames[static_cast<size_t>(l.from)], i), ");\n");
-  }
-  return text;
-}
-
-std::string store_lines(const Step& step) {
-  std::string text;
-  for (size_t i = 0; i < step.stores.size(); ++i)
-    text += str("tenon_store<tenon_", info(step.stores[i].dtype).name, ">(", element("tile", i),
-                ", out[", i, "]);\n");
-  return text;
-}
 
 // Why the flat map does not do a step, or nothing if it does.
 std::string refusal(const Step& step) {
@@ -121,15 +67,15 @@ class Map final : public Kernel {
     source_.load(context);
   }
 
+  [[nodiscard]] std::vector<std::string> texts() const override { return {source_.text()}; }
+
   void run(const RunArgs& args) const override {
     if (args.rows == 0 || cols_ == 0) return;
     const CurrentContext context;
     const LoadedKernel kernel = source_.load(context);
     MapArguments arguments{.rows = args.rows, .cols = cols_};
     Access* at = arguments.at.data();
-    for (const Load& l : loads_)
-      *at++ = l.from == Load::From::parameter ? Access{.value = args.parameters[l.arg]}
-                                              : access(args.in[l.arg], l.columns);
+    for (const Load& l : loads_) *at++ = load_access(l, args);
     for (const Store& s : stores_) *at++ = access(args.out[s.arg], s.columns);
 
     // Threads walk the rest of the elements, so the grid stays small whatever their number.
@@ -152,15 +98,14 @@ class Map final : public Kernel {
 }  // namespace
 
 std::string map_source(const Step& step) {
-  const Lowered lowered = lower(*step.graph, step.roots(), step.effective_precision());
   const std::string at = "const TenonAccess* at, TenonI64 row, TenonI64 column";
   return str(kWordsSkeleton, "\n", kMapSkeleton,
              "\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
              ", kStores = ", step.stores.size(), ";\n", "  __device__ static void load(", at,
              ", float* in) {\n", indented(load_lines(step)),
              "  }\n  __device__ static void compute(const float* in, float* out) {\n",
-             indented(print(lowered.graph, lowered.roots)), "  }\n  __device__ static void store(",
-             at, ", const float* out) {\n", indented(store_lines(step)), "  }\n};\n\n",
+             indented(compute_lines(step)), "  }\n  __device__ static void store(", at,
+             ", const float* out) {\n", indented(store_lines(step)), "  }\n};\n\n",
              "extern \"C\" __global__ void ", kMapKernel,
              "(const __grid_constant__ TenonMapArguments<Body::kLoads + Body::kStores> arguments) "
              "{\n  tenon_map<Body>(arguments);\n}\n");

@@ -1,6 +1,7 @@
 // Finds libnvrtc and compiles with the options that make strict mean the same bits.
 #include "backend/cuda/nvrtc.h"
 
+#include <dlfcn.h>
 #include <glob.h>
 
 #include <algorithm>
@@ -65,15 +66,31 @@ std::string resolve(const Library& library, Nvrtc& n) {
   return missing;
 }
 
+// The folder of the file that holds this code.
+std::string path_of_this() {
+  Dl_info found{};
+  if (dladdr(reinterpret_cast<const void*>(&path_of_this), &found) == 0 || !found.dli_fname)
+    return "";
+  const std::string_view file = found.dli_fname;
+  const size_t slash = file.rfind('/');
+  return slash == std::string_view::npos ? "" : std::string(file.substr(0, slash));
+}
+
 // Best first. A file that the user names is the only one.
 std::vector<std::string> candidates() {
   if (const char* file = std::getenv("TENON_NVRTC"); file != nullptr && *file != '\0')
     return {file};
   std::vector<std::string> files{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
-  glob_t found{};
-  if (glob("/usr/local/cuda*/lib64/libnvrtc.so*", 0, nullptr, &found) == 0)
-    files.insert(files.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  globfree(&found);
+  const auto add = [&](const std::string& pattern) {
+    glob_t found{};
+    if (glob(pattern.c_str(), 0, nullptr, &found) == 0)
+      files.insert(files.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    globfree(&found);
+  };
+  add("/usr/local/cuda*/lib64/libnvrtc.so*");
+  // NVIDIA's wheels lie beside our own in site-packages: nvidia/cu13/lib, nvidia/cuda_nvrtc/lib.
+  if (const std::string own = path_of_this(); !own.empty())
+    for (const char* up : {"/..", "/../.."}) add(own + up + "/nvidia/*/lib/libnvrtc.so.*");
   return files;
 }
 
@@ -190,6 +207,10 @@ class Compilation {
   Program program_ = nullptr;
 };
 
+// Strict means the same bits everywhere. The last one is a matter of compile time.
+constexpr std::string_view kOptions[] = {"--fmad=false",    "--ftz=false",      "--std=c++17",
+                                         "--prec-div=true", "--prec-sqrt=true", "--minimal"};
+
 const Loaded& working() {
   const Loaded& l = loaded();
   if (!l.why.empty()) fail(Code::runtime, "nvrtc: ", l.why);
@@ -205,17 +226,21 @@ std::optional<std::string> why_no_nvrtc() {
 
 std::string nvrtc_path() { return working().path; }
 std::string nvrtc_version() { return working().version; }
+std::string compiler_identity() {
+  std::string text = "nvrtc " + nvrtc_version();
+  for (const std::string_view o : kOptions) text += str(" ", o);
+  return text;
+}
 
 Compiled compile(const std::string& source, const std::string& arch) {
   const Loaded& l = working();
   const Target to = target(l, arch);
-  std::vector<std::string> options{to.option,     "--fmad=false",    "--ftz=false",
-                                   "--std=c++17", "--prec-div=true", "--prec-sqrt=true",
-                                   "--minimal"};
+  std::vector<std::string> options(std::begin(kOptions), std::end(kOptions));
+  options.insert(options.begin(), to.option);
   for (;;) {
     Compilation compilation(l.nvrtc, source);
     const int result = compilation.run(options);
-    // Only a matter of compile time, and older versions do not know it.
+    // Older versions do not know it.
     if (result == kInvalidOption && options.back() == "--minimal") {
       options.pop_back();
       continue;

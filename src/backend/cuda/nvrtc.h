@@ -9,8 +9,10 @@ namespace tenon::cuda {
 // Why nothing can be compiled here, or nothing if it can.
 std::optional<std::string> why_no_nvrtc();
 
-std::string nvrtc_path();     // the file in use
-std::string nvrtc_version();  // "13.0"
+std::string nvrtc_path();  // the file in use
+std::string nvrtc_version();
+// All but the text and the architecture that decides what compile() makes.
+std::string compiler_identity();  // "13.0"
 
 struct Compiled {
   std::string image;

@@ -5,6 +5,7 @@ struct TenonAccess {
   TenonU8* data;
   TenonI64 stride;  // elements from row to row
   TenonI64 block, block_stride, offset;
+  TenonI64 tiles;  // of swizzled scales, in a row
   float value;  // of a parameter, which has no memory
 };
 

@@ -1,0 +1,130 @@
+// Prints loads, formulas and stores.
+#include "backend/cuda/body.h"
+
+#include "core/scaling.h"
+#include "expr/lower.h"
+#include "expr/print.h"
+#include "tenon/error.h"
+
+namespace tenon::cuda {
+
+namespace {
+
+std::string element(std::string_view kind, size_t i) {
+  return str("at[", i, "], tenon_", kind, "(at[", i, "], row, column)");
+}
+
+// The function of device/*.cuh that finds a load's element.
+std::string kind_of(const Load& l) {
+  switch (l.from) {
+    case Load::From::total:
+      return "column";
+    case Load::From::product:
+      return "tile";
+    case Load::From::tile:
+      return l.transposed ? "tile_transposed" : "tile";
+    case Load::From::block: {
+      const Blocks b = l.format.blocks(l.orientation);
+      return str("block<", b.rows, ", ", b.cols, ", ", flag(b.transposed), ", ",
+                 flag(l.format.swizzled), ", ", flag(l.orientation == Orientation::rowwise), ">");
+    }
+    default:
+      return std::string(kLoadNames[static_cast<size_t>(l.from)]);
+  }
+}
+
+}  // namespace
+
+Access access(const View& view, const ColumnMap& columns) {
+  return {.data = view.data,
+          .stride = view.stride,
+          .block = columns.block,
+          .block_stride = columns.stride,
+          .offset = columns.offset};
+}
+
+Access load_access(const Load& l, const RunArgs& args) {
+  if (l.from == Load::From::parameter) return {.value = args.parameters[l.arg]};
+  if (l.from == Load::From::random || l.from == Load::From::total || l.from == Load::From::product)
+    return {};
+  Access a = access(args.in[l.arg], l.columns);
+  const View& v = args.in[l.arg];
+  if (l.from == Load::From::block)
+    a.tiles = (l.orientation == Orientation::rowwise ? v.cols : v.rows) / 4;
+  return a;
+}
+
+const char* flag(bool b) { return b ? "true" : "false"; }
+std::string format(DType d) { return str("tenon_", info(d).name); }
+
+Place place(const View& v) { return {v.data, v.stride, v.rows, v.cols}; }
+
+std::array<Place, kEncoderPlaces> encoder_places(const Encoder& e, const RunArgs& args) {
+  std::array<Place, kEncoderPlaces> all;
+  for (uint32_t i = 0; i < Encoder::outputs; ++i)
+    if (i != Encoder::health || e.counts) all[i] = place(args.out[e.out + i]);
+  const bool given = e.format.scaling == Scaling::delayed || e.format.scaling == Scaling::current;
+  if (given) all[Encoder::outputs].data = args.in[e.scale].data;
+  all[Encoder::outputs].cols = e.cols;
+  return all;
+}
+
+std::string scaling_text(const Step& step, size_t number) {
+  const Encoder& e = step.encoders[number];
+  const DTypeInfo& f = info(e.format.dtype);
+  const auto number_of = [](const char* name, float v) {
+    return str("  __device__ static float ", name, "() { return ", literal(v), "; }\n");
+  };
+  return str("struct Scaling", number, " {\n  using Format = ", format(e.format.dtype),
+             ";\n  using Scale = ", format(info(e.format.scaling).scale),
+             ";\n  static constexpr int kPlace = ", kEncoderPlaces * number,
+             ";\n  static constexpr bool kScaled = ", flag(e.format.scaling != Scaling::none),
+             ", kGiven = ", flag(e.format.scaling == Scaling::delayed),
+             ", kE8M0 = ", flag(e.format.scaling == Scaling::mxfp8),
+             ", kPowers = ", flag(e.format.powers()), ", kSwizzled = ", flag(e.format.swizzled),
+             ";\n", number_of("most", f.max), number_of("inverse_most", 1.0F / f.max),
+             number_of("eps", e.format.eps),
+             number_of("saturation", saturation_threshold(e.format.dtype)),
+             number_of("least", power_of_two(-f.bias - f.mantissa_bits)), "};\n");
+}
+
+std::string indented(const std::string& lines) {
+  std::string text;
+  for (size_t begin = 0; begin < lines.size();) {
+    const size_t end = lines.find('\n', begin) + 1;
+    text += "    " + lines.substr(begin, end - begin);
+    begin = end;
+  }
+  return text;
+}
+
+std::string load_lines(const Step& step) {
+  std::string text;
+  for (size_t i = 0; i < step.loads.size(); ++i) {
+    const Load& l = step.loads[i];
+    text += str("in[", i, "] = ");
+    if (l.from == Load::From::parameter)
+      text += str("at[", i, "].value;\n");
+    else if (l.from == Load::From::random)
+      text += str("tenon_random(random, row, column, ", l.arg, ");\n");
+    else
+      text += str("tenon_load<tenon_", info(l.dtype).name, ">(", element(kind_of(l), i), ");\n");
+  }
+  return text;
+}
+
+std::string store_lines(const Step& step) {
+  std::string text;
+  for (size_t i = 0; i < step.stores.size(); ++i)
+    if (step.stores[i].to == Store::To::tile)
+      text += str("tenon_store<tenon_", info(step.stores[i].dtype).name, ">(", element("tile", i),
+                  ", out[", i, "]);\n");
+  return text;
+}
+
+std::string compute_lines(const Step& step) {
+  const Lowered lowered = lower(*step.graph, step.roots(), step.effective_precision());
+  return print(lowered.graph, lowered.roots);
+}
+
+}  // namespace tenon::cuda

@@ -1,0 +1,265 @@
+// One file an entry: a header of sizes, the texts, the image, and a sum over all of it.
+#include "backend/cuda/cache.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+#include "tenon/error.h"
+
+namespace tenon::cuda {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::array<char, 8> kMagic{'t', 'e', 'n', 'o', 'n', 'k', '0', '1'};
+constexpr const char* kSuffix = ".kernel";
+constexpr const char* kUnfinished = ".unfinished";
+constexpr uint64_t kMostBytes = uint64_t{64} << 20;  // of a file that is worth reading
+constexpr int64_t kStaleSeconds = 3600;              // an unfinished file of that age is nobody's
+
+// FNV-1a; two starts make a name of 128 bits.
+uint64_t hash(std::string_view text, uint64_t h) {
+  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  return h;
+}
+constexpr uint64_t kFirst = 0xcbf29ce484222325ULL, kSecond = 0x9ae16a3b2f90404fULL;
+
+std::string hex(uint64_t v) {
+  std::string text(16, '0');
+  for (size_t i = 16; i-- > 0; v >>= 4) text[i] = "0123456789abcdef"[v & 15];
+  return text;
+}
+
+// The parts of a file in order: compiler, arch, name, source, kind, image.
+constexpr size_t kParts = 6;
+using Parts = std::array<std::string, kParts>;
+
+std::string packed(const Parts& parts) {
+  std::string text(kMagic.data(), kMagic.size());
+  for (const std::string& p : parts) {
+    const uint64_t size = p.size();
+    text.append(reinterpret_cast<const char*>(&size), sizeof size);
+  }
+  for (const std::string& p : parts) text += p;
+  const uint64_t sum = hash(text, kFirst);
+  return text.append(reinterpret_cast<const char*>(&sum), sizeof sum);
+}
+
+std::optional<Parts> unpacked(const std::string& text) {
+  constexpr size_t kHeader = kMagic.size() + kParts * sizeof(uint64_t);
+  if (text.size() < kHeader + sizeof(uint64_t) ||
+      std::memcmp(text.data(), kMagic.data(), kMagic.size()) != 0)
+    return std::nullopt;
+  const size_t body = text.size() - sizeof(uint64_t);
+  uint64_t sum = 0;
+  std::memcpy(&sum, text.data() + body, sizeof sum);
+  if (sum != hash(std::string_view(text).substr(0, body), kFirst)) return std::nullopt;
+  Parts parts;
+  size_t at = kHeader;
+  for (size_t i = 0; i < kParts; ++i) {
+    uint64_t size = 0;
+    std::memcpy(&size, text.data() + kMagic.size() + i * sizeof size, sizeof size);
+    if (size > body - at) return std::nullopt;
+    parts[i] = text.substr(at, size);
+    at += size;
+  }
+  return at == body ? std::optional(std::move(parts)) : std::nullopt;
+}
+
+std::optional<std::string> read_file(const fs::path& file) {
+  const int f = open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (f < 0) return std::nullopt;
+  struct stat s {};
+  std::optional<std::string> text;
+  // Files of others are not ours to run.
+  if (fstat(f, &s) == 0 && S_ISREG(s.st_mode) && s.st_uid == geteuid() &&
+      static_cast<uint64_t>(s.st_size) <= kMostBytes) {
+    text.emplace(static_cast<size_t>(s.st_size), '\0');
+    size_t done = 0;
+    while (done < text->size()) {
+      const ssize_t n = read(f, text->data() + done, text->size() - done);
+      if (n <= 0) break;
+      done += static_cast<size_t>(n);
+    }
+    if (done != text->size()) text.reset();
+  }
+  close(f);
+  return text;
+}
+
+bool write_file(const fs::path& file, const std::string& text) {
+  const int f = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (f < 0) return false;
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = write(f, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    done += static_cast<size_t>(n);
+  }
+  const bool closed = close(f) == 0;
+  return done == text.size() && closed;
+}
+
+fs::path default_folder() {
+  if (const char* given = std::getenv("TENON_CACHE_DIR"); given && *given) return given;
+  if (const char* given = std::getenv("XDG_CACHE_HOME"); given && *given == '/')
+    return fs::path(given) / "tenon";
+  if (const char* home = std::getenv("HOME"); home && *home == '/')
+    return fs::path(home) / ".cache" / "tenon";
+  return {};
+}
+
+uint64_t default_limit() {
+  constexpr uint64_t kMegabyte = 1'000'000;
+  constexpr uint64_t kDefault = 512;  // some thousands of kernels
+  const char* given = std::getenv("TENON_CACHE_MB");
+  char* end = nullptr;
+  const double mb = given && *given ? std::strtod(given, &end) : kDefault;
+  const bool number = !end || (*end == '\0' && mb >= 0 && mb < 1e9);
+  return static_cast<uint64_t>((number ? mb : kDefault) * kMegabyte);
+}
+
+int64_t seconds_of(const struct stat& s) { return s.st_mtim.tv_sec; }
+
+}  // namespace
+
+Cache& Cache::shared() {
+  static Cache cache(default_folder(), default_limit());
+  return cache;
+}
+
+Cache::Cache(fs::path folder, uint64_t limit) : folder_(std::move(folder)), limit_(limit) {}
+
+std::string Cache::why_off() const {
+  if (folder_.empty())
+    return "there is neither TENON_CACHE_DIR, XDG_CACHE_HOME nor HOME; set TENON_CACHE_DIR";
+  if (limit_ == 0) return "TENON_CACHE_MB is 0";
+  std::error_code ignored;
+  fs::create_directories(folder_.parent_path(), ignored);
+  mkdir(folder_.c_str(), 0700);
+  struct stat s {};
+  if (lstat(folder_.c_str(), &s) != 0)
+    return str(folder_.string(), " cannot be made: ", std::strerror(errno),
+               "; set TENON_CACHE_DIR to a folder of your own");
+  if (!S_ISDIR(s.st_mode)) return str(folder_.string(), " is no folder; set TENON_CACHE_DIR");
+  if (s.st_uid != geteuid())
+    return str(folder_.string(), " belongs to another user; set TENON_CACHE_DIR");
+  if ((s.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    return str(folder_.string(),
+               " can be written by others; run chmod 700, or set TENON_CACHE_DIR");
+  if (access(folder_.c_str(), W_OK | X_OK) != 0)
+    return str(folder_.string(), " cannot be written; set TENON_CACHE_DIR");
+  return "";
+}
+
+fs::path Cache::file_of(const CacheKey& key) const {
+  const std::string all = str(key.compiler, '\n', key.arch, '\n', key.source);
+  return folder_ / str(hex(hash(all, kFirst)), hex(hash(all, kSecond)), kSuffix);
+}
+
+std::optional<CachedImage> Cache::find(const CacheKey& key) {
+  if (!why_off().empty()) return std::nullopt;
+  const fs::path file = file_of(key);
+  const std::optional<std::string> text = read_file(file);
+  if (!text) return std::nullopt;
+  std::optional<Parts> parts = unpacked(*text);
+  if (!parts) return std::nullopt;
+  auto& [compiler, arch, name, source, kind, image] = *parts;
+  if (compiler != key.compiler || arch != key.arch || source != key.source || image.empty())
+    return std::nullopt;
+  utimensat(AT_FDCWD, file.c_str(), nullptr, 0);  // the oldest go first
+  return CachedImage{std::move(image), kind == "ptx"};
+}
+
+void Cache::keep(const CacheKey& key, const CachedImage& image, const std::string& name) {
+  if (!why_off().empty()) return;
+  const std::string text = packed(
+      {key.compiler, key.arch, name, key.source, image.is_ptx ? "ptx" : "cubin", image.image});
+  if (text.size() > std::min(limit_, kMostBytes)) return;
+  make_room(text.size());
+  static std::atomic<uint64_t> count{0};
+  const fs::path file = file_of(key);
+  fs::path own = file;
+  own += str(".", getpid(), ".", count++, kUnfinished);
+  if (!write_file(own, text) || rename(own.c_str(), file.c_str()) != 0) unlink(own.c_str());
+}
+
+std::vector<Cache::Entry> Cache::entries() const {
+  std::vector<Entry> all;
+  std::error_code error;
+  for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().extension() != kSuffix) continue;
+    struct stat s {};
+    if (lstat(it->path().c_str(), &s) != 0 || !S_ISREG(s.st_mode)) continue;
+    Entry e{.file = it->path(),
+            .name = {},
+            .arch = {},
+            .compiler = {},
+            .bytes = static_cast<uint64_t>(s.st_size),
+            .used = seconds_of(s)};
+    if (const auto text = read_file(e.file))
+      if (std::optional<Parts> parts = unpacked(*text)) {
+        e.compiler = std::move((*parts)[0]);
+        e.arch = std::move((*parts)[1]);
+        e.name = std::move((*parts)[2]);
+      }
+    all.push_back(std::move(e));
+  }
+  std::ranges::sort(all, {}, [](const Entry& e) { return std::pair(-e.used, e.file.string()); });
+  return all;
+}
+
+size_t Cache::clear() {
+  size_t removed = 0;
+  std::error_code error;
+  std::vector<fs::path> files;
+  for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error))
+    if (it->path().extension() == kSuffix || it->path().extension() == kUnfinished)
+      files.push_back(it->path());
+  for (const fs::path& f : files) removed += unlink(f.c_str()) == 0 ? 1 : 0;
+  return removed;
+}
+
+// The least recently used files go until a quarter is free; so do unfinished ones of processes that
+// are gone.
+void Cache::make_room(uint64_t bytes) {
+  struct File {
+    fs::path path;
+    uint64_t bytes;
+    int64_t used;
+  };
+  std::vector<File> files;
+  uint64_t total = bytes;
+  const auto now = std::chrono::duration_cast<std::chrono::seconds>(
+                       std::chrono::system_clock::now().time_since_epoch())
+                       .count();
+  std::error_code error;
+  for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
+    struct stat s {};
+    if (lstat(it->path().c_str(), &s) != 0 || !S_ISREG(s.st_mode)) continue;
+    if (it->path().extension() == kUnfinished && now - seconds_of(s) > kStaleSeconds)
+      unlink(it->path().c_str());
+    if (it->path().extension() != kSuffix) continue;
+    files.push_back({it->path(), static_cast<uint64_t>(s.st_size), seconds_of(s)});
+    total += files.back().bytes;
+  }
+  if (total <= limit_) return;
+  std::ranges::sort(files, {}, &File::used);
+  for (const File& f : files) {
+    if (total <= limit_ - limit_ / 4) return;
+    if (unlink(f.path.c_str()) == 0) total -= f.bytes;
+  }
+}
+
+}  // namespace tenon::cuda

@@ -1,0 +1,195 @@
+// The vector map: a thread has 8 neighbouring elements of a row, once or more; all loads come first.
+// Whole, aligned vectors only. Follows plain.cuh.
+
+// Two numbers of a 16-bit or 8-bit format at once, by the processor's own conversions where they
+// give the same bits.
+template <class Format>
+__device__ inline void tenon_decode_pair(TenonU32 codes, float& a, float& b) {
+  constexpr TenonU32 mask = Format::bytes == 2 ? 0xffffu : 0xffu;
+  a = Format::decode(codes & mask);
+  b = Format::decode((codes >> (8 * Format::bytes)) & mask);
+}
+template <>
+__device__ inline void tenon_decode_pair<tenon_bf16>(TenonU32 codes, float& a, float& b) {
+  a = tenon_bits(codes << 16);
+  b = tenon_bits(codes & 0xffff0000u);
+}
+template <class Format>
+__device__ inline TenonU32 tenon_encode_pair(float a, float b) {
+  return Format::encode(a) | Format::encode(b) << (8 * Format::bytes);
+}
+#if defined(__CUDA_ARCH__)
+template <>
+__device__ inline void tenon_decode_pair<tenon_f16>(TenonU32 codes, float& a, float& b) {
+  asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+      : "=f"(a), "=f"(b)
+      : "r"(codes));
+}
+template <>
+__device__ inline TenonU32 tenon_encode_pair<tenon_bf16>(float a, float b) {
+  TenonU32 codes;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(b), "f"(a));
+  return codes;
+}
+template <>
+__device__ inline TenonU32 tenon_encode_pair<tenon_f16>(float a, float b) {
+  TenonU32 codes;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(b), "f"(a));
+  return codes;
+}
+#if __CUDA_ARCH__ >= 890
+template <>
+__device__ inline TenonU32 tenon_encode_pair<tenon_e4m3>(float a, float b) {
+  TenonU16 codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(b), "f"(a));
+  return codes;
+}
+template <>
+__device__ inline TenonU32 tenon_encode_pair<tenon_e5m2>(float a, float b) {
+  TenonU16 codes;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(b), "f"(a));
+  return codes;
+}
+#endif
+#endif
+
+struct alignas(16) TenonWords4 {
+  TenonU32 w[4];
+};
+struct alignas(8) TenonWords2 {
+  TenonU32 w[2];
+};
+
+// Eight numbers; a vector of 16 bytes, or two, or one of 8.
+template <class Format>
+struct TenonEight {
+  __device__ static void load(const TenonU8* from, float (&v)[8]) {
+    if (Format::bytes == 4) {
+      for (int half = 0; half < 2; ++half) {
+        const TenonWords4 x = reinterpret_cast<const TenonWords4*>(from)[half];
+        for (int i = 0; i < 4; ++i) v[4 * half + i] = tenon_bits(x.w[i]);
+      }
+    } else if (Format::bytes == 2) {
+      const TenonWords4 x = *reinterpret_cast<const TenonWords4*>(from);
+      for (int i = 0; i < 4; ++i) tenon_decode_pair<Format>(x.w[i], v[2 * i], v[2 * i + 1]);
+    } else {
+      const TenonWords2 x = *reinterpret_cast<const TenonWords2*>(from);
+      for (int i = 0; i < 2; ++i) {
+        tenon_decode_pair<Format>(x.w[i], v[4 * i], v[4 * i + 1]);
+        tenon_decode_pair<Format>(x.w[i] >> 16, v[4 * i + 2], v[4 * i + 3]);
+      }
+    }
+  }
+  __device__ static void store(TenonU8* to, const float (&v)[8]) {
+    if (Format::bytes == 4) {
+      for (int half = 0; half < 2; ++half) {
+        TenonWords4 x;
+        for (int i = 0; i < 4; ++i) x.w[i] = __float_as_uint(v[4 * half + i]);
+        reinterpret_cast<TenonWords4*>(to)[half] = x;
+      }
+    } else if (Format::bytes == 2) {
+      TenonWords4 x;
+      for (int i = 0; i < 4; ++i) x.w[i] = tenon_encode_pair<Format>(v[2 * i], v[2 * i + 1]);
+      *reinterpret_cast<TenonWords4*>(to) = x;
+    } else {
+      TenonWords2 x;
+      for (int i = 0; i < 2; ++i)
+        x.w[i] = tenon_encode_pair<Format>(v[4 * i], v[4 * i + 1]) |
+                 tenon_encode_pair<Format>(v[4 * i + 2], v[4 * i + 3]) << 16;
+      *reinterpret_cast<TenonWords2*>(to) = x;
+    }
+  }
+};
+
+template <class Format>
+__device__ inline void tenon_load8(const TenonAccess& a, TenonI64 element, float (&v)[8]) {
+  TenonEight<Format>::load(a.data + element * Format::bytes, v);
+}
+template <class Format>
+__device__ inline void tenon_store8(const TenonAccess& a, TenonI64 element, const float (&v)[8]) {
+  TenonEight<Format>::store(a.data + element * Format::bytes, v);
+}
+__device__ inline void tenon_spread8(float value, float (&v)[8]) {
+  for (int i = 0; i < 8; ++i) v[i] = value;
+}
+
+// One block of the stream where the vector is one, else number by number.
+__device__ inline void tenon_random8(const TenonU64* state, TenonI64 row, TenonI64 column,
+                                     TenonU32 ordinal, float (&v)[8]) {
+  const TenonU64 i = (state[2] + static_cast<TenonU64>(row)) * state[4] + state[3] +
+                     static_cast<TenonU64>(column);
+  if (i % 8 != 0) {
+    for (int k = 0; k < 8; ++k) v[k] = tenon_random(state, row, column + k, ordinal);
+    return;
+  }
+  TenonU32 c[4];
+  tenon_philox(state, i, ordinal, c);
+  for (int k = 0; k < 4; ++k) {
+    v[2 * k] = static_cast<float>(static_cast<int>(c[k] & 0xffffu));
+    v[2 * k + 1] = static_cast<float>(static_cast<int>(c[k] >> 16));
+  }
+}
+
+// As the host's. Vectors of a row by a multiplication: q = (((v - t) >> 1) + t) >> shift with
+// t = high word of v·magic.
+template <int accesses, int places>
+struct TenonVectorArguments {
+  TenonU32 vectors;  // of a row
+  TenonU32 magic, shift;
+  TenonU32 all_low, all_high;  // vectors of the call
+  const TenonU64* random;
+  TenonAccess at[accesses];
+  TenonPlace place[places];
+};
+
+// A vector's number is below 2^32 unless the call is huge.
+template <class Arguments>
+__device__ inline TenonI64 tenon_vector_row(const Arguments& a, TenonU64 v) {
+  if (a.all_high != 0) return static_cast<TenonI64>(v / a.vectors);
+  const TenonU32 low = static_cast<TenonU32>(v);
+  if (a.vectors == 1) return low;
+  const TenonU32 t = static_cast<TenonU32>((static_cast<TenonU64>(low) * a.magic) >> 32);
+  return (((low - t) >> 1) + t) >> a.shift;
+}
+
+// The integer maximum of a block joins the slot. `most` is read first: few blocks then write.
+__device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most) {
+  for (int step = 16; step > 0; step /= 2) {
+    const TenonU32 other = __shfl_xor_sync(0xffffffffu, most, step);
+    most = other > most ? other : most;
+  }
+  TenonU32* const all = reinterpret_cast<TenonU32*>(slot);
+  if (threadIdx.x % 32 == 0 && most > *all) atomicMax(all, most);
+}
+
+// Body is printed: kLoads, kStores, kAmax (how many), load, compute, store. kVectors of a thread lie
+// a block's width apart.
+template <class Body, int kVectors, class Arguments>
+__device__ inline void tenon_vectors(const Arguments& a) {
+  const TenonU64 all = static_cast<TenonU64>(a.all_high) << 32 | a.all_low;
+  const TenonU64 first =
+      static_cast<TenonU64>(blockIdx.x) * (kVectors * blockDim.x) + threadIdx.x;
+  float in[kVectors][Body::kLoads + 1][8];
+  TenonI64 rows[kVectors], columns[kVectors];
+  for (int n = 0; n < kVectors; ++n) {
+    const TenonU64 v = first + static_cast<TenonU64>(n) * blockDim.x;
+    const TenonI64 row = tenon_vector_row(a, v < all ? v : 0);
+    rows[n] = row;
+    columns[n] = (static_cast<TenonI64>(v < all ? v : 0) - row * a.vectors) * 8;
+    Body::load(a.at, a.random, row, columns[n], in[n]);
+  }
+  TenonU32 most[Body::kAmax + 1] = {};
+  for (int n = 0; n < kVectors; ++n) {
+    if (first + static_cast<TenonU64>(n) * blockDim.x >= all) break;
+    float out[Body::kStores][8];
+    for (int e = 0; e < 8; ++e) {
+      float x[Body::kLoads + 1];
+      float y[Body::kStores];
+      for (int i = 0; i < Body::kLoads; ++i) x[i] = in[n][i][e];
+      Body::compute(x, y);
+      for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
+    }
+    Body::store(a, rows[n], columns[n], out, most);
+  }
+  Body::finish(a, most);
+}

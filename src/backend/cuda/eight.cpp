@@ -1,0 +1,111 @@
+// Lines for eight elements at once.
+#include "backend/cuda/eight.h"
+
+#include <algorithm>
+
+#include "tenon/error.h"
+
+namespace tenon::cuda {
+
+std::string load_eight(const Step& step, size_t i, const std::string& raw) {
+  const Load& l = step.loads[i];
+  const std::string element = str("at[", i, "], tenon_", kLoadNames[static_cast<size_t>(l.from)],
+                                  "(at[", i, "], row, column)");
+  const std::string to = str("in[", i, "]);\n");
+  switch (l.from) {
+    case Load::From::parameter:
+      return str("tenon_spread8(at[", i, "].value, ", to);
+    case Load::From::random:
+      return str("tenon_random8(random, row, column, ", l.arg, ", ", to);
+    case Load::From::column:
+    case Load::From::scalar:
+      return str("tenon_spread8(tenon_load<", format(l.dtype), ">(", element, "), ", to);
+    default:
+      if (!raw.empty()) return str("tenon_unpack8<", format(l.dtype), ">(", raw, ", ", to);
+      return str("tenon_load8<", format(l.dtype), ">(", element, ", ", to);
+  }
+}
+
+std::string amax_eight(size_t k, size_t slot) {
+  return str("for (int e = 0; e < 8; ++e) {\n  const TenonU32 bits = __float_as_uint(out[", k,
+             "][e]) & 0x7fffffffu;\n  most[", slot, "] = bits > most[", slot, "] ? bits : most[",
+             slot, "];\n}\n");
+}
+
+std::string scale_eight(size_t k, uint32_t number) {
+  return str("const float multiplier = tenon_single_scale<Scaling", number,
+             ">(a).multiplier;\nfloat scaled[8];\nfor (int e = 0; e < 8; ++e) scaled[e] = out[", k,
+             "][e] * multiplier;\n");
+}
+
+std::string finish_lines(const Step& step) {
+  std::string text;
+  size_t slot = 0;
+  for (const size_t k : stores_to(step, Store::To::amax))
+    text += str("tenon_join_amax(a.at[kLoads + ", k, "].data, most[", slot++, "]);\n");
+  for (size_t e = 0; e < step.encoders.size(); ++e) {
+    if (step.encoders[e].format.scaling == Scaling::none) continue;
+    for (const size_t side : {Encoder::row_scale, Encoder::column_scale})
+      text += str("if (tenon_thread() == 0 && a.place[", e * kEncoderPlaces + side,
+                  "].data)\n  tenon_put<4>(a.place[", e * kEncoderPlaces + side,
+                  "].data, tenon_single_scale<Scaling", e, ">(a).inverse);\n");
+  }
+  return text;
+}
+
+std::string clear_lines(const Step& step) {
+  std::string text;
+  for (const size_t k : stores_to(step, Store::To::amax))
+    if (!step.stores[k].join) text += str("tenon_put<4>(a.at[Body::kLoads + ", k, "].data, 0);\n");
+  return text;
+}
+
+std::vector<size_t> stores_to(const Step& step, Store::To to) {
+  std::vector<size_t> all;
+  for (size_t k = 0; k < step.stores.size(); ++k)
+    if (step.stores[k].to == to) all.push_back(k);
+  return all;
+}
+
+std::vector<Access> accesses_of(const Step& step, const RunArgs& args) {
+  std::vector<Access> all;
+  for (const Load& l : step.loads) all.push_back(load_access(l, args));
+  for (const Store& s : step.stores) {
+    const bool encoded = s.to == Store::To::encoded;
+    const uint32_t arg = encoded ? step.encoders[s.arg].data(Orientation::rowwise) : s.arg;
+    all.push_back(access(args.out[arg], s.columns));
+  }
+  return all;
+}
+
+bool aligned(const Access& a, int64_t element_bytes, bool rows) {
+  const int64_t bytes = std::min<int64_t>(16, kEight * element_bytes);
+  const auto whole = [&](int64_t elements) { return elements * element_bytes % bytes == 0; };
+  return reinterpret_cast<uintptr_t>(a.data) % static_cast<uintptr_t>(bytes) == 0 &&
+         (!rows || whole(a.stride)) && whole(a.offset) &&
+         (a.block == a.block_stride || (a.block % kEight == 0 && whole(a.block_stride)));
+}
+
+bool aligned_eights(const Step& step, const RunArgs& args) {
+  if (step.cols % kEight != 0) return false;
+  const std::vector<Access> all = accesses_of(step, args);
+  for (size_t i = 0; i < step.loads.size(); ++i) {
+    const Load& l = step.loads[i];
+    const bool tile = l.from == Load::From::tile;
+    if ((tile || l.from == Load::From::row) && !aligned(all[i], info(l.dtype).bytes, tile))
+      return false;
+  }
+  for (size_t k = 0; k < step.stores.size(); ++k) {
+    const Store& s = step.stores[k];
+    const Access& a = all[step.loads.size() + k];
+    bool fine = true;
+    if (s.to == Store::To::amax)
+      fine = reinterpret_cast<uintptr_t>(a.data) % sizeof(uint32_t) == 0;
+    else if (s.to == Store::To::tile || s.to == Store::To::encoded)
+      fine = aligned(a, info(s.dtype).bytes, true);
+    if (!fine) return false;
+  }
+  return true;
+}
+
+}  // namespace tenon::cuda

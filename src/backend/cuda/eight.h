@@ -1,0 +1,31 @@
+// What the maps of eight neighbouring elements a thread share: their texts and their alignment.
+#pragma once
+
+#include "backend/cuda/body.h"
+
+namespace tenon::cuda {
+
+inline constexpr int64_t kEight = 8;
+
+// One load of eight elements into in[i]; `raw` is where a tile's bytes are already, or empty.
+std::string load_eight(const Step& step, size_t i, const std::string& raw = "");
+// The largest magnitude of out[k] joins most[slot].
+std::string amax_eight(size_t k, size_t slot);
+// scaled[8] = out[k] times the multiplier of encoder `number`.
+std::string scale_eight(size_t k, uint32_t number);
+
+// At the end of a kernel: maxima to their slots, single scales beside their data.
+std::string finish_lines(const Step& step);
+// Slots that no maximum joins start from 0; empty where there is none.
+std::string clear_lines(const Step& step);
+
+// The stores of one kind.
+std::vector<size_t> stores_to(const Step& step, Store::To to);
+
+// Loads, then stores; an encoded one has the encoder's rowwise data.
+std::vector<Access> accesses_of(const Step& step, const RunArgs& args);
+// Whether every access of eight is one aligned vector, or two.
+bool aligned_eights(const Step& step, const RunArgs& args);
+bool aligned(const Access& a, int64_t element_bytes, bool rows);
+
+}  // namespace tenon::cuda

@@ -1,0 +1,336 @@
+// Which kernels a step needs, and what each of them is given.
+#include "backend/cuda/plain.h"
+
+#include <algorithm>
+
+#include "backend/cuda/body.h"
+#include "backend/cuda/eight.h"
+#include "core/scaling.h"
+#include "expr/print.h"
+#include "tenon/error.h"
+
+namespace tenon::cuda {
+
+// The texts of device/*.cuh, embedded by the build.
+extern const char kWordsSkeleton[];
+extern const char kMapSkeleton[];
+extern const char kPlainSkeleton[];
+
+namespace {
+
+constexpr unsigned kThreads = 256;
+constexpr unsigned kWarp = 32;
+constexpr int64_t kMostBlocks = 1 << 15;  // threads walk on from there
+constexpr int64_t kSumRows = 128, kSumElements = 256;
+constexpr size_t kAlignment = 64;
+
+// What a kernel reads of an earlier one and writes for a later one.
+struct Memory {
+  void* from = nullptr;
+  void* to = nullptr;
+  int64_t count = 0;
+};
+
+bool turned(const Encoder& e, Orientation o) {
+  return o == Orientation::columnwise && info(e.format.scaling).transposes;
+}
+// Each element is counted once, in the rowwise encoding where there is one.
+bool counts(const Encoder& e, Orientation o) {
+  return e.counts && (o == Orientation::rowwise || !e.rowwise);
+}
+
+std::string side_text(const char* name, const Matrix& m, bool k_first, size_t at) {
+  const Blocks b = m.format.blocks(m.orientation);
+  const bool scaled = m.format.scaling != Scaling::none;
+  return str("struct ", name, " {\n  using Format = ", format(m.format.dtype),
+             ";\n  using Scale = ", format(info(m.format.scaling).scale),
+             ";\n  static constexpr int kPlace = ", at, ", kBlockRows = ", b.rows,
+             ", kBlockCols = ", b.cols, ";\n  static constexpr bool kFirst = ", flag(k_first),
+             ", kTurned = ",
+             flag(m.orientation == Orientation::columnwise && info(m.format.scaling).transposes),
+             ", kSingle = ", flag(scaled && b.single()), ", kScalesTurned = ", flag(b.transposed),
+             ", kSwizzled = ", flag(m.format.swizzled),
+             ", kRowwise = ", flag(m.orientation == Orientation::rowwise), ";\n};\n");
+}
+
+// value(): which store makes a column of the tensor.
+std::string encoder_text(const Step& step, size_t number) {
+  std::string value;
+  for (const size_t k : stores_to(step, Store::To::encoded))
+    if (step.stores[k].arg == number)
+      value += str("    if (tenon_unmapped(a.at[Body::kLoads + ", k,
+                   "], a.cols, column, step))\n      return tenon_value<Body, ", k,
+                   ">(a, row, step);\n");
+  return str(scaling_text(step, number), "struct Encoder", number, " : Scaling", number,
+             " {\n  template <class A>\n  __device__ static float value(const A& a, TenonI64 row, "
+             "TenonI64 column) {\n    TenonI64 step = 0;\n",
+             value, "    return 0.0f;\n  }\n};\n");
+}
+
+}  // namespace
+
+// Walks a step once to write its text, or for a call to list its launches: the same order.
+class PlainProgram::Writer {
+ public:
+  explicit Writer(const Step& step) : step_(step), writes_(true) {}
+  Writer(const Step& step, const RunArgs& args)
+      : step_(step), args_(&args), memory_(static_cast<std::byte*>(args.workspace)) {
+    begin(args.rows);
+  }
+  Writer(const Step& step, int64_t rows) : step_(step) { begin(rows); }
+
+  void walk() {
+    prepare_places();
+    if (step_.gemm) product();
+    totals();
+    for (size_t k = 0; k < step_.stores.size(); ++k) store(k);
+    for (size_t e = 0; e < step_.encoders.size(); ++e) encoder(e);
+    if (!stores_to(step_, Store::To::tile).empty())
+      kernel("tiles", "<Body>", rows_ * step_.cols, kThreads);
+  }
+
+  [[nodiscard]] size_t used() const { return used_; }
+  std::string text;
+  std::vector<std::string> entries;
+  std::vector<Launch> all;
+
+ private:
+  void begin(int64_t given) {
+    rows_ = step_.rows ? step_.rows : given;
+    inner_ = step_.gemm ? (step_.gemm->inner ? step_.gemm->inner : given) : 0;
+  }
+
+  void prepare_places() {
+    places_.assign(step_.encoders.size() * kEncoderPlaces + (step_.gemm ? 4 : 0), {});
+    if (writes_ && step_.gemm) {
+      const size_t at = step_.encoders.size() * kEncoderPlaces;
+      text += side_text("SideA", step_.gemm->a, step_.gemm->a.transposed, at);
+      text += side_text("SideB", step_.gemm->b, !step_.gemm->b.transposed, at + 2);
+    }
+    for (size_t e = 0; writes_ && e < step_.encoders.size(); ++e) text += encoder_text(step_, e);
+    if (!args_) return;
+    for (size_t e = 0; e < step_.encoders.size(); ++e)
+      std::ranges::copy(encoder_places(step_.encoders[e], *args_),
+                        places_.begin() + static_cast<int64_t>(e * kEncoderPlaces));
+    for (const Load& l : step_.loads) accesses_.push_back(load_access(l, *args_));
+    for (const Store& s : step_.stores)
+      accesses_.push_back(s.to == Store::To::encoded ? access({}, s.columns)
+                                                     : access(args_->out[s.arg], s.columns));
+    if (!step_.gemm) return;
+    size_t at = step_.encoders.size() * kEncoderPlaces;
+    for (const Matrix* m : {&step_.gemm->a, &step_.gemm->b}) {
+      places_[at] = place(args_->in[m->arg]);
+      if (m->format.scaling != Scaling::none) places_[at + 1] = place(args_->in[m->arg + 1]);
+      at += 2;
+    }
+  }
+
+  void* take(int64_t bytes) {
+    void* const here = memory_ ? memory_ + used_ : nullptr;
+    used_ += static_cast<size_t>(rup(bytes, kAlignment));
+    return here;
+  }
+
+  // A kernel of its own name; the text calls tenon_<what><template arguments>.
+  void kernel(const std::string& what, const std::string& with, int64_t work, unsigned threads,
+              const Memory& m = {}) {
+    const std::string entry = str("tenon_plain_", entries.size());
+    entries.push_back(entry);
+    if (writes_)
+      text += str("extern \"C\" __global__ void ", entry,
+                  "(const __grid_constant__ Arguments a) {\n  tenon_", what, with, "(a);\n}\n");
+    if (!args_ || work <= 0) return;
+    Launch l{.entry = entry, .threads = threads, .arguments = {}};
+    const int64_t wanted = threads == kWarp ? work : cdiv(work, threads);
+    l.blocks = static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, kMostBlocks));
+    const PlainHead head{rows_, step_.cols, inner_, args_->random, m.from, m.to, m.count};
+    const auto add = [&](const void* data, size_t bytes) {
+      const auto* from = static_cast<const std::byte*>(data);
+      l.arguments.insert(l.arguments.end(), from, from + bytes);
+    };
+    add(&head, sizeof head);
+    const std::vector<Access> one(accesses_.empty() ? 1 : 0);
+    add(accesses_.data(), accesses_.size() * sizeof(Access));
+    add(one.data(), one.size() * sizeof(Access));
+    const std::vector<Place> some(places_.empty() ? 1 : 0);
+    add(places_.data(), places_.size() * sizeof(Place));
+    add(some.data(), some.size() * sizeof(Place));
+    all.push_back(std::move(l));
+  }
+
+  // Where loads of a kind find what an earlier kernel made.
+  void point(Load::From from, uint32_t arg, void* data, int64_t stride) {
+    if (!args_) return;
+    for (size_t i = 0; i < step_.loads.size(); ++i) {
+      const Load& l = step_.loads[i];
+      if (l.from != from || (from == Load::From::total && l.arg != arg)) continue;
+      accesses_[i] = access({}, l.columns);
+      accesses_[i].data = data;
+      accesses_[i].stride = stride;
+    }
+  }
+
+  void product() {
+    const int64_t cols = step_.gemm->cols;
+    void* const to = take(rows_ * cols * static_cast<int64_t>(sizeof(float)));
+    constexpr int64_t kTile = 64;
+    kernel("product_tiles", "<SideA, SideB>", cdiv(rows_, kTile) * cdiv(cols, kTile) * kThreads,
+           kThreads, {nullptr, to, cols});
+    point(Load::From::product, 0, to, cols);
+  }
+
+  // A total reads those before it. All have memory first: a kernel may load what it does not use.
+  void totals() {
+    std::vector<void*> to;
+    for (uint32_t t = 0; t < step_.totals.size(); ++t) {
+      to.push_back(take(rows_ * static_cast<int64_t>(sizeof(float))));
+      point(Load::From::total, t, to[t], 1);
+    }
+    for (size_t t = 0; t < to.size(); ++t)
+      kernel("totals", str("<Body, ", step_.stores.size() + t, ">"), rows_, kWarp,
+             {nullptr, to[t], 0});
+  }
+
+  void store(size_t k) {
+    const Store& s = step_.stores[k];
+    const std::string of = str("<Body, ", k);
+    const std::string as = str(", ", format(s.dtype), ">");
+    const auto floats = [&](int64_t n) { return take(n * static_cast<int64_t>(sizeof(float))); };
+    switch (s.to) {
+      case Store::To::tile:
+      case Store::To::encoded:
+        return;
+      case Store::To::column:
+        return kernel("columns", of + as, rows_, kThreads);
+      case Store::To::row_sum:
+        return kernel("row_sums", of + as, rows_, kWarp);
+      case Store::To::column_sum: {
+        const int64_t blocks = cdiv(rows_, kSumRows);
+        void* const parts = floats(blocks * step_.cols);
+        kernel("column_parts", str(of, ", ", flag(s.ordered), ">"), blocks * step_.cols, kThreads,
+               {nullptr, parts, blocks * step_.cols});
+        return kernel("column_sums", of + as, step_.cols, kThreads, {parts, nullptr, blocks});
+      }
+      case Store::To::sum:
+        return sum(of, as);
+      case Store::To::amax: {
+        void* const most = floats(1);
+        kernel("clear", "", 1, kThreads, {nullptr, most, 1});
+        kernel("amax_parts", of + ">", rows_ * step_.cols, kThreads, {nullptr, most, 0});
+        return kernel("amax_end", str(of, ", ", flag(s.join), ">"), 1, kThreads,
+                      {most, nullptr, 0});
+      }
+    }
+  }
+
+  // The text has one kernel for the levels above the first, however many there are.
+  void sum(const std::string& of, const std::string& as) {
+    int64_t n = cdiv(rows_ * step_.cols, kSumElements);
+    constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+    void* parts = take(std::max<int64_t>(n, 1) * kFloat);
+    void* more = take(std::max<int64_t>(cdiv(n, kSumElements), 1) * kFloat);
+    kernel("sum_parts", of + ">", n, kThreads, {nullptr, parts, n});
+    kernel("sum_more", "", n > 1 ? cdiv(n, kSumElements) : 0, kThreads, {parts, more, n});
+    // Levels alternate between the two; a level is at most a 256th of the one before.
+    if (n > 1) {
+      for (n = cdiv(n, kSumElements), std::swap(parts, more); n > 1;
+           n = cdiv(n, kSumElements), std::swap(parts, more))
+        if (args_) {
+          Launch again = all.back();
+          auto* head = reinterpret_cast<PlainHead*>(again.arguments.data());
+          head->from = parts;
+          head->to = more;
+          head->count = n;
+          all.push_back(std::move(again));
+        }
+    }
+    kernel("sum_end", of + as, 1, kThreads, {parts, nullptr, n});
+  }
+
+  void encoder(size_t number) {
+    const Encoder& e = step_.encoders[number];
+    const std::string name = str("Encoder", number);
+    const int64_t elements = rows_ * e.cols;
+    void* health = nullptr;
+    constexpr int64_t kHealthWords = 6;  // three 64-bit numbers
+    if (e.counts) {
+      health = take(kHealthWords * static_cast<int64_t>(sizeof(float)));
+      kernel("clear", "", kHealthWords, kThreads, {nullptr, health, kHealthWords});
+    }
+    for (const Orientation o : kOrientations) {
+      const Blocks b = e.format.blocks(o);
+      const bool rowwise = o == Orientation::rowwise;
+      if (e.has(o)) {
+        const std::string with = str("<Body, ", name, ", ", flag(rowwise), ", ", flag(turned(e, o)),
+                                     ", ", flag(counts(e, o)));
+        if (b.single())
+          kernel("encode_elements", with + ">", elements, kThreads, {nullptr, health, 0});
+        else
+          kernel("encode_blocks",
+                 str(with, ", ", b.rows, ", ", b.cols, ", ", flag(b.transposed), ">"),
+                 cdiv(rows_, b.rows) * cdiv(e.cols, b.cols), kWarp, {nullptr, health, 0});
+      }
+      // A single scale may lie beside either encoding.
+      if (info(e.format.scaling).scales(1, 1, o).rows == 0 || (!b.single() && !e.has(o))) continue;
+      const View v = args_ ? args_->out[e.scale_inv(o)] : View{};
+      kernel("encode_end",
+             str("<", name, ", ", flag(rowwise), ", ", b.rows, ", ", b.cols, ", ",
+                 flag(b.transposed), ">"),
+             v.rows * v.cols, kThreads);
+    }
+    if (e.counts) kernel("health_end", str("<", name, ">"), 1, kThreads, {health, nullptr, 0});
+  }
+
+  const Step& step_;
+  bool writes_ = false;
+  const RunArgs* args_ = nullptr;
+  int64_t rows_ = 0, inner_ = 0;
+  std::vector<Access> accesses_;
+  std::vector<Place> places_;
+  std::byte* memory_ = nullptr;
+  size_t used_ = 0;
+};
+
+PlainProgram::PlainProgram(const Step& step) : step_(step) {
+  Writer w(step_);
+  w.walk();
+  entries_ = w.entries;
+  const size_t accesses = std::max<size_t>(1, step.loads.size() + step.stores.size());
+  const size_t places =
+      std::max<size_t>(1, step.encoders.size() * kEncoderPlaces + (step.gemm ? 4 : 0));
+  const char* const at = "const TenonAccess* at, ";
+  const char* const element = "TenonI64 row, TenonI64 column, ";
+  text_ = str(
+      kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton,
+      "\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
+      ", kRoots = ", step.stores.size() + step.totals.size(), ";\n  __device__ static void load(",
+      at, "const TenonU64* random, ", element, "float* in) {\n", indented(load_lines(step)),
+      "  }\n  __device__ static void compute(const float* in, float* out) {\n",
+      indented(compute_lines(step)), "  }\n  __device__ static void store(", at, element,
+      "const float* out) {\n", indented(store_lines(step)),
+      "  }\n};\nusing Arguments = TenonPlainArguments<", accesses, ", ", places, ">;\n", w.text);
+}
+
+size_t PlainProgram::workspace(int64_t rows) const {
+  Writer w(step_, rows);
+  w.walk();
+  return w.used();
+}
+
+std::vector<Launch> PlainProgram::launches(const RunArgs& args) const {
+  Writer w(step_, args);
+  w.walk();
+  return std::move(w.all);
+}
+
+Attempt make_plain(const Step& step) {
+  const size_t bytes = sizeof(PlainHead) +
+                       (step.loads.size() + step.stores.size() + 1) * sizeof(Access) +
+                       (step.encoders.size() * kEncoderPlaces + 4) * sizeof(Place);
+  if (bytes > kArgumentBytes)
+    return Refusal{str(step.loads.size() + step.stores.size(),
+                       " loads and stores; a kernel's arguments hold fewer")};
+  return kernel_of(step.name, std::make_unique<PlainProgram>(step));
+}
+
+}  // namespace tenon::cuda

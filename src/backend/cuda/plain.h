@@ -1,0 +1,22 @@
+// Kernels for any step on CUDA: right for everything, with no promise of speed.
+#pragma once
+
+#include "backend/cuda/program.h"
+
+namespace tenon::cuda {
+
+class PlainProgram final : public Program {
+ public:
+  explicit PlainProgram(const Step& step);
+
+  [[nodiscard]] size_t workspace(int64_t rows) const override;
+  [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
+
+ private:
+  class Writer;
+  Step step_;
+};
+
+Attempt make_plain(const Step& step);
+
+}  // namespace tenon::cuda

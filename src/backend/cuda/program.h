@@ -1,0 +1,41 @@
+// A step's text with what is launched for a call, and the kernel that runs it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "step/backend.h"
+
+namespace tenon::cuda {
+
+// One kernel of a text, ready to launch; its arguments are one struct.
+struct Launch {
+  std::string entry;
+  unsigned blocks = 1, threads = 1;
+  std::vector<std::byte> arguments;
+};
+
+// Nothing here needs a GPU.
+class Program {
+ public:
+  virtual ~Program() = default;
+  [[nodiscard]] const std::string& text() const { return text_; }
+  [[nodiscard]] const std::vector<std::string>& entries() const { return entries_; }
+  // Whether it does a call: sizes and addresses may not suit it.
+  [[nodiscard]] virtual bool fits(const RunArgs& /*args*/) const { return true; }
+  [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
+  // In order; `args.workspace` holds at least workspace(args.rows) bytes.
+  [[nodiscard]] virtual std::vector<Launch> launches(const RunArgs& args) const = 0;
+
+ protected:
+  std::string text_;
+  std::vector<std::string> entries_;
+};
+
+// Calls that do not fit go to `other`, which may be null where all fit. A call that lends no
+// workspace takes it in the order of its stream.
+std::shared_ptr<const Kernel> kernel_of(const std::string& name, std::unique_ptr<Program> program,
+                                        std::shared_ptr<const Kernel> other = nullptr);
+
+}  // namespace tenon::cuda

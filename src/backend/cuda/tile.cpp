@@ -1,0 +1,237 @@
+// Prints the body for tiles, and says which calls it suits.
+#include "backend/cuda/tile.h"
+
+#include <algorithm>
+
+#include "backend/cuda/eight.h"
+#include "backend/cuda/plain.h"
+#include "tenon/error.h"
+
+namespace tenon::cuda {
+
+// The texts of device/*.cuh, embedded by the build.
+extern const char kWordsSkeleton[];
+extern const char kMapSkeleton[];
+extern const char kPlainSkeleton[];
+extern const char kVectorSkeleton[];
+extern const char kTileSkeleton[];
+
+namespace {
+
+constexpr int64_t kTile = 128;
+constexpr unsigned kThreads = 512;
+constexpr unsigned kSumThreads = 256;
+constexpr size_t kMostTurned = 2;  // 16 KB of shared memory each, beside the sums' 8 KB each
+constexpr size_t kMostSums = 2;
+constexpr const char* kEntry = "tenon_tile_kernel";
+constexpr const char* kClear = "tenon_tile_clear";
+
+std::string sum_entry(size_t i) { return str("tenon_tile_sum_", i); }
+
+// The stores whose encoder has a columnwise side, in the order of the tile's planes.
+std::vector<size_t> turned_stores(const Step& step) {
+  std::vector<size_t> all;
+  for (const size_t k : stores_to(step, Store::To::encoded))
+    if (step.encoders[step.stores[k].arg].columnwise) all.push_back(k);
+  return all;
+}
+
+struct BodyText {
+  std::string raw, fetch, unpack, codes, store, sum, turned;
+};
+
+BodyText body_text(const Step& step) {
+  BodyText t;
+  for (size_t i = 0; i < step.loads.size(); ++i) {
+    const Load& l = step.loads[i];
+    if (l.from != Load::From::tile) {
+      t.unpack += load_eight(step, i);
+      continue;
+    }
+    t.raw += str("    TenonRaw<", info(l.dtype).bytes, "> r", i, ";\n");
+    t.fetch += str("raw.r", i, ".load(at[", i, "].data + tenon_tile(at[", i, "], row, column) * ",
+                   info(l.dtype).bytes, ");\n");
+    t.unpack += load_eight(step, i, str("raw.r", i));
+  }
+  const std::vector<size_t> turned = turned_stores(step);
+  size_t amaxes = 0, sums = 0;
+  for (size_t k = 0; k < step.stores.size(); ++k) {
+    const Store& s = step.stores[k];
+    const std::string to = str("a.at[kLoads + ", k, "]");
+    const std::string element = str(to, ", tenon_tile(", to, ", row, column), ");
+    switch (s.to) {
+      case Store::To::tile:
+        t.store += str("tenon_store8<", format(s.dtype), ">(", element, "out[", k, "]);\n");
+        break;
+      case Store::To::amax:
+        t.store += amax_eight(k, amaxes++);
+        break;
+      case Store::To::column_sum:
+        t.sum += str("sums[", sums++, "].template add<row>(out[", k, "], there);\n");
+        break;
+      default: {
+        const auto plane = std::ranges::find(turned, k) - turned.begin();
+        const bool both = plane < static_cast<int64_t>(turned.size());
+        if (both) {
+          t.codes += str("{\n", scale_eight(k, s.arg), "codes[", plane, "][row] = tenon_codes8<",
+                         format(s.dtype), ">(scaled);\n}\n");
+          t.turned += str("if (plane == ", plane, ") return a.place[",
+                          s.arg * kEncoderPlaces + Encoder::column_data, "].data + tenon_mapped(",
+                          to, ", column) * a.place[", s.arg * kEncoderPlaces + Encoder::column_data,
+                          "].stride;\n");
+        }
+        if (!step.encoders[s.arg].rowwise) break;
+        if (both)
+          t.store += str("*reinterpret_cast<TenonWords2*>(", to, ".data + tenon_tile(", to,
+                         ", row, column)) = codes[", plane, "][r];\n");
+        else
+          t.store += str("{\n", scale_eight(k, s.arg), "tenon_store8<", format(s.dtype), ">(",
+                         element, "scaled);\n}\n");
+      }
+    }
+  }
+  return t;
+}
+
+}  // namespace
+
+std::string TileProgram::refusal(const Step& step) {
+  if (step.head() != Head::map)
+    return str("the tiled map has no ", kHeads[static_cast<size_t>(step.head())], " head");
+  for (const Load& l : step.loads)
+    if (l.from == Load::From::block || l.transposed)
+      return str("the tiled map does not read ",
+                 l.transposed ? "transposed tensors" : "scales of blocks");
+  for (const Store& s : step.stores) {
+    if (s.to == Store::To::row_sum || s.to == Store::To::sum || s.to == Store::To::column)
+      return str("the tiled map has no ", kStoreNames[static_cast<size_t>(s.to)]);
+    if (s.ordered) return "the tiled map adds rows as a tree only";
+  }
+  for (const Encoder& e : step.encoders) {
+    if (!e.format.blocks(Orientation::rowwise).single())
+      return "the tiled map finds no scales of blocks";
+    if (info(e.format.dtype).bytes != 1) return "the tiled map turns codes of one byte only";
+    if (e.counts) return "the tiled map counts nothing";
+  }
+  if (turned_stores(step).size() > kMostTurned) return "too many columnwise results for one tile";
+  if (stores_to(step, Store::To::column_sum).size() > kMostSums)
+    return "too many sums for one tile";
+  if (step.stores.empty()) return "the tiled map has nothing to store";
+  const size_t bytes = sizeof(PlainHead) +
+                       (step.loads.size() + step.stores.size()) * sizeof(Access) +
+                       (step.encoders.size() * kEncoderPlaces + 1) * sizeof(Place);
+  if (bytes > kArgumentBytes)
+    return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
+  return "";
+}
+
+TileProgram::TileProgram(const Step& step) : step_(step) {
+  entries_ = {kEntry};
+  const BodyText t = body_text(step);
+  std::string scalings;
+  for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
+  const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
+  const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
+  const char* const where = "TenonI64 row, TenonI64 column";
+  text_ = str(
+      kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton, "\n", kVectorSkeleton, "\n",
+      kTileSkeleton, "\n", scalings, "using Arguments = TenonPlainArguments<",
+      step.loads.size() + step.stores.size(), ", ", places,
+      ">;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
+      ", kStores = ", step.stores.size(), ", kAmax = ", stores_to(step, Store::To::amax).size(),
+      ", kTurned = ", turned_stores(step).size(), ", kSums = ", sums.size(), ";\n  struct Raw {\n",
+      t.raw, "  };\n  __device__ static void fetch(const TenonAccess* at, ", where,
+      ", Raw& raw) {\n", indented(t.fetch),
+      "  }\n  __device__ static void unpack(const TenonAccess* at, const TenonU64* random, ", where,
+      ", const Raw& raw, float (*in)[8]) {\n", indented(t.unpack),
+      "  }\n  __device__ static void compute(const float* in, float* out) {\n",
+      indented(compute_lines(step)),
+      "  }\n  __device__ static void codes(const Arguments& a, const float (&out)[kStores][8], int "
+      "row, "
+      "TenonWords2 (*codes)[4]) {\n",
+      indented(t.codes), "  }\n  __device__ static void store(const Arguments& a, ", where,
+      ", const float (&out)[kStores][8], int r, const TenonWords2 (*codes)[4], TenonU32* most) {\n",
+      indented(t.store),
+      "  }\n  template <int row>\n  __device__ static void sum(const float (&out)[kStores][8], "
+      "TenonFour* sums, bool there) {\n",
+      indented(t.sum),
+      "  }\n  __device__ static TenonU8* turned(const Arguments& a, int plane, TenonI64 column) "
+      "{\n",
+      indented(t.turned),
+      "    return nullptr;\n  }\n  __device__ static void finish(const Arguments& a, const "
+      "TenonU32* "
+      "most) {\n",
+      indented(finish_lines(step)), "  }\n};\nextern \"C\" __launch_bounds__(", kThreads,
+      ", 2) __global__ void ", kEntry,
+      "(const __grid_constant__ Arguments a) {\n  tenon_tile_map<Body>(a);\n}\n");
+  const auto kernel = [&](const std::string& entry, const std::string& lines) {
+    entries_.push_back(entry);
+    text_ += str("extern \"C\" __global__ void ", entry,
+                 "(const __grid_constant__ Arguments a) {\n", indented(lines), "}\n");
+  };
+  for (size_t i = 0; i < sums.size(); ++i)
+    kernel(sum_entry(i), str("tenon_column_sums<Body, ", sums[i], ", ",
+                             format(step.stores[sums[i]].dtype), ">(a);\n"));
+  if (const std::string clear = clear_lines(step); !clear.empty()) kernel(kClear, clear);
+}
+
+bool TileProgram::fits(const RunArgs& args) const {
+  if (args.rows == 0 || step_.cols == 0 || !aligned_eights(step_, args)) return false;
+  // Columns are written 16 rows at once.
+  for (const Encoder& e : step_.encoders) {
+    if (!e.columnwise) continue;
+    const View& v = args.out[e.data(Orientation::columnwise)];
+    if (reinterpret_cast<uintptr_t>(v.data) % 16 != 0 || v.stride % 16 != 0) return false;
+  }
+  return true;
+}
+
+size_t TileProgram::workspace(int64_t rows) const {
+  const size_t sums = stores_to(step_, Store::To::column_sum).size();
+  return sums * static_cast<size_t>(cdiv(rows, kTile) * step_.cols) * sizeof(float);
+}
+
+std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
+  const std::vector<Access> at = accesses_of(step_, args);
+  std::vector<Place> places;
+  for (const Encoder& e : step_.encoders)
+    for (const Place& p : encoder_places(e, args)) places.push_back(p);
+  if (places.empty()) places.emplace_back();
+  const auto launch = [&](const std::string& entry, int64_t blocks, unsigned threads,
+                          const PlainHead& head) {
+    Launch l{.entry = entry,
+             .blocks = static_cast<unsigned>(blocks),
+             .threads = threads,
+             .arguments = {}};
+    const auto add = [&](const void* data, size_t bytes) {
+      const auto* from = static_cast<const std::byte*>(data);
+      l.arguments.insert(l.arguments.end(), from, from + bytes);
+    };
+    add(&head, sizeof head);
+    add(at.data(), at.size() * sizeof(Access));
+    add(places.data(), places.size() * sizeof(Place));
+    return l;
+  };
+  PlainHead head{.rows = args.rows, .cols = step_.cols, .random = args.random};
+  head.to = args.workspace;
+  std::vector<Launch> list;
+  if (entries_.back() == kClear) list.push_back(launch(kClear, 1, 1, head));
+  const int64_t blocks = cdiv(args.rows, kTile);
+  list.push_back(launch(kEntry, blocks * cdiv(step_.cols, kTile), kThreads, head));
+  head.count = blocks;
+  for (size_t i = 0; i < stores_to(step_, Store::To::column_sum).size(); ++i) {
+    head.from = static_cast<float*>(args.workspace) + static_cast<int64_t>(i) * blocks * step_.cols;
+    list.push_back(launch(sum_entry(i), cdiv(step_.cols, kSumThreads), kSumThreads, head));
+  }
+  return list;
+}
+
+Attempt make_tile(const Step& step) {
+  if (std::string why = TileProgram::refusal(step); !why.empty()) return Refusal{std::move(why)};
+  const Attempt other = make_plain(step);
+  if (std::holds_alternative<Refusal>(other)) return other;
+  return kernel_of(step.name, std::make_unique<TileProgram>(step),
+                   std::get<std::shared_ptr<const Kernel>>(other));
+}
+
+}  // namespace tenon::cuda

@@ -1,0 +1,177 @@
+// Prints the body for eight elements at once, and says which calls it suits.
+#include "backend/cuda/vector.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "backend/cuda/eight.h"
+#include "backend/cuda/map.h"
+#include "backend/cuda/plain.h"
+#include "tenon/error.h"
+
+namespace tenon::cuda {
+
+// The texts of device/*.cuh, embedded by the build.
+extern const char kWordsSkeleton[];
+extern const char kMapSkeleton[];
+extern const char kPlainSkeleton[];
+extern const char kVectorSkeleton[];
+
+namespace {
+
+constexpr const char* kEntry = "tenon_vector_kernel";
+constexpr const char* kClear = "tenon_vector_clear";
+
+// The head of TenonVectorArguments in device/vector.cuh.
+struct VectorHead {
+  uint32_t vectors = 0, magic = 0, shift = 0;
+  uint32_t all_low = 0, all_high = 0, padding = 0;
+  const uint64_t* random = nullptr;
+};
+
+// Threads of a block, vectors of a thread, and the blocks of a multiprocessor that the registers
+// must allow: one-byte results want few registers and two vectors (reference figures: 98 % of a
+// copy's speed against 90 %).
+struct Size {
+  unsigned threads, vectors, blocks;
+};
+Size size_of(const Step& step) {
+  for (const Encoder& e : step.encoders)
+    if (info(e.format.dtype).bytes == 1) return {128, 2, 12};
+  return {256, 1, 4};
+}
+
+// floor(v ÷ d) = (((v − t) >> 1) + t) >> shift, t being the high word of v·magic; d above 1.
+VectorHead divided_by(uint32_t d) {
+  VectorHead h{.vectors = d};
+  if (d < 2) return h;
+  const auto log = static_cast<uint32_t>(std::bit_width(d - 1));
+  h.magic = static_cast<uint32_t>((((uint64_t{1} << log) - d) << 32) / d + 1);
+  h.shift = log - 1;
+  return h;
+}
+
+std::string store_text(const Step& step) {
+  std::string text;
+  size_t amaxes = 0;
+  for (size_t k = 0; k < step.stores.size(); ++k) {
+    const Store& s = step.stores[k];
+    const std::string to = str("a.at[kLoads + ", k, "]");
+    const std::string store =
+        str("tenon_store8<", format(s.dtype), ">(", to, ", tenon_tile(", to, ", row, column), ");
+    if (s.to == Store::To::tile)
+      text += str(store, "out[", k, "]);\n");
+    else if (s.to == Store::To::amax)
+      text += amax_eight(k, amaxes++);
+    else
+      text += str("{\n", scale_eight(k, s.arg), store, "scaled);\n}\n");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string VectorProgram::refusal(const Step& step) {
+  if (step.head() != Head::map)
+    return str("the vector map has no ", kHeads[static_cast<size_t>(step.head())], " head");
+  for (const Load& l : step.loads)
+    if (l.from == Load::From::block || l.transposed)
+      return str("the vector map does not read ",
+                 l.transposed ? "transposed tensors" : "scales of blocks");
+  for (const Store& s : step.stores)
+    if (s.to != Store::To::tile && s.to != Store::To::amax && s.to != Store::To::encoded)
+      return str("the vector map has no ", kStoreNames[static_cast<size_t>(s.to)]);
+  for (const Encoder& e : step.encoders) {
+    if (e.columnwise) return "the vector map writes no columnwise encoding";
+    if (!e.format.blocks(Orientation::rowwise).single())
+      return "the vector map finds no scales of blocks";
+    if (e.counts) return "the vector map counts nothing";
+  }
+  if (step.stores.empty()) return "the vector map has nothing to store";
+  const size_t bytes = sizeof(VectorHead) +
+                       (step.loads.size() + step.stores.size()) * sizeof(Access) +
+                       (step.encoders.size() * kEncoderPlaces + 1) * sizeof(Place);
+  if (bytes > kArgumentBytes)
+    return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
+  return "";
+}
+
+VectorProgram::VectorProgram(const Step& step) : step_(step) {
+  entries_ = {kEntry};
+  const Size size = size_of(step);
+  std::string scalings, loads;
+  for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
+  for (size_t i = 0; i < step.loads.size(); ++i) loads += load_eight(step, i);
+  const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
+  text_ = str(
+      kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton, "\n", kVectorSkeleton, "\n",
+      scalings, "using Arguments = TenonVectorArguments<", step.loads.size() + step.stores.size(),
+      ", ", places, ">;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
+      ", kStores = ", step.stores.size(), ", kAmax = ", stores_to(step, Store::To::amax).size(),
+      ";\n  __device__ static void load(const TenonAccess* at, const TenonU64* random, "
+      "TenonI64 row, TenonI64 column, float (*in)[8]) {\n",
+      indented(loads), "  }\n  __device__ static void compute(const float* in, float* out) {\n",
+      indented(compute_lines(step)),
+      "  }\n  __device__ static void store(const Arguments& a, TenonI64 row, TenonI64 "
+      "column, const float (&out)[kStores][8], TenonU32* most) {\n",
+      indented(store_text(step)),
+      "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most) {\n",
+      indented(finish_lines(step)), "  }\n};\nextern \"C\" __launch_bounds__(", size.threads, ", ",
+      size.blocks, ") __global__ void ", kEntry,
+      "(const __grid_constant__ Arguments a) {\n  tenon_vectors<Body, ", size.vectors,
+      ">(a);\n}\n");
+  const std::string clear = clear_lines(step);
+  if (clear.empty()) return;
+  entries_.emplace_back(kClear);
+  text_ += str("extern \"C\" __global__ void ", kClear, "(const __grid_constant__ Arguments a) {\n",
+               indented(clear), "}\n");
+}
+
+bool VectorProgram::fits(const RunArgs& args) const {
+  const int64_t vectors = step_.cols / kEight;
+  return vectors <= UINT32_MAX && args.rows * vectors > 0 && aligned_eights(step_, args);
+}
+
+std::vector<Launch> VectorProgram::launches(const RunArgs& args) const {
+  const auto vectors = static_cast<uint32_t>(step_.cols / kEight);
+  const uint64_t all = static_cast<uint64_t>(args.rows) * vectors;
+  VectorHead head = divided_by(vectors);
+  head.all_low = static_cast<uint32_t>(all);
+  head.all_high = static_cast<uint32_t>(all >> 32);
+  head.random = args.random;
+  const std::vector<Access> at = accesses_of(step_, args);
+  std::vector<Place> places;
+  for (const Encoder& e : step_.encoders)
+    for (const Place& p : encoder_places(e, args)) places.push_back(p);
+  if (places.empty()) places.emplace_back();
+  const Size size = size_of(step_);
+  Launch l{.entry = kEntry, .threads = size.threads, .arguments = {}};
+  const uint64_t each = uint64_t{size.threads} * size.vectors;
+  l.blocks = static_cast<unsigned>((all + each - 1) / each);
+  const auto add = [&](const void* data, size_t bytes) {
+    const auto* from = static_cast<const std::byte*>(data);
+    l.arguments.insert(l.arguments.end(), from, from + bytes);
+  };
+  add(&head, sizeof head);
+  add(at.data(), at.size() * sizeof(Access));
+  add(places.data(), places.size() * sizeof(Place));
+  std::vector<Launch> list;
+  if (entries_.size() > 1) {
+    list.push_back(l);
+    list[0].entry = kClear;
+    list[0].blocks = list[0].threads = 1;
+  }
+  list.push_back(std::move(l));
+  return list;
+}
+
+Attempt make_vector(const Step& step) {
+  if (std::string why = VectorProgram::refusal(step); !why.empty()) return Refusal{std::move(why)};
+  Attempt other = make_map(step);
+  if (std::holds_alternative<Refusal>(other)) other = make_plain(step);
+  if (std::holds_alternative<Refusal>(other)) return other;
+  return kernel_of(step.name, std::make_unique<VectorProgram>(step),
+                   std::get<std::shared_ptr<const Kernel>>(other));
+}
+
+}  // namespace tenon::cuda

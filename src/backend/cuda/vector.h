@@ -1,0 +1,25 @@
+// The vector map: element-wise steps on whole, aligned vectors, at the speed of the memory.
+#pragma once
+
+#include "backend/cuda/program.h"
+
+namespace tenon::cuda {
+
+class VectorProgram final : public Program {
+ public:
+  // Why the vector map does not do a step, or nothing if it does.
+  static std::string refusal(const Step& step);
+  explicit VectorProgram(const Step& step);
+
+  // Tensors made of whole, aligned vectors.
+  [[nodiscard]] bool fits(const RunArgs& args) const override;
+  [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
+
+ private:
+  Step step_;
+};
+
+// Calls that do not fit go to the makers behind it.
+Attempt make_vector(const Step& step);
+
+}  // namespace tenon::cuda

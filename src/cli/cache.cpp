@@ -1,0 +1,69 @@
+// `tenon cache`: the compiled kernels on disk, listed, removed, or made ahead.
+#include "backend/cuda/cache.h"
+
+#include <fmt/chrono.h>
+#include <fmt/core.h>
+
+#include <set>
+
+#include "backend/cuda/driver.h"
+#include "backend/cuda/kernels.h"
+#include "cli/chain_args.h"
+#include "plan/data.h"
+#include "tenon/error.h"
+
+namespace tenon::cli {
+
+namespace {
+
+using cuda::Cache;
+
+int list(const Cache& cache) {
+  uint64_t total = 0;
+  const std::vector<Cache::Entry> all = cache.entries();
+  for (const Cache::Entry& e : all) {
+    total += e.bytes;
+    const auto used = static_cast<std::time_t>(e.used);
+    fmt::print("{:%Y-%m-%d %H:%M}  {:>9}  {:<8}  {}\n", fmt::localtime(used), e.bytes,
+               e.arch.empty() ? "-" : e.arch, e.name.empty() ? "(not a kernel of ours)" : e.name);
+  }
+  fmt::print("{} kernels, {} bytes in {}\n", all.size(), total, cache.folder().string());
+  if (const std::string why = cache.why_off(); !why.empty()) fmt::print("off: {}\n", why);
+  return ok;
+}
+
+// Every step of both passes; equal texts once.
+int warm(Cache& cache, const CacheArgs& args) {
+  if (const std::string why = cache.why_off(); !why.empty())
+    fail(Code::runtime, "cache warm: nothing would be kept: ", why);
+  std::string arch = args.arch;
+  if (arch.empty()) {
+    const auto why = cuda::why_no_gpu();
+    require(!why, "cache warm: ", why.value_or(""), "; give --arch, e.g. sm_90a");
+    arch = cuda::device_info(0).arch();
+  }
+  ChainArgs chain = args;
+  chain.device = "cuda";
+  const Plan made = build(parse_chain(chain_text(chain)), request_of(chain));
+  std::set<std::string> texts;
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const PlanStep& s : made.data().steps(pass)) {
+      if (!s.chosen.kernel) continue;
+      for (const std::string& text : s.chosen.kernel->texts())
+        if (texts.insert(text).second) cuda::compile_once(text, arch, s.step.name);
+    }
+  fmt::print("{} kernels for {} in {}\n", texts.size(), arch, cache.folder().string());
+  return ok;
+}
+
+}  // namespace
+
+int cache(const CacheArgs& args) {
+  Cache& shared = Cache::shared();
+  if (args.action == "list") return list(shared);
+  if (args.action == "warm") return warm(shared, args);
+  fmt::print("removed {} files\n", shared.clear());
+  return ok;
+}
+
+}  // namespace tenon::cli

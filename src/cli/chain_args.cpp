@@ -1,0 +1,95 @@
+// Chains of the command line: their text, and what is asked of their plans.
+#include "cli/chain_args.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "cli/tensor_file.h"
+#include "plan/stage.h"
+#include "tenon/activation.h"
+#include "tenon/error.h"
+
+namespace tenon::cli {
+
+namespace {
+
+// The command line has checked the name already.
+template <class T, size_t n>
+T named(const std::array<std::string_view, n>& names, const std::string& name) {
+  return static_cast<T>(std::ranges::find(names, name) - names.begin());
+}
+
+bool known(const Op& op) {
+  for (const OpKind& k : op_kinds())
+    if (k.name == op.name) return true;
+  if (op.name == "act") return true;
+  try {
+    activation(op.name);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string chain_text(const ChainArgs& args) {
+  if (!args.chain.starts_with('@')) return args.chain;
+  const std::string path = args.chain.substr(1);
+  const std::string name = clean(path, 200);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
+                                                             std::fclose);
+  require(file != nullptr, args.command, " @", name, " cannot be opened: ", std::strerror(errno),
+          "; give the path of a chain's text");
+  // One byte more than a chain may have, so that the parser is the one who refuses it.
+  std::string text(kMaxChainBytes + 1, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+  require(std::ferror(file.get()) == 0, args.command, " @", name,
+          " cannot be read: ", std::strerror(errno), "; give the path of a chain's text");
+  return text;
+}
+
+PlanRequest request_of(const ChainArgs& args) {
+  constexpr int64_t kMost = 1LL << 32;  // sizes of tensors stay far from 2^63
+  const int64_t rows = args.rows.value_or(ChainArgs::kRows);
+  require(rows >= 1 && rows <= kMost, args.command, " --rows ", rows, ": it must be from 1 to ",
+          kMost);
+  require(args.cols >= 0 && args.cols <= kMost, args.command, " --cols ", args.cols,
+          ": it must be from 1 to ", kMost);
+  PlanRequest r{.cols = args.cols,
+                .recipe = recipe(args.recipe),
+                .training = !args.eval,
+                .backward = args.backward,
+                .keep = named<Keep>(kKeeps, args.keep)};
+  r.dtype = *dtype_named(args.dtype);
+  r.options.precision = named<Precision>(kPrecisions, args.precision);
+  r.options.rounding = named<Rounding>(kRoundings, args.rounding);
+  r.options.device = named<Device>(kDevices, args.device);
+  return r;
+}
+
+void write_file(std::string_view option, const std::string& path, std::string_view bytes) {
+  const std::string name = clean(path, 200);
+  std::FILE* f = std::fopen(path.c_str(), "wb");
+  require(f != nullptr, option, " ", name, " cannot be opened: ", std::strerror(errno),
+          "; give a path that can be written");
+  const bool written = std::fwrite(bytes.data(), 1, bytes.size(), f) == bytes.size();
+  const bool closed = std::fclose(f) == 0;
+  if (!written || !closed)
+    fail(Code::runtime, option, " ", name, " could not be written: ", std::strerror(errno));
+}
+
+Plan build(const Chain& chain, const PlanRequest& request) {
+  try {
+    return Plan::build(chain, request);
+  } catch (const Error& e) {
+    if (std::ranges::all_of(chain, known)) throw;
+    fail(e.code(), e.what(),
+         "; an opaque op is a function of yours, so it runs from C++, C or Python, not from here");
+  }
+}
+
+}  // namespace tenon::cli

@@ -1,0 +1,185 @@
+// Memory of plans, and ops run one by one.
+#include "cli/session.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "tenon/error.h"
+#include "tenon/tenon.hpp"
+
+namespace tenon::cli {
+
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+
+void* allocate(int64_t bytes) {
+  try {
+    return ::operator new(static_cast<size_t>(std::max<int64_t>(bytes, 1)), kAlignment);
+  } catch (const std::bad_alloc&) {
+    fail(Code::runtime, "there is no memory for a tensor of ", bytes, " bytes; give fewer rows");
+  }
+}
+
+}  // namespace
+
+void* Runner::at(std::string_view name) const {
+  void* const found = find(name);
+  require(found != nullptr, "the chain has no tensor '", name, "'");
+  return found;
+}
+
+void Session::Free::operator()(void* p) const { ::operator delete(p, kAlignment); }
+
+Session::Session(Plan plan, int64_t rows)
+    : plan_(std::move(plan)), rows_(rows), workspace_(allocate(plan_.workspace_bytes(rows))) {
+  constexpr size_t kHistory = 16;
+  plan_.check_rows(rows);
+  const std::vector<Buffer>& buffers = plan_.buffers();
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const Buffer& b = buffers[i];
+    const bool own = b.role != Role::workspace;
+    memory_.emplace_back(own ? allocate(b.bytes(rows)) : nullptr);
+    addresses_.push_back(memory_.back().get());
+    numbers_.emplace(b.name, i);
+    if (own) std::memset(addresses_.back(), 0, static_cast<size_t>(b.bytes(rows)));
+  }
+  for (const auto& [name, number] : numbers_) {
+    constexpr std::string_view kScale = ".scale";
+    if (buffers[number].role != Role::state || !name.ends_with(kScale)) continue;
+    const std::string of = name.substr(0, name.size() - kScale.size());
+    Delayed d{.amax = static_cast<float*>(at(of + ".amax")),
+              .scale = static_cast<float*>(at(name)),
+              .history = std::vector<float>(kHistory)};
+    *d.scale = 1;
+    for (const std::string& data : {of, of + ".t"})
+      if (const auto it = numbers_.find(data); it != numbers_.end())
+        d.dtype = buffers[it->second].dtype;
+    delayed_.push_back(std::move(d));
+  }
+}
+
+void Session::run(Pass pass, bool weights_changed) {
+  plan_.run(pass, rows_, addresses_, workspace_.get(), {.weights_changed = weights_changed});
+}
+
+void* Session::find(std::string_view name) const {
+  const auto it = numbers_.find(name);
+  return it == numbers_.end() ? nullptr : addresses_[it->second];
+}
+
+void Session::lend(std::string_view name, void* memory) {
+  const auto it = numbers_.find(name);
+  require(it != numbers_.end(), "the chain has no tensor '", name, "'");
+  addresses_[it->second] = memory;
+  memory_[it->second].reset();
+}
+
+const Buffer& Session::buffer(std::string_view name) const {
+  return plan_.buffers()[numbers_.find(name)->second];
+}
+
+void Session::update_scales() {
+  for (Delayed& d : delayed_) {
+    d.history[0] = *d.amax;
+    const auto length = static_cast<int64_t>(d.history.size());
+    update({.history = matrix(d.history.data(), DType::f32, length, 1),
+            .scale = matrix(d.scale, DType::f32, 1, 1),
+            .dtype = d.dtype});
+    *d.amax = d.history[0];
+  }
+}
+
+Unfused::Unfused(const Chain& chain, PlanRequest request, int64_t rows) {
+  struct Channel {
+    size_t writer = 0;
+    void* value = nullptr;
+    std::vector<void*> gradients;
+  };
+  std::map<std::string, Channel> channels;
+  size_t extras = 0, extra_outs = 0;
+  for (size_t i = 0; i < chain.size(); ++i) {
+    Op op = chain[i];
+    if (op.label.empty()) op.label = str(op.name, i);  // parameters are called as in the chain
+    op.reads.clear();
+    op.writes.clear();
+    One& one = ops_.emplace_back();
+    one.session =
+        std::make_unique<Session>(Plan::build(std::span<const Op>(&op, 1), request), rows);
+    Session& s = *one.session;
+    if (i > 0) {
+      Session& before = *ops_[i - 1].session;
+      s.lend("x", before.at("y"));
+      if (request.backward) before.lend("dy", s.at("dx"));
+    }
+    if (s.find("extra0") && chain[i].reads.empty()) {
+      const std::string name = str("extra", extras++);
+      extras_[name] = s.at("extra0");
+      if (request.backward) extras_["d" + name] = s.at("dextra0");
+    } else if (s.find("extra0")) {
+      Channel& c = channels[chain[i].reads[0]];
+      s.lend("extra0", c.value);
+      if (request.backward) c.gradients.push_back(s.at("dextra0"));
+    }
+    if (s.find("extra_out0") && chain[i].writes.empty()) {
+      const std::string name = str("extra_out", extra_outs++);
+      extras_[name] = s.at("extra_out0");
+      if (request.backward) extras_["d" + name] = s.at("dextra_out0");
+    } else if (s.find("extra_out0")) {
+      channels[chain[i].writes[0]] = {.writer = i, .value = s.at("extra_out0"), .gradients = {}};
+    }
+    const Buffer& y = s.buffer("y");
+    rows = y.rows(rows);
+    request.cols = y.cols;
+  }
+  if (!request.backward) return;
+  // Readers give their gradients last one first.
+  for (auto& [name, c] : channels) {
+    One& writer = ops_[c.writer];
+    void* sum = c.gradients.back();
+    for (size_t k = c.gradients.size() - 1; k-- > 0;) {
+      request.cols = writer.session->buffer("y").cols;
+      request.backward = false;
+      Session& add = writer.sums.emplace_back(Plan::build("add", request), writer.session->rows());
+      add.lend("x", sum);
+      add.lend("extra0", c.gradients[k]);
+      sum = add.at("y");
+    }
+    writer.session->lend("dextra_out0", sum);
+  }
+}
+
+void Unfused::run(Pass pass, bool weights_changed) {
+  if (pass == Pass::forward) {
+    for (One& one : ops_) {
+      if (void* const state = one.session->find("rng")) {
+        std::memcpy(state, random_.data(), sizeof random_);
+        ++random_[1];
+      }
+      one.session->run(pass, weights_changed);
+    }
+    return;
+  }
+  for (size_t i = ops_.size(); i-- > 0;) {
+    for (Session& s : ops_[i].sums) s.run(Pass::forward);
+    ops_[i].session->run(pass, weights_changed);
+  }
+}
+
+void* Unfused::find(std::string_view name) const {
+  if (name == "rng") return random_.data();
+  if (name == "x" || name == "dx") return ops_.front().session->find(name);
+  if (name == "y" || name == "dy") return ops_.back().session->find(name);
+  if (const auto it = extras_.find(name); it != extras_.end()) return it->second;
+  if (name.find('.') == std::string_view::npos) return nullptr;
+  for (const One& one : ops_)
+    if (void* const found = one.session->find(name)) return found;
+  return nullptr;
+}
+
+void Unfused::update_scales() {
+  for (One& one : ops_) one.session->update_scales();
+}
+
+}  // namespace tenon::cli

@@ -1,0 +1,177 @@
+// CUDA texts run on the host: compiled as C++ with a small stand-in for the language's own words,
+// threads of a block as fibers that change at barriers. Slow, and needs no GPU.
+#pragma once
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace tenon::test {
+
+// What a text may use of the language, and the scheduler.
+inline const char* const kEmulation = R"emulation(
+#include <ucontext.h>
+#include <cstring>
+#include <cstdint>
+#include <vector>
+#define __device__
+#define __global__
+#define __grid_constant__
+#define __shared__ static
+#define __launch_bounds__(...)
+struct Index { unsigned x, y, z; };
+static Index threadIdx, blockIdx, blockDim, gridDim;
+static ucontext_t main_context;
+static std::vector<ucontext_t> contexts;
+static std::vector<char> finished;
+static std::vector<std::vector<char>> stacks;
+static unsigned running;
+static void (*kernel)(const void*);
+static const void* kernel_arguments;
+static void pause_fiber() { swapcontext(&contexts[running], &main_context); }
+static void __syncthreads() { pause_fiber(); }
+static void fiber() {
+  kernel(kernel_arguments);
+  finished[running] = 1;
+  swapcontext(&contexts[running], &main_context);
+}
+extern "C" void emulate(void (*f)(const void*), const void* arguments, unsigned blocks,
+                        unsigned threads) {
+  kernel = f;
+  kernel_arguments = arguments;
+  gridDim = {blocks, 1, 1};
+  blockDim = {threads, 1, 1};
+  contexts.resize(threads);
+  finished.resize(threads);
+  if (stacks.size() < threads) stacks.resize(threads, std::vector<char>(1 << 16));
+  for (unsigned b = 0; b < blocks; ++b) {
+    for (unsigned t = 0; t < threads; ++t) {
+      getcontext(&contexts[t]);
+      contexts[t].uc_stack.ss_sp = stacks[t].data();
+      contexts[t].uc_stack.ss_size = stacks[t].size();
+      contexts[t].uc_link = nullptr;
+      makecontext(&contexts[t], fiber, 0);
+      finished[t] = 0;
+    }
+    for (bool left = true; left;) {
+      left = false;
+      for (unsigned t = 0; t < threads; ++t) {
+        if (finished[t]) continue;
+        running = t;
+        threadIdx = {t, 0, 0};
+        blockIdx = {b, 0, 0};
+        swapcontext(&main_context, &contexts[t]);
+        left = left || !finished[t];
+      }
+    }
+  }
+}
+static inline unsigned __float_as_uint(float v) { unsigned u; std::memcpy(&u, &v, 4); return u; }
+static inline float __uint_as_float(unsigned u) { float v; std::memcpy(&v, &u, 4); return v; }
+static inline float __fsqrt_rn(float v) { return __builtin_sqrtf(v); }
+static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+// All warps of a block change lanes at once. threadIdx is that of the fiber again after a pause.
+static unsigned exchange[1024];
+template <class T>
+static inline T shuffled(T v, unsigned from) {
+  const unsigned lane = running;
+  std::memcpy(&exchange[lane], &v, 4);
+  pause_fiber();
+  T other;
+  std::memcpy(&other, &exchange[from / 32 == lane / 32 ? from : lane], 4);
+  pause_fiber();
+  return other;
+}
+template <class T>
+static inline T __shfl_down_sync(unsigned, T v, unsigned d) { return shuffled(v, running + d); }
+template <class T>
+static inline T __shfl_xor_sync(unsigned, T v, unsigned d) { return shuffled(v, running ^ d); }
+static inline unsigned atomicMax(unsigned* at, unsigned v) {
+  const unsigned old = *at;
+  if (v > old) *at = v;
+  return old;
+}
+static inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long v) {
+  const unsigned long long old = *at;
+  *at += v;
+  return old;
+}
+)emulation";
+
+// Texts compiled together. Each begins with the same skeletons, up to the line `struct Body {` or
+// what is printed before it; its kernels take one struct by value.
+class Emulator {
+ public:
+  // `common` is what all texts begin with.
+  explicit Emulator(std::string common) : common_(std::move(common)) {}
+  ~Emulator() {
+    if (library_) dlclose(library_);
+    std::error_code ignored;
+    if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
+  }
+  Emulator(const Emulator&) = delete;
+  Emulator& operator=(const Emulator&) = delete;
+
+  // Returns the number that run() knows the text by.
+  size_t add(const std::string& text) {
+    if (text.compare(0, common_.size(), common_) != 0)
+      throw std::runtime_error("a text begins with other skeletons");
+    const size_t number = count_++;
+    std::string own = text.substr(common_.size());
+    const std::string kernel = "__global__ void ";
+    const std::string argument = "(const __grid_constant__ Arguments a)";
+    for (size_t at = own.find(kernel); at != std::string::npos; at = own.find(kernel, at)) {
+      own.replace(at, kernel.size(), "void p" + std::to_string(number) + "_");
+      const size_t by = own.find(argument, at);
+      own.replace(by, argument.size(), "(const Arguments& a)");
+    }
+    own_ += "namespace p" + std::to_string(number) + " {\n" + own + "}\n";
+    return number;
+  }
+
+  void compile() {
+    char pattern[] = "/tmp/tenon-emulator-XXXXXX";
+    if (!mkdtemp(pattern)) throw std::runtime_error("no temporary folder");
+    folder_ = pattern;
+    std::ofstream(folder_ / "texts.cpp") << kEmulation << common_ << own_;
+    const char* compiler = std::getenv("CXX");
+    const std::string command =
+        std::string(compiler ? compiler : "c++") +
+        " -std=c++17 -O0 -w -shared -fPIC -ffp-contract=off -o " + (folder_ / "texts.so").string() +
+        " " + (folder_ / "texts.cpp").string() + " 2>" + (folder_ / "log").string();
+    if (std::system(command.c_str()) != 0) {
+      std::ifstream log(folder_ / "log");
+      std::string text((std::istreambuf_iterator<char>(log)), {});
+      throw std::runtime_error("compiling the texts: " + text.substr(0, 4000));
+    }
+    library_ = dlopen((folder_ / "texts.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!library_) throw std::runtime_error(dlerror());
+  }
+
+  void run(size_t number, const std::string& entry, unsigned blocks, unsigned threads,
+           const void* arguments) {
+    using Kernel = void (*)(const void*);
+    using Emulate = void (*)(Kernel, const void*, unsigned, unsigned);
+    const std::string name = "p" + std::to_string(number) + "_" + entry;
+    auto* kernel = reinterpret_cast<Kernel>(dlsym(library_, name.c_str()));
+    auto* emulate = reinterpret_cast<Emulate>(dlsym(library_, "emulate"));
+    if (!kernel || !emulate) throw std::runtime_error("no kernel " + name);
+    emulate(kernel, arguments, blocks, threads);
+  }
+
+ private:
+  std::string common_, own_;
+  size_t count_ = 0;
+  std::filesystem::path folder_;
+  void* library_ = nullptr;
+};
+
+}  // namespace tenon::test

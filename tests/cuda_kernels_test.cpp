@@ -1,0 +1,360 @@
+// The CUDA kernels on the host: strict steps of conformance cases, norms and products give
+// the CPU's bits. NVRTC compiles the same texts for every architecture.
+#include <set>
+
+#include "backend/cuda/nvrtc.h"
+#include "backend/cuda/plain.h"
+#include "backend/cuda/tile.h"
+#include "backend/cuda/vector.h"
+#include "cli/trial.h"
+#include "cuda_emulator.h"
+#include "ops/builder.h"
+#include "plan/execute.h"
+#include "plan_support.h"
+#include "support.h"
+
+namespace tenon::cuda {
+extern const char kWordsSkeleton[];
+extern const char kMapSkeleton[];
+extern const char kPlainSkeleton[];
+extern const char kVectorSkeleton[];
+extern const char kTileSkeleton[];
+}  // namespace tenon::cuda
+
+namespace tenon::test {
+namespace {
+
+// The memory behind a view, from its first to its last element.
+int64_t span_bytes(const View& v) {
+  if (v.rows == 0 || v.cols == 0) return 0;
+  return ((v.rows - 1) * v.stride + v.cols) * info(v.dtype).bytes;
+}
+
+// A run of a step: what it read and what it wrote.
+struct Call {
+  std::shared_ptr<Step> step;
+  int64_t rows = 0;
+  std::vector<View> in, out;
+  std::vector<std::vector<uint8_t>> before, in_bytes, wrote;
+  std::vector<float> parameters;
+  std::vector<uint64_t> random;
+  std::string where;
+};
+
+std::vector<std::vector<uint8_t>> copied(std::span<const View> views) {
+  std::vector<std::vector<uint8_t>> all;
+  for (const View& v : views) {
+    std::vector<uint8_t>& bytes = all.emplace_back(static_cast<size_t>(span_bytes(v)));
+    if (!bytes.empty()) std::memcpy(bytes.data(), v.data, bytes.size());
+  }
+  return all;
+}
+
+class Emulated : public testing::Test {
+ protected:
+  // Notes every strict step with a text that is new, until there are `most`.
+  void note(const Step& step, const RunArgs& args, const std::function<void()>& go) {
+    const bool wanted = step.effective_precision() == Precision::strict && calls.size() < most &&
+                        keys.insert(step.key()).second;
+    if (!wanted) return go();
+    Call c;
+    c.step = std::make_shared<Step>(step);
+    c.rows = args.rows;
+    c.in.assign(args.in.begin(), args.in.end());
+    c.out.assign(args.out.begin(), args.out.end());
+    c.in_bytes = copied(args.in);
+    c.before = copied(args.out);
+    c.parameters.assign(args.parameters.begin(), args.parameters.end());
+    if (args.random) c.random.assign(args.random, args.random + 5);
+    c.where = where;
+    go();
+    c.wrote = copied(args.out);
+    calls.push_back(std::move(c));
+  }
+
+  // The same after the run of a trial, which keeps the inputs as they were.
+  void noted(const Step& step, const RunArgs& args) {
+    note(step, args, [] {});
+    if (calls.empty() || calls.back().step->key() != step.key()) return;
+    Call& c = calls.back();
+    for (auto& bytes : c.before) std::ranges::fill(bytes, uint8_t{0xcd});
+    constexpr float kHeld = 0.25F;  // what a trial puts into the slot of a joined amax
+    for (const Store& s : step.stores)
+      if (s.join) std::memcpy(c.before[s.arg].data(), &kHeld, sizeof kHeld);
+  }
+
+  void check() {
+    ASSERT_FALSE(calls.empty());
+    const std::string plain =
+        str(cuda::kWordsSkeleton, "\n", cuda::kMapSkeleton, "\n", cuda::kPlainSkeleton, "\n");
+    const std::string vector = str(plain, cuda::kVectorSkeleton, "\n");
+    check_all<cuda::PlainProgram>(plain, [](const Step&) { return std::string(); });
+    vectors += check_all<cuda::VectorProgram>(vector, cuda::VectorProgram::refusal);
+    tiles += check_all<cuda::TileProgram>(str(vector, cuda::kTileSkeleton, "\n"),
+                                          cuda::TileProgram::refusal);
+  }
+
+  // How many calls a kind of program took; all must give the CPU's bits.
+  template <class Program, class Refusal>
+  size_t check_all(const std::string& skeletons, Refusal refusal) {
+    Emulator emulator(skeletons);
+    std::vector<std::unique_ptr<Program>> programs;
+    std::vector<Call*> suited;
+    for (Call& c : calls) {
+      if (!refusal(*c.step).empty()) continue;
+      auto program = std::make_unique<Program>(*c.step);
+      if (!program->fits(copy_of(c)->args)) continue;
+      emulator.add(program->text());
+      programs.push_back(std::move(program));
+      suited.push_back(&c);
+    }
+    if (suited.empty()) return 0;
+    emulator.compile();
+    for (size_t i = 0; i < suited.size(); ++i) check(emulator, i, *programs[i], *suited[i]);
+    return suited.size();
+  }
+
+  // A copy of a call's memory that a program may write to.
+  struct Copy {
+    std::vector<std::vector<uint8_t>> in_bytes, out_bytes;
+    std::vector<View> in, out;
+    RunArgs args;
+  };
+  static std::vector<View> placed(std::vector<View> views,
+                                  std::vector<std::vector<uint8_t>>& bytes) {
+    for (size_t i = 0; i < views.size(); ++i) {
+      if (!views[i].data) continue;
+      // At the address of the call, as far as alignment goes.
+      const size_t shift = reinterpret_cast<uintptr_t>(views[i].data) % 64;
+      std::vector<uint8_t> moved(bytes[i].size() + 128);
+      const size_t at = (64 - reinterpret_cast<uintptr_t>(moved.data()) % 64) % 64 + shift;
+      std::ranges::copy(bytes[i], moved.begin() + static_cast<int64_t>(at));
+      bytes[i] = std::move(moved);
+      views[i].data = bytes[i].data() + at;
+    }
+    return views;
+  }
+  static std::unique_ptr<Copy> copy_of(const Call& c) {
+    auto copy = std::make_unique<Copy>();
+    copy->in_bytes = c.in_bytes;
+    copy->out_bytes = c.before;
+    copy->in = placed(c.in, copy->in_bytes);
+    copy->out = placed(c.out, copy->out_bytes);
+    copy->args = {.rows = c.rows,
+                  .in = copy->in,
+                  .out = copy->out,
+                  .parameters = c.parameters,
+                  .random = c.random.empty() ? nullptr : c.random.data()};
+    return copy;
+  }
+  static void check(Emulator& emulator, size_t number, const cuda::Program& program, Call& c) {
+    std::vector<uint8_t> workspace(program.workspace(c.rows) + 64, 0xcd);
+    const auto address = reinterpret_cast<uintptr_t>(workspace.data());
+    const std::unique_ptr<Copy> copy = copy_of(c);
+    copy->args.workspace = workspace.data() + (64 - address % 64) % 64;
+    for (const cuda::Launch& l : program.launches(copy->args))
+      emulator.run(number, l.entry, l.blocks, l.threads, l.arguments.data());
+    for (const size_t o : written(*c.step)) compare(copy->out[o], c.wrote[o], c, o);
+  }
+
+  static std::set<size_t> written(const Step& step) {
+    std::set<size_t> all;
+    for (const Store& s : step.stores)
+      if (s.to != Store::To::encoded) all.insert(s.arg);
+    for (const Encoder& e : step.encoders) {
+      if (e.counts) all.insert(e.out + Encoder::health);
+      for (const Orientation o : kOrientations) {
+        if (e.has(o)) all.insert(e.data(o));
+        if (e.has(o) || e.format.blocks(o).single()) all.insert(e.scale_inv(o));
+      }
+    }
+    return all;
+  }
+
+  // Any NaN is any NaN.
+  static void compare(const View& got, const std::vector<uint8_t>& want, const Call& c, size_t o) {
+    const int64_t size = info(got.dtype).bytes;
+    for (int64_t r = 0; r < got.rows; ++r)
+      for (int64_t i = 0; i < got.cols; ++i) {
+        const int64_t at = (r * got.stride + i) * size;
+        uint32_t a = 0, b = 0;
+        std::memcpy(&a, static_cast<const uint8_t*>(got.data) + at, static_cast<size_t>(size));
+        std::memcpy(&b, want.data() + at, static_cast<size_t>(size));
+        if (a == b) continue;
+        if (std::isnan(decode(got.dtype, a)) && std::isnan(decode(got.dtype, b))) continue;
+        ADD_FAILURE() << c.where << "\n"
+                      << c.step->describe() << "\nrows " << c.rows << ", output " << o << " (" << r
+                      << ", " << i << "): " << std::hex << a << ", the CPU has " << b;
+        return;
+      }
+  }
+
+  std::vector<Call> calls;
+  std::set<std::string> keys;
+  size_t most = 60;
+  size_t vectors = 0, tiles = 0;  // calls that these maps took
+  std::string where;
+};
+
+// Activations on whole vectors: every way to store that the vector map and the tiled map have, with
+// tiles that are whole and tiles that are not.
+TEST_F(Emulated, MapsGiveTheBitsOfActivations) {
+  most = 200;
+  set_observer([this](const Step& s, const RunArgs& a, const Options&,
+                      const std::function<void()>& go) { note(s, a, go); });
+  const Options strict{.precision = Precision::strict};
+  size_t turn = 0;
+  for (const char* act : {"gelu", "swiglu", "relu"})
+    for (const bool backward : {false, true})
+      for (const DType d : {DType::bf16, DType::f32, DType::f16, DType::e4m3, DType::e5m2})
+        for (const bool delayed : {true, false})
+          for (const bool columnwise : {false, true}) {
+            const bool quantised = info(d).bytes == 1;
+            if (!quantised && (delayed || columnwise)) continue;
+            const Activation f = activation(act);
+            const int64_t rows = ++turn % 2 ? 150 : 13, cols = turn % 3 ? 136 : 48;
+            const int64_t wide = backward ? f.inputs * cols : cols;
+            const Mat x = Mat(DType::bf16, rows, f.inputs * cols).fill(3, true);
+            const Mat g = Mat(DType::f16, rows, cols).fill(4);
+            const Mat bias = Mat(DType::f32, 1, f.inputs * cols).fill(5);
+            const Mat y(d, rows, wide), t(d, wide, rows, rup(rows, 16) - rows);
+            const Mat inverse(DType::f32, 1, 1), dbias(DType::bf16, 1, wide);
+            Mat scale(DType::f32, 1, 1), amax(DType::f32, 1, 1);
+            scale.set(0, 0, 2.5F);
+            amax.set(0, 0, 0.25F);
+            Tensor out = y.view();
+            if (quantised) {
+              const Scaling mode = delayed ? Scaling::delayed : Scaling::current;
+              out = Tensor(Format{.dtype = d, .scaling = mode}, {y.view(), inverse.view()});
+              if (columnwise) out.columnwise = {t.view(), inverse.view()};
+              if (delayed) out.scale = scale.view();
+              out.amax = amax.view();
+            }
+            where = str(act, backward ? " bwd " : " ", info(d).name, delayed ? " delayed" : "",
+                        columnwise ? " rowcol " : " ", rows, "x", cols);
+            Backward args{.grad = g.view(), .x = x.view(), .dx = out};
+            if (turn % 4 > 1) args.dbias = dbias.view();
+            if (backward)
+              tenon::backward(f, args, strict);
+            else
+              tenon::forward(f, {.x = x.view(), .bias = bias.view(), .y = out}, strict);
+          }
+  set_observer({});
+  check();
+  EXPECT_GT(vectors, 20U);
+  EXPECT_GT(tiles, 20U);
+}
+
+// Cases far apart in the list have little in common.
+TEST_F(Emulated, GivesTheBitsOfConformanceCases) {
+  const std::vector<cli::Case> cases = cli::cases();
+  constexpr size_t kStride = 149;
+  for (size_t i = 0; i < cases.size(); i += kStride) {
+    cli::Case c = cases[i];
+    c.values[static_cast<size_t>(cli::Column::precision)] = "strict";
+    where = c.text();
+    const auto wrong = cli::Trial(c, Device::cpu).run([this](const Step& s, const RunArgs& a) {
+      noted(s, a);
+      return std::nullopt;
+    });
+    EXPECT_FALSE(wrong.has_value()) << *wrong;
+  }
+  check();
+}
+
+TEST_F(Emulated, GivesTheBitsOfPlans) {
+  struct Case {
+    const char* chain;
+    int64_t rows, cols;
+    DType dtype;
+    const char* recipe;
+  };
+  const Case cases[] = {
+      {"rmsnorm(70) linear(70,33) bias gelu", 41, 70, DType::f32, "none"},
+      {"layernorm(300) linear(300,64) swiglu linear(32,17)", 150, 300, DType::bf16, "none"},
+      {"l2norm bias dropout(0.25) add", 37, 45, DType::f16, "none"},
+      {"linear(64,96) bias swiglu linear(48,32)", 65, 64, DType::bf16, "delayed"},
+      {"linear(64,96) bias swiglu linear(48,32)", 65, 64, DType::bf16, "current"},
+      {"linear(160,96) bias gelu linear(96,32)", 70, 160, DType::bf16, "mxfp8"},
+      {"linear(160,288) bias geglu linear(144,32)", 140, 160, DType::f32, "block"},
+      {"make_extra_output>r rmsnorm linear(33,66) swiglu linear(33,33) add<r", 29, 33, DType::f32,
+       "none"},
+  };
+  set_observer([this](const Step& s, const RunArgs& a, const Options&,
+                      const std::function<void()>& go) { note(s, a, go); });
+  for (const Case& c : cases) {
+    where = c.chain;
+    PlanRequest request;
+    request.dtype = c.dtype;
+    request.cols = c.cols;
+    request.recipe = recipe(c.recipe);
+    request.options.precision = Precision::strict;
+    Session s(c.chain, request, c.rows);
+    for (const Buffer& b : s.plan.buffers()) {
+      if (b.random) {
+        if (b.role == Role::rng) s.random(7);
+      } else if (b.role == Role::param || b.role == Role::input || b.role == Role::extra_in) {
+        s.set(b.name, rounded(normal(s.get(b.name).size(), b.name.size(), 1), b.dtype));
+      }
+    }
+    s.run(Pass::forward);
+    s.run(Pass::backward);
+  }
+  set_observer({});
+  check();
+}
+
+// One text with every kind of kernel, for every generation that matters.
+TEST(CudaTexts, CompilesForEveryArchitecture) {
+  if (const auto why = cuda::why_no_nvrtc())
+    FAIL() << *why << "\nrun ./dev test, which installs it";
+  StepBuilder build("all", 64, Precision::strict);
+  const Expr x = build.load({Load::From::tile, 0, DType::bf16, {}});
+  const Expr draw = build.load({.from = Load::From::random, .arg = 0});
+  const Expr y = x * rsqrt(build.total(x * x)) + draw;
+  build.store({Store::To::tile, 0, DType::f16, {}}, y);
+  build.store({Store::To::column_sum, 1, DType::f32, {}}, y);
+  build.store({Store::To::row_sum, 2, DType::f32, {}}, y);
+  build.store({Store::To::sum, 3, DType::f32, {}}, y);
+  build.store({Store::To::amax, 4, DType::f32, {}}, y);
+  Step step = build.finish();
+  std::vector<std::string> texts{cuda::PlainProgram(step).text()};
+  uint32_t out = 5;
+  for (const char* name : {"delayed", "mxfp8", "block"}) {
+    const Format f = recipe(name).input;
+    step.encoders.push_back(
+        {.format = f, .cols = 64, .out = out, .columnwise = true, .counts = true});
+    step.stores.push_back({.to = Store::To::encoded,
+                           .arg = static_cast<uint32_t>(step.encoders.size() - 1),
+                           .dtype = f.dtype,
+                           .value = step.stores[0].value});
+    out += Encoder::outputs;
+  }
+  const Format f8 = recipe("mxfp8").input;
+  step.gemm =
+      Gemm{.a = {.arg = 0, .format = f8}, .b = {.arg = 2, .format = f8}, .cols = 64, .inner = 64};
+  texts.push_back(cuda::PlainProgram(step).text());
+  StepBuilder vectors("vectors", 64, Precision::native);
+  const Expr v = sigmoid(vectors.load({Load::From::tile, 0, DType::f16, {}}));
+  vectors.store({Store::To::tile, 0, DType::bf16, {}}, v);
+  vectors.store({Store::To::tile, 1, DType::f16, {}}, v);
+  vectors.store({Store::To::amax, 2, DType::f32, {}}, v);
+  Step quantised = vectors.finish();
+  for (const DType d : {DType::e4m3, DType::e5m2}) {
+    quantised.encoders.push_back(
+        {.format = {.dtype = d, .scaling = Scaling::delayed}, .cols = 64, .out = 3});
+    quantised.stores.push_back({.to = Store::To::encoded,
+                                .arg = static_cast<uint32_t>(quantised.encoders.size() - 1),
+                                .dtype = d,
+                                .value = quantised.stores[0].value});
+  }
+  texts.push_back(cuda::VectorProgram(quantised).text());
+  quantised.encoders[0].columnwise = true;
+  texts.push_back(cuda::TileProgram(quantised).text());
+  for (const char* arch : {"sm_80", "sm_90a", "sm_100a", "sm_120a"})
+    for (const std::string& text : texts)
+      EXPECT_GT(cuda::compile(text, arch).image.size(), 100U) << arch;
+}
+
+}  // namespace
+}  // namespace tenon::test
