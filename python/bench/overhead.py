@@ -74,6 +74,14 @@ def main() -> None:
             torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8), torch.nn.GELU()
         )
         rows.append(("Sequential of 2 Linear, 2 GELU", lambda: ours(x), lambda: theirs(x)))
+        tensors = [with_grad, *ours.parameters()], [with_grad, *theirs.parameters()]
+        rows.append(
+            (
+                "the same, forward + backward",
+                lambda: torch.autograd.grad(ours(with_grad), tensors[0], ones),
+                lambda: torch.autograd.grad(theirs(with_grad), tensors[1], ones),
+            )
+        )
         basic = ops.Sequential(
             ops.BasicLinear(8, 16), ops.Bias(16), ops.GELU(), ops.BasicLinear(16, 8)
         )

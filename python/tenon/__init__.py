@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from ._fused import Fused, fuse, grad
     from ._numpy import set_threads, threads
+    from ._plan import Plan, plan
     from ._quantize import Format, Health, Quantized, delayed_update, dequantize, quantize
     from ._trace import (
         Condition,
@@ -82,6 +83,7 @@ __all__ = [
     "Gradients",
     "Health",
     "Normalized",
+    "Plan",
     "Quantized",
     "Random",
     "abs",
@@ -110,6 +112,7 @@ __all__ = [
     "maximum",
     "minimum",
     "names",
+    "plan",
     "quantize",
     "round",
     "rsqrt",

@@ -27,7 +27,9 @@ __all__ = [
     "DropoutArgs",
     "DropoutBackwardArgs",
     "ForwardArgs",
+    "GradRequest",
     "Options",
+    "PlanRequest",
     "QuantizeArgs",
     "Tensor",
     "View",
@@ -145,6 +147,29 @@ class DropoutBackwardArgs(_Sized):
     )
 
 
+class GradRequest(ctypes.Structure):
+    """What is asked of a gradient; all zero is the default."""
+
+    _fields_ = tuple((name, c_int32) for name in ("unwanted", "dtype_given", "dtype", "accumulate"))
+
+
+class PlanRequest(_Sized):
+    _fields_ = (
+        ("cols", c_int64),
+        *((name, c_int32) for name in ("dtype", "parameter_dtype_given", "parameter_dtype")),
+        ("recipe", c_char_p),
+        *((n, c_int32) for n in ("recipe_e4m3", "evaluation", "forward_only", "no_input_grad")),
+        ("keep", c_char_p),
+        ("parameter_grads", POINTER(GradRequest)),
+        ("parameter_grad_count", c_size_t),
+        ("extra_grads", POINTER(GradRequest)),
+        ("extra_grad_count", c_size_t),
+        ("opaque_ops", c_void_p),
+        ("opaque_op_count", c_size_t),
+        ("collectives", c_void_p),
+    )
+
+
 # name: (result, arguments)
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tenon_version": (c_char_p, []),
@@ -180,6 +205,23 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tenon_names": (c_int, [c_char_p, c_size_t, POINTER(c_size_t)]),
     "tenon_info": (c_int, [c_char_p, c_char_p, c_size_t, POINTER(c_size_t)]),
     "tenon_show": (c_int, [c_char_p, c_int32, c_char_p, c_size_t, POINTER(c_size_t)]),
+    "tenon_plan_build": (
+        c_int,
+        [c_char_p, POINTER(PlanRequest), POINTER(Options), POINTER(c_void_p)],
+    ),
+    "tenon_plan_free": (None, [c_void_p]),
+    "tenon_plan_describe": (
+        c_int,
+        [c_void_p, c_int64, c_char_p, c_char_p, c_size_t, POINTER(c_size_t)],
+    ),
+    "tenon_plan_sizes": (
+        c_int,
+        [c_void_p, c_int64, POINTER(c_int64), c_size_t, POINTER(c_int64)],
+    ),
+    "tenon_plan_run": (
+        c_int,
+        [c_void_p, c_int32, c_int64, POINTER(c_void_p), c_size_t, c_void_p, c_int32, c_void_p],
+    ),
     "tenon_set_threads": (c_int, [c_int32]),
     "tenon_threads": (c_int, []),
 }

@@ -29,6 +29,7 @@ from ._dropout import (
 )
 from ._fused import Fused, fuse, grad
 from ._lib import check, lib
+from ._plan import Plan, plan
 from ._quantize import Format, Health, Quantized, delayed_update, dequantize, quantize
 from ._trace import (
     Condition,
@@ -61,6 +62,7 @@ __all__ = [
     "Gradients",
     "Health",
     "Normalized",
+    "Plan",
     "Quantized",
     "Random",
     "abs",
@@ -89,6 +91,7 @@ __all__ = [
     "maximum",
     "minimum",
     "names",
+    "plan",
     "quantize",
     "resolve",
     "round",

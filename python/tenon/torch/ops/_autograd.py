@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,11 +40,11 @@ class Call:
         self.kwargs = kwargs
         self.ctxs: list[OperationContext] = []
         self.packed: list[list[Any]] = []
+        self.refused: set[int] = set()  # where stages begin that gave way to others
 
     def forward(self, input_: Any, extra_inputs: Sequence[torch.Tensor]) -> Any:
         """The output, or (output, *extra outputs)."""
-        ops, kwargs = self.basic_ops, self.kwargs
-        fuser, count = self.fuser, len(ops)
+        ops, fuser, count = self.basic_ops, self.fuser, len(self.basic_ops)
         ctxs = self.ctxs = [OperationContext() for _ in ops]
         for ctx in ctxs[: self.first]:
             ctx.requires_grad = ctx.input_requires_grad = False
@@ -52,10 +52,23 @@ class Call:
             ctxs[self.first].input_requires_grad = self.input_requires_grad
         for i in fuser._encoded_grads:
             ctxs[i + 1].prev_op_grad_output_quantizer = ops[i].get_grad_output_quantizer()
-        plain = self.routes.plain
         made: dict[tuple[int, int], Any] = {}
-        x = input_
-        for stage in self.forward_stages:
+        x = _kernels.plain(self._through(self.forward_stages, input_, extra_inputs, made))
+        if not self.routes.outputs:
+            return x
+        return (x, *(made[key] for key in self.routes.outputs))
+
+    def _through(
+        self,
+        stages: list[Stage],
+        x: Any,
+        extra_inputs: Sequence[torch.Tensor],
+        made: dict[tuple[int, int], Any],
+    ) -> Any:
+        """x behind the stages; their extra outputs go to `made`."""
+        ops, kwargs, ctxs = self.basic_ops, self.kwargs, self.ctxs
+        fuser, count, plain = self.fuser, len(ops), self.routes.plain
+        for stage in stages:
             op, start, stop = stage.op, stage.start, stage.stop
             following = None
             if stop < count and fuser._encoded_inputs[stop]:
@@ -72,7 +85,7 @@ class Call:
                 assert isinstance(op, BasicOperation)
                 x = op.call_forward(ctxs[start], x, preceding, following, kwargs[start])
             else:
-                x, extras = op.fuser_forward(
+                result = op.fuser_forward(
                     ctxs[start:stop],
                     x,
                     basic_op_extra_inputs=[
@@ -83,14 +96,16 @@ class Call:
                     next_op_input_quantizer=following,
                     basic_op_kwargs=kwargs[start:stop],
                 )
+                if stage.instead is not None and result is NotImplemented:
+                    self.refused.add(start)
+                    x = self._through(stage.instead[0], x, extra_inputs, made)
+                    continue
+                x, extras = result
                 if not plain:
                     self._collect(stage, extras, made)
             if not stage.trusted:
                 check_result(op, "op_forward" if stage.direct else "fuser_forward", x)
-        x = _kernels.plain(x)
-        if not self.routes.outputs:
-            return x
-        return (x, *(made[key] for key in self.routes.outputs))
+        return x
 
     def _extra_inputs(
         self, index: int, given: Sequence[torch.Tensor], made: dict[Any, Any]
@@ -164,7 +179,7 @@ class Call:
         pending: dict[tuple[int, int], Any] = dict(zip(routes.outputs, grads[1:], strict=False))
         extra_grads: list[Any] = [None] * routes.num_inputs
         parameter_grads: list[Sequence[Any]] = [(None,) * n for n in self.num_parameters]
-        for stage in reversed(self.backward_stages):
+        for stage in self._reversed():
             op, start, stop = stage.op, stage.start, stage.stop
             if stop <= self.first:
                 return None, extra_grads, [g for group in parameter_grads for g in group]
@@ -187,6 +202,13 @@ class Call:
         if grad is not None:
             grad = _kernels.plain(grad)
         return grad, extra_grads, [g for group in parameter_grads for g in group]
+
+    def _reversed(self) -> Iterator[Stage]:
+        for stage in reversed(self.backward_stages):
+            if stage.instead is not None and stage.start in self.refused:
+                yield from reversed(stage.instead[1])
+            else:
+                yield stage
 
     def _grad_extra_outputs(self, index: int, pending: dict[Any, Any]) -> tuple[Any, ...]:
         slots = range(self.basic_ops[index].num_extra_outputs)

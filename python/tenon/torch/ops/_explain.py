@@ -1,25 +1,35 @@
-"""What a module made of operations runs, in words."""
+"""What a module made of operations runs, in words and as a page."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from ..._html import Text, pre
+from ..._plan import Plan, frame
+from .basic import Reshape
+from .fused import Planned
 from .fuser import OperationFuser, Stage, stage_name
-from .op import FusibleOperation
+from .op import BasicOperation, FusibleOperation, basic_ops, is_ours
 from .sequential import Sequential
 
-__all__ = ["explain"]
+__all__ = ["explain", "page"]
+
+_ROWS = 256  # what plans are described for where no input says
+Shape = Sequence[int] | None
 
 
 def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
     """The steps of `module` forward and backward: which ops each fuses, and what it runs.
 
-    Nothing is computed. `input` says whether a gradient of the input is wanted; without it none
-    is. A step's numbers are those of basic ops within the run of operations it belongs to.
+    A run of ops that is a plan shows its passes with their bytes, and what is saved; the steps
+    below it are for calls that the plan does not serve. Nothing is computed. `input` gives shape
+    and dtype, and says whether a gradient of the input is wanted; without it none is. A step's
+    numbers are those of basic ops within the run of operations it belongs to.
     """
-    wanted = input is not None and isinstance(input, torch.Tensor) and input.requires_grad
     if isinstance(module, Sequential):
         groups = module.groups()
     elif isinstance(module, FusibleOperation):
@@ -29,25 +39,98 @@ def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
             f"explain: {type(module).__name__} is neither a tenon.torch.ops.Sequential nor an "
             "operation; give it one of its parts"
         )
+    tensor = input if isinstance(input, torch.Tensor) else None
+    wanted = tensor is not None and tensor.requires_grad
+    dtype = None if tensor is None else tensor.dtype
+    shape: Shape = None if tensor is None else tensor.shape
     lines: list[str] = []
     for part, indices in groups:
         where = f"{indices[0]}" if len(indices) == 1 else f"{indices[0]}-{indices[-1]}"
         if not isinstance(part, OperationFuser):
             lines.append(f"module {where}: {type(part).__name__}, by itself")
             wanted = wanted or any(p.requires_grad for p in part.parameters())
+            shape = None
             continue
-        _, counts, first = part.parameters()
-        if not torch.is_grad_enabled():
-            first = len(counts)
-        elif wanted:
-            first = 0
-        forward, backward = part.plan()
-        node = "one node of autograd" if first < len(counts) else "no gradient"
+        first, count = _first(part, wanted), part._num_basic_ops
+        node = "one node of autograd" if first < count else "no gradient"
         lines.append(f"modules {where}: {node}")
-        lines += [_line("forward ", stage) for stage in forward]
-        lines += [_line("backward", stage) for stage in reversed(backward) if stage.stop > first]
-        wanted = wanted or first < len(counts)
-    return "\n".join(lines)
+        ops: set[int] = set()  # that a plan runs
+        for stage, plan, rows, behind in _planned(part, shape, dtype, first, wanted):
+            if plan is not None:
+                ops.update(stage.indices)
+                lines.append(_line("plan    ", stage))
+                told = plan.describe(rows).rstrip().split("\n")
+                lines += [("    " + line).rstrip() for line in told]
+            shape = behind
+        forward, backward = part.plan()
+        backward = [stage for stage in reversed(backward) if stage.stop > first]
+        steps = [("forward ", stage) for stage in forward]
+        steps += [("backward", stage) for stage in backward]
+        lines += [_line(*step) for step in steps if step[1].start not in ops]
+        if ops:
+            lines.append("  where the plan does not serve")
+            lines += [_line(*step) for step in steps if step[1].start in ops]
+        wanted = wanted or first < count
+    return Text("\n".join(lines))
+
+
+def page(module: torch.nn.Module) -> str:
+    """What notebooks show: the module, and the page of each of its plans."""
+    ops = [op for op in module.modules() if isinstance(op, BasicOperation)]
+    locked = [op._channels_locked for op in ops]
+    try:
+        shown = [pre(repr(module))]
+        # Made for the moment: to look at a module changes nothing in it.
+        parts = list(module) if isinstance(module, Sequential) else [module]
+        for part, _ in Sequential(parts).groups():
+            if isinstance(part, OperationFuser):
+                first = _first(part, False)
+                for _, plan, rows, _ in _planned(part, None, None, first, False):
+                    if plan is not None:
+                        shown.append(frame(plan.html(rows)))
+        return "".join(shown)
+    except Exception:  # a picture must not stop anybody
+        return pre(object.__repr__(module))
+    finally:
+        for op, was in zip(ops, locked, strict=True):
+            op._channels_locked = was
+
+
+def _first(part: OperationFuser, wanted: bool) -> int:
+    """The first basic op that has a backward pass."""
+    _, counts, first = part.parameters()
+    return len(counts) if not torch.is_grad_enabled() else 0 if wanted else first
+
+
+def _planned(
+    part: OperationFuser, shape: Shape, dtype: torch.dtype | None, first: int, input_grad: bool
+) -> Iterator[tuple[Stage, Plan | None, int, Shape]]:
+    """The forward stages, each with its plan, its rows, and the shape behind it, where known."""
+    if dtype is None:
+        dtype = next((p.dtype for p in part.parameters()[0]), torch.get_default_dtype())
+    for stage in part.planned(dtype)[0]:
+        plan, rows = None, _ROWS if shape is None else math.prod(shape[:-1])
+        if isinstance(stage.op, Planned):
+            cols = stage.op.width() if shape is None else shape[-1] if len(shape) else None
+            if cols:
+                wants_dx = stage.start > first or (stage.start == first and input_grad)
+                plan = stage.op.explain(cols, dtype, stage.stop > first, wants_dx)
+        shape = _behind(stage, shape)
+        yield stage, plan, rows, shape
+
+
+def _behind(stage: Stage, shape: Shape) -> Shape:
+    for op in basic_ops(stage.op):
+        if shape is None or not len(shape) or not is_ours(op):
+            return None
+        if isinstance(op, Reshape):
+            try:
+                shape = torch.empty(*shape, device="meta").reshape(op.shape).shape
+            except RuntimeError:
+                return None
+        else:
+            shape = (*shape[:-1], op.plan_cols(shape[-1]))
+    return shape
 
 
 def _line(direction: str, stage: Stage) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from .. import _watch
 from .._quantized import QuantizedTensor
-from . import _registry
+from . import _gemm, _registry
 from ._autograd import Call, run
 from ._registry import (
     register_backward_fusion,
@@ -20,7 +20,15 @@ from ._registry import (
     unregister_forward_fusion,
 )
 from ._routes import Routes
-from .op import BasicOperation, FusedOperation, FusibleOperation, is_built_in, keywords
+from .fused.planned import plan_runs
+from .op import (
+    BasicOperation,
+    FusedOperation,
+    FusibleOperation,
+    basic_ops,
+    is_built_in,
+    keywords,
+)
 
 __all__ = [
     "OperationFuser",
@@ -39,11 +47,13 @@ _NOTHING: dict[str, Any] = {}
 class Stage:
     """One entry of a fused list: an op, and where its basic ops lie."""
 
-    __slots__ = ("direct", "indices", "op", "quick", "start", "stop", "trusted")
+    __slots__ = ("direct", "indices", "instead", "op", "quick", "start", "stop", "trusted")
 
     def __init__(self, op: FusibleOperation, start: int, stop: int, direct: bool) -> None:
         self.op = op
         self.start, self.stop = start, stop
+        # (forward, backward) for calls that `op` does not serve, where it may refuse some.
+        self.instead: tuple[list[Stage], list[Stage]] | None = None
         self.indices = range(start, stop)
         # A basic op that is called by its op_ method; with both quantizers, if it takes them.
         self.direct = direct
@@ -63,7 +73,7 @@ class OperationFuser:
 
     def __init__(self, ops: Sequence[FusibleOperation]) -> None:
         self._ops = list(ops)
-        self._basic_ops: list[BasicOperation] = [b for op in ops for b in _basic_ops(op)]
+        self._basic_ops: list[BasicOperation] = [b for op in ops for b in basic_ops(op)]
         self._num_basic_ops = len(self._basic_ops)
         self._no_kwargs = [_NOTHING] * self._num_basic_ops
         self._routes = Routes(self._basic_ops)
@@ -72,6 +82,8 @@ class OperationFuser:
         self.num_extra_inputs = self._routes.num_inputs
         self.num_extra_outputs = len(self._routes.outputs)
         self._plan: tuple[list[Stage], list[Stage]] | None = None
+        # The same with plans, by whether those multiply matrices.
+        self._planned: dict[bool, tuple[list[Stage], list[Stage]]] = {}
         self._version = -1
         self._started = False
         self._prepared = [
@@ -108,15 +120,25 @@ class OperationFuser:
         """(forward, backward) stages; made anew when a fusion is registered or taken back."""
         version = _registry.version()
         if self._plan is None or self._version != version:
-            self._plan, self._version = self._fuse(), version
+            self._plan, self._planned, self._version = self._fuse(), {}, version
         return self._plan
+
+    def planned(self, dtype: torch.dtype) -> tuple[list[Stage], list[Stage]]:
+        """The stages of `plan` with runs of our own ops as plans, for inputs of `dtype`."""
+        forward, backward = self.plan()
+        multiplies = not _gemm.torch_multiplies(dtype)
+        found = self._planned.get(multiplies)
+        if found is None:
+            found = plan_runs(forward, backward, self._routes, multiplies)
+            self._planned[multiplies] = found
+        return found
 
     def _fuse(self) -> tuple[list[Stage], list[Stage]]:
         ops: list[FusibleOperation] = []
         for op in self._ops:
             # A fused op that runs nothing itself, such as Linear, only names its basic ops.
             own = _defines(op, "fuser_forward") or _defines(op, "fuser_backward")
-            ops.extend([op] if own else _basic_ops(op))
+            ops.extend([op] if own else basic_ops(op))
         ops = self._apply(_registry.FORWARD_BACKWARD, ops)
         forward = self._apply(_registry.FORWARD, _expand(ops, "fuser_forward"))
         backward = self._apply(_registry.BACKWARD, _expand(ops, "fuser_backward"))
@@ -130,7 +152,7 @@ class OperationFuser:
     ) -> list[FusibleOperation]:
         for function in functions:
             ops = list(_registry.call(function, ops))
-            if [b for op in ops for b in _basic_ops(op)] != self._basic_ops:
+            if [b for op in ops for b in basic_ops(op)] != self._basic_ops:
                 name = getattr(function, "__qualname__", repr(function))
                 raise RuntimeError(
                     f"fusion {name}: it gave {[type(op).__name__ for op in ops]}, which does not "
@@ -143,7 +165,7 @@ class OperationFuser:
     def _stages(ops: list[FusibleOperation], direction: str) -> list[Stage]:
         stages, start = [], 0
         for op in ops:
-            stop = start + len(_basic_ops(op))
+            stop = start + len(basic_ops(op))
             direct = (
                 isinstance(op, BasicOperation)
                 and not _defines(op, "fuser_" + direction)
@@ -157,6 +179,16 @@ class OperationFuser:
         """The fused lists for people: an op's name with the basic ops it stands for."""
         forward, backward = self.plan()
         return [stage_name(s) for s in forward], [stage_name(s) for s in backward]
+
+    def describe_plans(self) -> list[str]:
+        """The plans that calls so far were given, for people."""
+        found = {
+            stage_name(stage): None
+            for forward, _ in self._planned.values()
+            for stage in forward
+            if stage.instead is not None
+        }
+        return list(found)
 
     def __call__(
         self,
@@ -207,7 +239,10 @@ class OperationFuser:
             for i, t in zip(self._routes.readers, extra_inputs, strict=True):
                 if t.requires_grad and i < first:
                     first = i
-        forward, backward = self.plan()
+        if basic_op_kwargs is self._no_kwargs and encoded is None:
+            forward, backward = self.planned(input.dtype)
+        else:
+            forward, backward = self.plan()
         for op in self._prepared:
             op.pre_fuser_forward(requires_grad=self._basic_ops.index(op) >= first)
         if basic_op_kwargs is not self._no_kwargs:
@@ -232,17 +267,6 @@ def stage_name(stage: Stage) -> str:
     return f"{type(op).__name__}({', '.join(type(b).__name__ for b in op.basic_ops)})"
 
 
-def _basic_ops(op: FusibleOperation) -> list[BasicOperation]:
-    if isinstance(op, FusedOperation):
-        return [b for part in op.basic_ops for b in _basic_ops(part)]  # type: ignore[arg-type]
-    if not isinstance(op, BasicOperation):
-        raise TypeError(
-            f"{type(op).__name__} is neither a BasicOperation nor a FusedOperation; derive it from "
-            "one of them"
-        )
-    return [op]
-
-
 def _defines(op: FusibleOperation, method: str) -> bool:
     """Whether an op has its own `fuser_forward` or `fuser_backward`."""
     if method in op.__dict__:
@@ -263,5 +287,5 @@ def _expand(ops: list[FusibleOperation], method: str) -> list[FusibleOperation]:
     """`ops` with the fused ones that do not run in this direction taken apart."""
     expanded: list[FusibleOperation] = []
     for op in ops:
-        expanded.extend([op] if not op.is_fused_op or _defines(op, method) else _basic_ops(op))
+        expanded.extend([op] if not op.is_fused_op or _defines(op, method) else basic_ops(op))
     return expanded

@@ -110,6 +110,11 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
             self.__dict__["_own_fuser"] = fuser
         return fuser
 
+    def _repr_html_(self) -> str:
+        from ._explain import page
+
+        return page(self)
+
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles build their own fuser.
         return {k: v for k, v in self.__dict__.items() if k != "_own_fuser"}
@@ -193,6 +198,14 @@ class BasicOperation(FusibleOperation, abc.ABC):
 
     def get_grad_output_quantizer(self) -> Quantizer | None:
         return self.get_quantizer("backward", 0) if self.num_quantizers("backward") else None
+
+    def plan_text(self) -> str | None:
+        """The op as a chain's text says it now; None where no plan can run it."""
+        return None
+
+    def plan_cols(self, cols: int) -> int:
+        """How many columns its output has in a plan."""
+        return cols
 
     def set_extra_input_channel(self, index: int, name: str) -> None:
         """Takes extra input `index` from the channel `name`, not from the caller."""
@@ -370,6 +383,18 @@ class FusedOperation(FusibleOperation):
         return self._alone()(input, *extra_inputs, basic_op_kwargs=basic_op_kwargs)
 
 
+def basic_ops(op: FusibleOperation) -> list[BasicOperation]:
+    """The basic ops that `op` stands for, itself if it is one."""
+    if isinstance(op, FusedOperation):
+        return [b for part in op.basic_ops for b in basic_ops(part)]  # type: ignore[arg-type]
+    if not isinstance(op, BasicOperation):
+        raise TypeError(
+            f"{type(op).__name__} is neither a BasicOperation nor a FusedOperation; derive it from "
+            "one of them"
+        )
+    return [op]
+
+
 def check_number(op: str, name: str, value: Any) -> None:
     """Refuses an argument that is no number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -413,6 +438,11 @@ _HERE = __name__.rpartition(".")[0] + "."
 @lru_cache(maxsize=1024)
 def _built_in(cls: type) -> bool:
     return all(getattr(cls, name, _built_in).__module__.startswith(_HERE) for name in _OWN)
+
+
+def is_ours(op: FusibleOperation) -> bool:
+    """Whether `op` is of a class of ours, and nothing in it was replaced."""
+    return type(op).__module__.startswith(_HERE) and is_built_in(op)
 
 
 def is_built_in(op: FusibleOperation) -> bool:

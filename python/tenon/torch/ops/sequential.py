@@ -194,6 +194,11 @@ class Sequential(torch.nn.Module):
         # Copies and pickles build their own fusers.
         return {**self.__dict__, "_groups": None, "_grouped": []}
 
+    def _repr_html_(self) -> str:
+        from ._explain import page
+
+        return page(self)
+
     def extra_repr(self) -> str:
         """What was fused in the last forward, if there was one."""
         if self._groups is None or list(self) != self._grouped:
@@ -201,6 +206,7 @@ class Sequential(torch.nn.Module):
         lines = []
         for part, _ in self._groups:
             if isinstance(part, OperationFuser):
+                lines += [f"plan: {name}" for name in part.describe_plans()]
                 forward, backward = part.describe()
                 lines.append("forward: " + ", ".join(forward))
                 lines.append("backward: " + ", ".join(backward))

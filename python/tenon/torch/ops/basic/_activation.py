@@ -136,12 +136,25 @@ class _Kernel:
         self.params = self.made.parameters
         self.text = (self.made.scaled() if self.scaled else self.made).text.encode()
         self.definitions = len(DEFINED)
+        self.chain_texts: dict[bool, str] = {}
 
     def having(self, **params: float) -> _Kernel:
         """Another one, of what its name means now, with other values of parameters."""
         other = copy.copy(self)
         other._set(params)
         return other
+
+    def chain_text(self, name: str | None, cached: bool) -> str:
+        """As an op of a chain; `name` is the registry's, if the op's class has one."""
+        params = [f"{key}={value!r}" for key, value in self.params.items()]
+        if name is None or self.scaled:
+            quoted = self.text.decode().replace("\\", "\\\\").replace('"', '\\"')
+            name, params = "act", [f'"{quoted}"']
+        if self.layout is not None:
+            params.append(f'layout="{self.layout.decode()}"')
+        if cached:
+            params.append("keep=fp8")
+        return f"{name}({','.join(params)})" if params else name
 
     def then(self) -> _Kernel:
         """What it was when it was made, whatever was defined since."""
@@ -163,6 +176,16 @@ class _KernelOperation(BasicOperation):
         if kernel.definitions != len(DEFINED):
             kernel = self.__dict__["kernel"] = kernel.having()
         return kernel
+
+    def plan_text(self) -> str:
+        kernel, cached = self.current_kernel(), getattr(self, "cache_quantized_input", False)
+        text = kernel.chain_texts.get(cached)
+        if text is None:
+            text = kernel.chain_texts[cached] = kernel.chain_text(self.act, cached)
+        return text
+
+    def plan_cols(self, cols: int) -> int:
+        return cols // 2 if self.kernel.gated else cols
 
     def kernel_of(self, ctx: OperationContext) -> _Kernel:
         """The kernel as it was in the forward pass."""

@@ -30,6 +30,9 @@ class AddExtraInput(BasicOperation):
     def extra_repr(self) -> str:
         return "in_place=True" if self.in_place else ""
 
+    def plan_text(self) -> str | None:
+        return None if self.in_place else "add"
+
     @staticmethod
     def check(x: Any, extra: torch.Tensor) -> None:
         """x and the extra input must fit."""

@@ -87,6 +87,16 @@ class BasicLinear(BasicOperation):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_encoded": None}
 
+    def plan_text(self) -> str | None:
+        for quantizers in self._quantizers.values():
+            for quantizer in quantizers.values():
+                if quantizer is not None:
+                    return None
+        return f"linear({self.in_features},{self.out_features})"
+
+    def plan_cols(self, cols: int) -> int:
+        return self.out_features
+
     def operands(
         self, ctx: OperationContext, input_: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,8 +175,11 @@ class BasicLinear(BasicOperation):
         return dx, (dw,)
 
     def _weight_gradient(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        return self.deliver(torch.mm(dy.t(), x))
+
+    def deliver(self, dw: torch.Tensor) -> torch.Tensor | None:
+        """dW for autograd, or None once it is in `main_grad`."""
         weight = self.weight
-        dw = torch.mm(dy.t(), x)
         if not self.accumulate_into_main_grad:
             return dw if dw.dtype == weight.dtype else dw.to(weight.dtype)
         main_grad = getattr(weight, "main_grad", None)

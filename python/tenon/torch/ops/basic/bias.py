@@ -56,6 +56,9 @@ class Bias(BasicOperation):
     def extra_repr(self) -> str:
         return str(self.local_size)
 
+    def plan_text(self) -> str:
+        return "bias"
+
     def op_forward(
         self,
         ctx: OperationContext,

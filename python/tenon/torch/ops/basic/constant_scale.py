@@ -25,6 +25,10 @@ class ConstantScale(BasicOperation):
     def extra_repr(self) -> str:
         return f"{self.scale:g}"
 
+    def plan_text(self) -> str | None:
+        # A tensor of one number scales as well, but a plan's text does not say it.
+        return f"scale({self.scale!r})" if type(self.scale) in (int, float) else None
+
     def op_forward(
         self,
         ctx: OperationContext,

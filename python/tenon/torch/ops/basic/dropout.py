@@ -33,6 +33,9 @@ class Dropout(BasicOperation):
     def extra_repr(self) -> str:
         return f"p={self.p:g}"
 
+    def plan_text(self) -> str:
+        return f"dropout({self.p!r})" if self.training and self.p else "identity"
+
     def draw(self, ctx: OperationContext, x: torch.Tensor) -> torch.Tensor | None:
         """A random state for this call, saved for the backward pass; None drops nothing."""
         if not self.training or self.p == 0:

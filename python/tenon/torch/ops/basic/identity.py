@@ -14,6 +14,9 @@ __all__ = ["Identity"]
 class Identity(BasicOperation):
     """y = x, dx = g."""
 
+    def plan_text(self) -> str:
+        return "identity"
+
     def op_forward(self, ctx: OperationContext, input_: torch.Tensor, **_: Any) -> torch.Tensor:
         return input_
 

@@ -37,6 +37,9 @@ class L2Normalization(BasicOperation):
     def extra_repr(self) -> str:
         return f"eps={self.eps:g}"
 
+    def plan_text(self) -> str:
+        return f"l2norm(eps={self.eps!r})"
+
     def op_forward(
         self,
         ctx: OperationContext,

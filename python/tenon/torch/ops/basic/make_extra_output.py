@@ -27,6 +27,9 @@ class MakeExtraOutput(BasicOperation):
         super().__init__()
         self.in_place = in_place
 
+    def plan_text(self) -> str:
+        return "make_extra_output"
+
     def fuser_forward(
         self,
         basic_op_ctxs: list[OperationContext],

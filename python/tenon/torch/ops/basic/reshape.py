@@ -34,6 +34,13 @@ class Reshape(BasicOperation):
     def extra_repr(self) -> str:
         return ", ".join(map(str, self.shape))
 
+    def plan_text(self) -> str | None:
+        cols = self.shape[-1] if self.shape else 0
+        return f"reshape({cols})" if cols > 0 else None
+
+    def plan_cols(self, cols: int) -> int:
+        return self.shape[-1]
+
     def op_forward(self, ctx: OperationContext, input_: torch.Tensor, **_: Any) -> torch.Tensor:
         ctx.input_shape = input_.shape
         try:

@@ -5,6 +5,7 @@ from .backward_activation_bias import BackwardActivationBias
 from .bias_activation import BiasActivation
 from .bias_dropout_add import BackwardBiasDropoutAdd, ForwardBiasDropoutAdd
 from .forward_linear_bias_activation import ForwardLinearBiasActivation
+from .planned import Planned
 
 __all__ = [
     "BackwardActivationBias",
@@ -12,6 +13,7 @@ __all__ = [
     "BiasActivation",
     "ForwardBiasDropoutAdd",
     "ForwardLinearBiasActivation",
+    "Planned",
 ]
 
 # A bias before a dropout goes with it, where one kernel adds, drops and adds again.

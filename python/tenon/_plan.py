@@ -1,0 +1,163 @@
+"""Plans: a chain of ops as few passes, forward and backward, for any number of rows."""
+
+from __future__ import annotations
+
+import ctypes
+import html
+import json
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ._html import Text
+from ._lib import DTYPES, GradRequest, PlanRequest, byref, check, lib, options, text_of
+
+__all__ = ["Buffer", "Plan", "frame", "plan"]
+
+_PLAIN = ("f32", "f16", "bf16")
+_SIZES = 64  # numbers of rows whose sizes a plan remembers
+
+
+class Buffer(NamedTuple):
+    """Memory that the caller lends to a run."""
+
+    name: str
+    role: str
+    dtype: str
+    # (mul, div, round, add): rup(cdiv(rows*mul, div), round) + add of them.
+    rows: tuple[int, int, int, int]
+    cols: int
+    rows_inside: bool
+
+    def shape(self, rows: int) -> tuple[int, int]:
+        """Its two dimensions for a call of `rows` rows, the contiguous one last."""
+        mul, div, unit, add = self.rows
+        count = -(-rows * mul // div)
+        count = -(-count // unit) * unit + add
+        return (self.cols, count) if self.rows_inside else (count, self.cols)
+
+
+class Plan:
+    """A chain as it runs; it prints itself, and notebooks show its page."""
+
+    def __init__(
+        self,
+        chain: str,
+        *,
+        cols: int = 0,
+        dtype: str = "f32",
+        parameter_dtype: str | None = None,
+        recipe: str = "none",
+        keep: str = "input",
+        training: bool = True,
+        backward: bool = True,
+        input_grad: bool = True,
+        parameter_grads: Sequence[bool] = (),
+        extra_grads: Sequence[bool] = (),
+        precision: str = "native",
+        rounding: str = "once",
+        rows: int = 256,
+    ) -> None:
+        if not isinstance(chain, str):
+            raise TypeError(f"plan: the chain is a {type(chain).__name__}; it must be a text")
+        for name, value in (("dtype", dtype), ("parameter_dtype", parameter_dtype)):
+            if value not in _PLAIN and not (name == "parameter_dtype" and value is None):
+                raise ValueError(f"plan: {name}={value!r}; it must be 'f32', 'f16' or 'bf16'")
+        self.rows = rows  # what descriptions are for unless they are given another number
+        request = PlanRequest(
+            cols=cols,
+            dtype=DTYPES.index(dtype),
+            parameter_dtype_given=parameter_dtype is not None,
+            parameter_dtype=DTYPES.index(parameter_dtype or dtype),
+            recipe=recipe.encode(),
+            evaluation=not training,
+            forward_only=not backward,
+            no_input_grad=not input_grad,
+            keep=keep.encode(),
+            parameter_grads=_requests(parameter_grads),
+            parameter_grad_count=len(parameter_grads),
+            extra_grads=_requests(extra_grads),
+            extra_grad_count=len(extra_grads),
+        )
+        handle = ctypes.c_void_p()
+        chosen = options(precision, rounding)
+        check(lib.tenon_plan_build(chain.encode(), request, chosen, byref(handle)))
+        self._handle = handle
+        weakref.finalize(self, lib.tenon_plan_free, handle)
+        told = self.json(0)
+        self.buffers = tuple(
+            Buffer(
+                b["name"], b["role"], b["dtype"], tuple(b["rows"]), b["cols"], b["inner"] == "rows"
+            )
+            for b in told["buffers"]
+        )
+        # Names of the tensors that the backward pass reads.
+        self.backward_reads = frozenset(
+            read.rpartition(":")[0] for step in told["backward"] for read in step["reads"]
+        )
+        self._known: dict[int, tuple[tuple[int, ...], int]] = {}
+
+    def sizes(self, rows: int) -> tuple[tuple[int, ...], int]:
+        """Bytes of each buffer and of the workspace; refuses rows that the chain cannot take."""
+        known = self._known.get(rows)
+        if known is None:
+            count = len(self.buffers)
+            each, workspace = (ctypes.c_int64 * count)(), ctypes.c_int64()
+            check(lib.tenon_plan_sizes(self._handle, rows, each, count, byref(workspace)))
+            if len(self._known) >= _SIZES:
+                self._known.clear()
+            known = self._known[rows] = (tuple(each), workspace.value)
+        return known
+
+    def run(self, backward: bool, rows: int, memory: Any, workspace: int | None) -> None:
+        """One pass; `memory` is an array of c_void_p, an address for each buffer that it uses."""
+        code = lib.tenon_plan_run(
+            self._handle, backward, rows, memory, len(memory), workspace, 0, None
+        )
+        if code:
+            check(code)
+
+    def describe(self, rows: int | None = None) -> str:
+        """Both passes: what each step reads and writes, bytes, what is saved, and why."""
+        return Text(self._text("text", rows))
+
+    def json(self, rows: int | None = None) -> Any:
+        """The same for programs."""
+        return json.loads(self._text("json", rows))
+
+    def html(self, rows: int | None = None) -> str:
+        """The same as one page that needs nothing else."""
+        return self._text("html", rows)
+
+    def _text(self, format: str, rows: int | None) -> str:
+        rows = self.rows if rows is None else rows
+        return text_of(lib.tenon_plan_describe, self._handle, rows, format.encode())
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+    def _repr_html_(self) -> str:
+        return frame(self.html())
+
+
+def _requests(wanted: Sequence[bool]) -> Any:
+    return (GradRequest * len(wanted))(*(GradRequest(unwanted=not w) for w in wanted))
+
+
+def frame(page: str) -> str:
+    """A whole page inside another one, where its style touches nothing else."""
+    return (
+        f'<iframe srcdoc="{html.escape(page)}" sandbox '
+        'style="width:100%;height:40em;border:1px solid #ccc"></iframe>'
+    )
+
+
+def plan(chain: str, **request: Any) -> Plan:
+    """What a chain of ops becomes, e.g. plan("linear(512,2048) bias swiglu", dtype="bf16").
+
+    `request`: cols of the input where the chain does not say, dtype, parameter_dtype, recipe
+    ('none', 'delayed', 'current', 'mxfp8', 'block'), keep ('input', 'fp8', 'recompute'), training,
+    backward, input_grad, parameter_grads and extra_grads (one bool each), precision, rounding, and
+    the rows that descriptions are for. Nothing is computed.
+    """
+    return Plan(chain, **request)

@@ -1,0 +1,461 @@
+"""A run of basic ops as a plan: one call forward, one backward."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...._activation import DEFINED
+from ...._lib import DTYPES
+from ...._plan import Plan
+from ... import _call
+from ..._dropout import random_state
+from .. import _gemm, _kernels
+from ..basic import (
+    BasicLinear,
+    Bias,
+    Dropout,
+    Identity,
+    MakeExtraOutput,
+    Reshape,
+    ScaledActivation,
+)
+from ..op import (
+    BackwardResult,
+    BasicOperation,
+    ExtraOutputs,
+    FusedOperation,
+    OperationContext,
+    basic_ops,
+    is_ours,
+)
+
+if TYPE_CHECKING:
+    from ...quantizer import Quantizer
+    from .._routes import Routes
+    from ..fuser import Stage
+
+__all__ = ["Planned", "plan_runs"]
+
+_TYPES = {DTYPES[number]: dtype for dtype, number in _call.DTYPES.items()} | {"u64": torch.int64}
+_NAMES = {dtype: DTYPES[_call.DTYPES[dtype]] for dtype in _call.PLAIN}
+_MOST = 64  # plans that one run of ops keeps, and numbers of rows that one of them knows
+_ALIGNED = 64  # bytes
+
+# Ops that move nothing by themselves: a plan of them would only copy.
+_FREE = (Identity, MakeExtraOutput, Reshape)
+
+
+class _Layout:
+    """Where saved buffers lie, those of one dtype in one tensor, and the size of the workspace."""
+
+    def __init__(self, plan: Plan, saved: Sequence[int], rows: int) -> None:
+        sizes, self.workspace = plan.sizes(rows)
+        ends: dict[torch.dtype, int] = {}
+        self.places: list[tuple[int, int, int]] = []  # buffer, tensor, byte
+        for i in saved:
+            dtype = _TYPES[plan.buffers[i].dtype]
+            begin = -(-ends.setdefault(dtype, 0) // _ALIGNED) * _ALIGNED
+            self.places.append((i, list(ends).index(dtype), begin))
+            ends[dtype] = begin + sizes[i]
+        self.blocks = [(end // dtype.itemsize, dtype) for dtype, end in ends.items()]
+
+
+class _Ready:
+    """A plan with the places of its buffers, found once."""
+
+    def __init__(self, plan: Plan, ops: Sequence[BasicOperation], cols: int) -> None:
+        self.plan = plan
+        self.memory = ctypes.c_void_p * len(plan.buffers)
+        names = [b.name for b in plan.buffers]
+        at = {name: i for i, name in enumerate(names)}
+        of: dict[str, list[int]] = {}
+        for i, b in enumerate(plan.buffers):
+            of.setdefault(b.role, []).append(i)
+        self.params, self.extra_in = of.get("param", []), of.get("extra_in", [])
+        self.extra_out, self.saved = of.get("extra_out", []), of.get("saved", [])
+        self.rng, self.dx = at.get("rng"), at.get("dx")
+        self.dy = at.get("dy", -1)  # none in a plan without backward
+        self.dparams, self.dextra_in, self.dextra_out = (
+            [at.get("d" + names[i]) for i in group]
+            for group in (self.params, self.extra_in, self.extra_out)
+        )
+        # The tensors of a forward call, and which of them backward reads.
+        self.tensors = [at["x"], *of["output"], *self.params, *self.extra_in, *self.extra_out]
+        self.kept = [k for k, i in enumerate(self.tensors) if names[i] in plan.backward_reads]
+        self._layouts: dict[int, _Layout] = {}
+        owners = [op for op in ops for _ in op._parameters]
+        self.shapes = [
+            b.shape(0) if isinstance(op, BasicLinear) else (b.cols,)
+            for op, b in zip(owners, (plan.buffers[i] for i in self.params), strict=True)
+        ]
+        self.cols = [cols]  # of the input of each op, and of the output
+        for op in ops:
+            self.cols.append(op.plan_cols(self.cols[-1]))
+        # The random stream counts in the columns that the dropout sees.
+        self.dropout_cols = next(
+            (c for op, c in zip(ops, self.cols, strict=False) if isinstance(op, Dropout)), 1
+        )
+
+    def layout(self, rows: int) -> _Layout:
+        """What a call of `rows` rows needs of torch's allocator."""
+        known = self._layouts.get(rows)
+        if known is None:
+            if len(self._layouts) >= _MOST:
+                self._layouts.clear()
+            known = self._layouts[rows] = _Layout(self.plan, self.saved, rows)
+        return known
+
+
+class Planned(FusedOperation):
+    """Neighbouring basic ops that the planner runs, with their whole backward pass.
+
+    `fuser_forward` gives NotImplemented for what a plan does not serve: other dtypes and devices,
+    autocast, quantised neighbours and operands, keywords, and every mistake, whose message is that
+    of the op itself.
+    """
+
+    note = "one call forward, one backward"
+
+    def __init__(self, ops: Sequence[BasicOperation], start: int, routes: Routes) -> None:
+        super().__init__(ops)
+        stop = start + len(ops)
+        self._ops = list(ops)
+        self._routed = not routes.plain
+        self._none: ExtraOutputs = [()] * len(ops)
+        self._reshapes = any(isinstance(op, Reshape) for op in ops)
+        self._linears = any(isinstance(op, BasicLinear) for op in ops)
+        self._named = [(i, name) for i, op in enumerate(ops) for name in op._parameters]
+        # Channels that begin and end here go through the plan; other extra tensors are its own.
+        read_here = {s for sources in routes.sources[start:stop] for s in sources}
+        read_later = {s for sources in routes.sources[stop:] for s in sources}
+        self._before, self._behind = [""] * len(ops), [""] * len(ops)  # what is around their texts
+        self._given: list[tuple[int, int, bool]] = []  # extra inputs: op, slot, by the caller
+        self._made: list[tuple[int, int]] = []  # extra outputs that leave
+        for i, op in enumerate(ops):
+            for slot, source in enumerate(routes.sources[start + i]):
+                if isinstance(source, tuple) and source[0] >= start:
+                    self._behind[i] += f"<c{source[0]}_{source[1]}"
+                else:
+                    self._given.append((i, slot, isinstance(source, int)))
+            for slot in range(op.num_extra_outputs):
+                key = (start + i, slot)
+                leaves = key in routes.outputs or key in read_later
+                if leaves:
+                    self._made.append((i, slot))
+                if key in read_here:
+                    self._before[i] = "make_extra_output " if leaves else ""
+                    self._behind[i] = f">c{key[0]}_{key[1]}"
+        self._ready: dict[Any, _Ready | None] = {}
+
+    def ready(
+        self,
+        cols: int,
+        dtype: torch.dtype,
+        params: Sequence[torch.Tensor],
+        extra_grads: Sequence[bool],
+        backward: bool,
+        input_grad: bool,
+    ) -> _Ready | None:
+        """The plan of such a call; None where there is none."""
+        texts = [op.plan_text() for op in self._ops]
+        if None in texts:
+            return None
+        of_params = params[0].dtype if params else dtype
+        wanted = tuple([p.requires_grad for p in params]) if backward else ()
+        # Names mean what they mean now.
+        key = (
+            *(*texts, len(DEFINED), cols, dtype, of_params),
+            *(wanted, *extra_grads, backward, input_grad),
+        )
+        try:
+            return self._ready[key]
+        except KeyError:
+            pass
+        made: _Ready | None = None
+        try:
+            around = zip(self._before, texts, self._behind, strict=True)
+            plan = Plan(
+                " ".join([f"{before}{text}{behind}" for before, text, behind in around]),
+                cols=cols,
+                dtype=_NAMES[dtype],
+                parameter_dtype=_NAMES[of_params],
+                backward=backward,
+                input_grad=input_grad,
+                parameter_grads=wanted,
+                extra_grads=extra_grads,
+            )
+        except (ValueError, NotImplementedError):
+            pass  # the ops say what is wrong, if anything is
+        else:
+            made = _Ready(plan, self._ops, cols)
+        if len(self._ready) >= _MOST:
+            self._ready.clear()
+        self._ready[key] = made
+        return made
+
+    def params(self, dtype: torch.dtype) -> list[torch.Tensor] | None:
+        """The parameters, if a plan for inputs of `dtype` can read them."""
+        found: list[torch.Tensor] = []
+        for i, name in self._named:
+            p = self._ops[i]._parameters.get(name)
+            if (
+                p is None
+                or type(p) is not torch.nn.Parameter
+                or not p.is_cpu
+                or not p.is_contiguous()
+                or (found and p.dtype != found[0].dtype)
+            ):
+                return None
+            found.append(p)
+        if found and (found[0].dtype not in _NAMES or (self._linears and found[0].dtype != dtype)):
+            return None
+        return found
+
+    def _leads(self, shape: Sequence[int], cols: Sequence[int]) -> list[Sequence[int]] | None:
+        """The leading dimensions of the input of each op, and of the output."""
+        lead = shape
+        leads = [lead]
+        for op, width in zip(self._ops, cols, strict=False):
+            if isinstance(op, Reshape):
+                count, known = math.prod(lead) * width, math.prod(n for n in op.shape if n != -1)
+                rest, over = divmod(count, known) if known > 0 else (0, 1)
+                if over or op.shape.count(-1) > 1 or (-1 not in op.shape and rest != 1):
+                    return None
+                lead = tuple(rest if n == -1 else n for n in op.shape[:-1])
+            leads.append(lead)
+        return leads
+
+    def fuser_forward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        input_: torch.Tensor,
+        *,
+        basic_op_extra_inputs: list[tuple[torch.Tensor, ...]],
+        prev_op_grad_output_quantizer: Quantizer | None,
+        next_op_input_quantizer: Quantizer | None,
+        basic_op_kwargs: list[dict[str, Any]],
+    ) -> tuple[torch.Tensor, ExtraOutputs]:
+        x, no = input_, NotImplemented
+        if (
+            next_op_input_quantizer is not None
+            or prev_op_grad_output_quantizer is not None
+            or not _plain(x, x.dtype)
+            or not x.numel()
+            or any(basic_op_kwargs)
+            or torch.is_autocast_enabled("cpu")
+            or (self._linears and _gemm.torch_multiplies(x.dtype))
+        ):
+            return no
+        dtype, lead, cols = x.dtype, x.shape[:-1], x.shape[-1]
+        params = self.params(dtype)
+        if params is None:
+            return no
+        extras: list[torch.Tensor] = []
+        wanted: list[bool] = []
+        for i, slot, callers in self._given:
+            t = basic_op_extra_inputs[i][slot]
+            if not _plain(t, dtype):
+                return no
+            extras.append(t.contiguous())
+            wanted.append(basic_op_ctxs[i].requires_grad and (t.requires_grad or not callers))
+        first, last = basic_op_ctxs[0], basic_op_ctxs[-1]
+        wants_dx = first.requires_grad and first.input_requires_grad
+        ready = self.ready(cols, dtype, params, wanted, last.requires_grad, wants_dx)
+        if ready is None or [p.shape for p in params] != ready.shapes:
+            return no
+        leads = self._leads(lead, ready.cols) if self._reshapes else None
+        if self._reshapes and leads is None:
+            return no
+        for (i, _, _), t in zip(self._given, extras, strict=True):
+            here = lead if leads is None else leads[i]
+            if isinstance(self._ops[i], ScaledActivation):
+                fits = t.numel() == math.prod(here)
+            else:
+                fits = t.shape == (*here, ready.cols[i])
+            if not fits:
+                return no
+
+        rows = x.numel() // cols
+        x = x.contiguous()
+        y = torch.empty((*(lead if leads is None else leads[-1]), ready.cols[-1]), dtype=dtype)
+        made = [
+            torch.empty((*(lead if leads is None else leads[i]), ready.cols[i]), dtype=dtype)
+            for i, _ in self._made
+        ]
+        layout = ready.layout(rows)
+        saved = [torch.empty(size, dtype=kind) for size, kind in layout.blocks]
+        memory = ready.memory()
+        tensors = [x, y, *params, *extras, *made]
+        for i, t in zip(ready.tensors, tensors, strict=True):
+            memory[i] = t.data_ptr()
+        for i, block, begin in layout.places:
+            memory[i] = saved[block].data_ptr() + begin
+        if ready.rng is not None:
+            random = random_state(ready.dropout_cols)
+            memory[ready.rng] = random.data_ptr()
+        workspace = torch.empty(layout.workspace, dtype=torch.uint8)
+        ready.plan.run(False, rows, memory, workspace.data_ptr())
+
+        if last.requires_grad:
+            last.save_for_backward(*[tensors[i] for i in ready.kept], *saved)
+            last.ready, last.rows, last.input_shape = ready, rows, input_.shape
+            last.extra_shapes = [basic_op_extra_inputs[i][slot].shape for i, slot, _ in self._given]
+        if not self._routed:
+            return y, self._none
+        outputs: list[list[Any]] = [[None] * op.num_extra_outputs for op in self._ops]
+        for (i, slot), t in zip(self._made, made, strict=True):
+            outputs[i][slot] = t
+        return y, outputs
+
+    def fuser_backward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        grad_output: torch.Tensor,
+        *,
+        basic_op_grad_extra_outputs: list[tuple[torch.Tensor, ...]],
+    ) -> BackwardResult:
+        ctx = basic_op_ctxs[-1]
+        ready: _Ready = ctx.ready
+        rows: int = ctx.rows
+        buffers = ready.plan.buffers
+        dtype = _TYPES[buffers[ready.dy].dtype]
+        memory = ready.memory()
+        alive = [_kernels.plain(grad_output, dtype).contiguous()]
+        memory[ready.dy] = alive[0].data_ptr()
+        layout = ready.layout(rows)
+        kept = [t.contiguous() for t in ctx.saved_tensors]  # hooks may have changed how they lie
+        for i, t in zip(ready.kept, kept, strict=False):
+            memory[ready.tensors[i]] = t.data_ptr()
+        for i, block, begin in layout.places:
+            memory[i] = kept[len(ready.kept) + block].data_ptr() + begin
+        for at, (i, slot) in zip(ready.dextra_out, self._made, strict=True):
+            if at is None:
+                continue
+            given = basic_op_grad_extra_outputs[i][slot]
+            if given is None:
+                given = torch.zeros(buffers[at].shape(rows), dtype=dtype)
+            alive.append(_kernels.plain(given, dtype).contiguous())
+            memory[at] = alive[-1].data_ptr()
+
+        def gradient(at: int | None, shape: Sequence[int]) -> torch.Tensor | None:
+            if at is None:
+                return None
+            made = torch.empty(shape, dtype=_TYPES[buffers[at].dtype])
+            memory[at] = made.data_ptr()
+            return made
+
+        dx = gradient(ready.dx, ctx.input_shape)
+        of_params = list(map(gradient, ready.dparams, ready.shapes))
+        of_extras = list(map(gradient, ready.dextra_in, ctx.extra_shapes))
+        workspace = torch.empty(layout.workspace, dtype=torch.uint8)
+        ready.plan.run(True, rows, memory, workspace.data_ptr())
+
+        params: list[list[Any]] = [[] for _ in self._ops]
+        for (i, _), grad in zip(self._named, of_params, strict=True):
+            op = self._ops[i]
+            if grad is not None and isinstance(op, BasicLinear):
+                grad = op.deliver(grad)
+            params[i].append(grad)
+        extras: list[list[Any]] = [[None] * op.num_extra_inputs for op in self._ops]
+        for (i, slot, _), grad in zip(self._given, of_extras, strict=True):
+            extras[i][slot] = grad
+        return dx, params, extras
+
+    def width(self) -> int | None:
+        """The columns of the input, where the ops tell."""
+        for op in self._ops:
+            if isinstance(op, BasicLinear):
+                return op.in_features
+            if isinstance(op, Bias):
+                return op.local_size
+            if op.plan_cols(2) != 2:
+                break
+        return None
+
+    def explain(
+        self, cols: int, dtype: torch.dtype, backward: bool, input_grad: bool
+    ) -> Plan | None:
+        """The plan for inputs of this kind, with gradients of all extra inputs."""
+        params = self.params(dtype) if dtype in _NAMES else None
+        if params is None or (self._linears and _gemm.torch_multiplies(dtype)):
+            return None
+        ready = self.ready(cols, dtype, params, [backward] * len(self._given), backward, input_grad)
+        return None if ready is None else ready.plan
+
+
+def _plain(t: Any, dtype: torch.dtype) -> bool:
+    """Whether a plan can read `t`, perhaps after it was made contiguous."""
+    kind = type(t)
+    return (
+        (kind is torch.Tensor or kind is torch.nn.Parameter)
+        and t.dtype == dtype
+        and dtype in _NAMES
+        and t.is_cpu
+        and t.layout is torch.strided
+        and t.dim() > 0
+    )
+
+
+def plan_runs(
+    forward: list[Stage], backward: list[Stage], routes: Routes, with_linears: bool
+) -> tuple[list[Stage], list[Stage]]:
+    """The stages with runs of ops that nobody but us takes replaced by plans."""
+    from ..fuser import Stage
+
+    for start, stop in _runs(forward, backward, with_linears):
+        inside = [[s for s in list_ if start <= s.start < stop] for list_ in (forward, backward)]
+        ops = [b for s in inside[0] for b in basic_ops(s.op)]
+        stage = Stage(Planned(ops, start, routes), start, stop, False)
+        stage.instead = (inside[0], inside[1])
+        forward, backward = (
+            [s for s in list_ if s.start < start] + [stage] + [s for s in list_ if s.start >= stop]
+            for list_ in (forward, backward)
+        )
+    return forward, backward
+
+
+def _runs(forward: list[Stage], backward: list[Stage], with_linears: bool) -> list[tuple[int, int]]:
+    """Where plans begin and end: at borders that the stages of both passes have.
+
+    A plan has one random stream, so it holds one dropout; before a second one it ends, at a linear
+    if there is one between them.
+    """
+    ops = [b for stage in forward for b in basic_ops(stage.op)]
+    takes = [is_ours(op) and type(op).plan_text is not BasicOperation.plan_text for op in ops]
+    for stage in (*forward, *backward):
+        if not is_ours(stage.op):
+            takes[stage.start : stage.stop] = [False] * len(stage.indices)
+    if not with_linears:
+        takes = [t and not isinstance(op, BasicLinear) for t, op in zip(takes, ops, strict=True)]
+    borders = sorted({s.start for s in forward} & {s.start for s in backward})
+    runs: list[tuple[int, int]] = []
+    start = linear = None  # of the open run; a linear in it behind its dropout
+    dropped = False
+    for begin, end in zip(borders, (*borders[1:], len(ops)), strict=True):
+        dropouts = sum(isinstance(op, Dropout) for op in ops[begin:end])
+        if not all(takes[begin:end]) or dropouts > 1:
+            if start is not None:
+                runs.append((start, begin))
+            start, linear, dropped = None, None, False
+            continue
+        if start is None:
+            start = begin
+        if dropouts and dropped:
+            cut = begin if linear is None else linear
+            runs.append((start, cut))
+            start, linear = cut, None
+        elif dropped and linear is None and isinstance(ops[begin], BasicLinear):
+            linear = begin
+        dropped = dropped or dropouts > 0
+    if start is not None:
+        runs.append((start, len(ops)))
+    return [
+        (start, stop)
+        for start, stop in runs
+        if sum(not isinstance(op, _FREE) for op in ops[start:stop]) > 1
+    ]

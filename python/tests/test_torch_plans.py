@@ -1,0 +1,835 @@
+"""Runs of operations as plans: one call forward, one backward, and everything around them."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tenon  # noqa: E402
+import tenon.torch as tt  # noqa: E402
+import tenon.torch.ops as ops  # noqa: E402
+from tenon._plan import Plan  # noqa: E402
+from tenon.torch.ops import _gemm, fuser  # noqa: E402
+from tenon.torch.ops.fused import Planned  # noqa: E402
+from tenon.torch.quantizer import MXFP8Quantizer  # noqa: E402
+
+F = torch.nn.functional
+EPS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+@pytest.fixture(autouse=True)
+def plans_multiply(monkeypatch):
+    """Linears belong to plans on every CPU."""
+    monkeypatch.setattr(_gemm, "torch_multiplies", lambda dtype: False)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The passes of plans that ran, True for backward."""
+    ran = []
+    run = Plan.run
+
+    def count(self, backward, *args):
+        ran.append(backward)
+        return run(self, backward, *args)
+
+    monkeypatch.setattr(Plan, "run", count)
+    return ran
+
+
+def without_plans(monkeypatch):
+    monkeypatch.setattr(fuser, "plan_runs", lambda forward, backward, *_: (forward, backward))
+
+
+def gated(f):
+    return lambda x: f(x[..., : x.shape[-1] // 2]) * x[..., x.shape[-1] // 2 :]
+
+
+def interleaved(f, k):
+    def apply(x):
+        v = x.reshape(*x.shape[:-1], -1, 2, k)
+        return (f(v[..., 0, :]) * v[..., 1, :]).flatten(-2)
+
+    return apply
+
+
+def gelu(x):
+    return F.gelu(x, approximate="tanh")
+
+
+def l2(x, eps=1e-6):
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps)
+
+
+# (ops, the same as functions of (x, next parameter, next extra input)), by name. A function takes
+# what it needs from the iterators p and e.
+def linear(n, m):
+    return ops.BasicLinear(n, m), lambda x, p, e: x @ next(p).T
+
+
+def bias(n):
+    return ops.Bias(n), lambda x, p, e: x + next(p)
+
+
+def act(op, f):
+    return op, lambda x, p, e: f(x)
+
+
+def scaled(op, f):
+    return op, lambda x, p, e: f(x) * next(e).reshape(*x.shape[:-1], 1)
+
+
+def add():
+    return ops.AddExtraInput(), lambda x, p, e: x + next(e)
+
+
+def scale(c):
+    return ops.ConstantScale(c), lambda x, p, e: c * x
+
+
+def norm():
+    return ops.L2Normalization(), lambda x, p, e: l2(x)
+
+
+def identity():
+    return ops.Identity(), lambda x, p, e: x
+
+
+def reshape(*shape):
+    return ops.Reshape(*shape), lambda x, p, e: x.reshape(*shape)
+
+
+def squared(x):
+    return F.relu(x) ** 2
+
+
+CHAINS = {
+    "linear bias": (lambda: [linear(24, 20), bias(20)], ()),
+    "linear bias gelu": (lambda: [linear(24, 16), bias(16), act(ops.GELU(), gelu)], ()),
+    "linear gelu linear": (
+        lambda: [linear(24, 16), act(ops.GELU(), gelu), linear(16, 5)],
+        (),
+    ),
+    "mlp": (
+        lambda: [
+            *(linear(24, 64), bias(64), act(ops.SwiGLU(), gated(F.silu))),
+            *(linear(32, 24), bias(24)),
+        ],
+        (),
+    ),
+    "interleaved": (
+        lambda: [
+            *(linear(24, 32), bias(32)),
+            act(ops.GEGLU(glu_interleave_size=4), interleaved(gelu, 4)),
+            linear(16, 24),
+        ],
+        (),
+    ),
+    "formulas": (
+        lambda: [
+            act(ops.Activation("x*sigmoid(x)"), F.silu),
+            act(ops.Activation("elu", alpha=0.5), lambda x: F.elu(x, 0.5)),
+            bias(24),
+            act(ops.Activation(lambda x: x * tenon.tanh(x)), lambda x: x * torch.tanh(x)),
+        ],
+        (),
+    ),
+    "scales": (
+        lambda: [bias(24), scaled(ops.ScaledSwiGLU(), gated(F.silu)), linear(12, 9)],
+        ("rows",),
+    ),
+    "scaled": (
+        lambda: [linear(24, 16), scaled(ops.ScaledSReLU(), squared), bias(16)],
+        ("rows",),
+    ),
+    "residual": (lambda: [linear(24, 24), bias(24), scale(0.5), add()], ("whole",)),
+    "two extras": (
+        lambda: [
+            *(add(), linear(24, 48), bias(48)),
+            *(scaled(ops.ScaledSwiGLU(), gated(F.silu)), add()),
+        ],
+        ("whole", "rows", "whole"),
+    ),
+    "norm": (lambda: [norm(), linear(24, 16), bias(16)], ()),
+    "norm behind": (lambda: [linear(24, 16), act(ops.SiLU(), F.silu), norm(), scale(3)], ()),
+    "identity": (
+        lambda: [identity(), bias(24), identity(), act(ops.ReLU(), F.relu), identity()],
+        (),
+    ),
+    "reshape": (
+        lambda: [linear(24, 16), reshape(-1, 8), bias(8), act(ops.GELU(), gelu)],
+        (),
+    ),
+    "reshape around": (
+        lambda: [reshape(-1, 12), bias(12), act(ops.GELU(), gelu), reshape(-1, 3, 24)],
+        (),
+    ),
+    "deep": (
+        lambda: [
+            part for _ in range(4) for part in (linear(24, 24), bias(24), act(ops.GELU(), gelu))
+        ],
+        (),
+    ),
+}
+
+
+def made(name, dtype, lead=(6, 3), seed=0):
+    """A model, its reference, its input and its extra inputs, all with gradients."""
+    torch.manual_seed(seed)
+    build, kinds = CHAINS[name]
+    parts = build()
+    model = ops.Sequential([op for op, _ in parts]).to(dtype)
+    for op, _ in parts:
+        if isinstance(op, ops.Bias):
+            torch.nn.init.normal_(op.bias)
+    x = torch.randn(*lead, 24).to(dtype).requires_grad_()
+    cols, extras = 24, []
+    kinds = list(kinds)
+    for op, _ in parts:
+        if op.num_extra_inputs:
+            shape = (*lead, cols) if kinds.pop(0) == "whole" else lead
+            extras.append(torch.randn(shape).to(dtype).requires_grad_())
+        cols = op.plan_cols(cols)
+
+    def reference(x, parameters, extras):
+        p, e = iter(parameters), iter(extras)
+        for _, f in parts:
+            x = f(x, p, e)
+        return x
+
+    return model, reference, x, extras
+
+
+def doubled(tensors):
+    return [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
+
+
+def close(mine, exact, dtype, depth):
+    """Each stored value is off by half a unit in the last place; `depth` of them follow in turn."""
+    bound = depth * EPS[dtype] * max(float(exact.abs().max()), 1e-3)
+    error = float((mine.double() - exact).abs().max())
+    assert error <= bound, (error, bound)
+
+
+def check(model, reference, x, extras, depth=None):
+    """Forward and all gradients against float64."""
+    depth = depth or 4 + len(model)
+    x64, *extras64 = doubled([x, *extras])
+    parameters = list(model.parameters())
+    parameters64 = doubled(parameters)
+    y, exact = model(x, *extras), reference(x64, parameters64, extras64)
+    assert y.shape == exact.shape and y.dtype == x.dtype
+    close(y.detach(), exact.detach(), x.dtype, depth)
+    g = torch.randn(y.shape).to(y.dtype)
+    y.backward(g)
+    exact.backward(g.double())
+    pairs = zip([x, *extras, *parameters], [x64, *extras64, *parameters64], strict=True)
+    for t, t64 in pairs:
+        assert (t.grad is None) == (t64.grad is None)
+        if t.grad is not None:
+            assert t.grad.dtype == t.dtype
+            close(t.grad, t64.grad, x.dtype, depth)
+
+
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+@pytest.mark.parametrize("name", CHAINS)
+def test_against_float64(name, dtype, runs):
+    check(*made(name, dtype))
+    assert runs == [False, True]
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3, 4), (300,)])
+def test_any_rows_through_one_plan(lead, runs):
+    for name in ("mlp", "residual"):
+        check(*made(name, torch.float32, lead))
+    assert runs == [False, True] * 2
+
+
+def test_rows_change_and_the_plan_stays():
+    model, reference, _, _ = made("mlp", torch.float32)
+    for rows in (1, 7, 64, 7):
+        model.zero_grad()
+        check(model, reference, torch.randn(rows, 24, requires_grad=True), [])
+    assert model(torch.randn(0, 24)).shape == (0, 24)
+    assert len(the_plan(model)._ready) == 1
+
+
+def the_plan(model, dtype=torch.float32):
+    ((part, _),) = model.groups()
+    (stage,) = part.planned(dtype)[0]
+    assert isinstance(stage.op, Planned)
+    return stage.op
+
+
+def test_frozen_parameters_and_inputs(runs):
+    for frozen in range(16):
+        model, reference, x, _ = made("mlp", torch.float32)
+        for i, p in enumerate(model.parameters()):
+            p.requires_grad_(not frozen >> i & 1)
+        for wanted in (True, False):
+            if frozen == 15 and not wanted:
+                continue
+            model.zero_grad()
+            check(model, reference, x.detach().requires_grad_(wanted), [])
+    assert set(runs) == {False, True}
+
+
+def test_extra_inputs_without_gradients():
+    for wanted in ((True, False, False), (False, True, False), (False, False, False)):
+        model, reference, x, extras = made("two extras", torch.float32)
+        extras = [t.detach().requires_grad_(w) for t, w in zip(extras, wanted, strict=True)]
+        check(model, reference, x, extras)
+
+
+def test_nothing_is_saved_without_gradients(runs):
+    model, reference, x, _ = made("mlp", torch.float32)
+    with torch.no_grad():
+        y = model(x)
+    close(y, reference(*doubled([x]), doubled(model.parameters()), []).detach(), x.dtype, 8)
+    assert not y.requires_grad and runs == [False]
+    ready = list(the_plan(model)._ready.values())
+    assert [r.saved for r in ready] == [[]]
+    model.requires_grad_(False)
+    assert not model(x.detach()).requires_grad
+
+
+def test_strided_inputs_and_gradients():
+    model, reference, x, extras = made("residual", torch.float32)
+    wide = torch.randn(3, 24, 6).permute(2, 0, 1).requires_grad_()
+    other = torch.randn(6, 3, 48)[..., ::2].requires_grad_()
+    assert not wide.is_contiguous() and not other.is_contiguous()
+    wide.retain_grad()
+    check(model, reference, wide.detach().requires_grad_(), [other.detach().requires_grad_()])
+    y = model(x, *extras)
+    y.backward(torch.ones(()).expand(y.shape))
+    again = model(x, *extras)
+    expected = torch.autograd.grad(again, x, torch.ones(y.shape))[0]
+    assert torch.equal(x.grad, expected)
+
+
+def test_the_same_bits_as_op_by_op(monkeypatch):
+    """Without products nothing is rounded in float32 that the ops one by one would not round."""
+    torch.manual_seed(0)
+    x = torch.randn(33, 40, requires_grad=True)
+    r = torch.randn(33, 40, requires_grad=True)
+    model = ops.Sequential(
+        ops.Bias(40), ops.GELU(), ops.ConstantScale(0.3), ops.Dropout(0.25), ops.AddExtraInput()
+    )
+    torch.nn.init.normal_(model[0].bias)
+    other = copy.deepcopy(model)
+    torch.manual_seed(3)
+    y = model(x, r)
+    g = torch.randn(y.shape)
+    mine = torch.autograd.grad(y, [x, r, *model.parameters()], g)
+    assert len(the_plan(model)._ready) == 1
+    state = torch.random.get_rng_state()
+    without_plans(monkeypatch)
+    torch.manual_seed(3)
+    same = other(x, r)
+    theirs = torch.autograd.grad(same, [x, r, *other.parameters()], g)
+    torch.manual_seed(3)
+    other(x, r)
+    torch.randn(y.shape)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert torch.equal(y, same)
+    for a, b in zip(mine[:2], theirs[:2], strict=True):
+        assert torch.equal(a, b)
+    close(mine[2], theirs[2].double(), torch.float32, 33)
+
+
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+def test_dropout_draws_what_it_always_drew(dtype, monkeypatch):
+    """The same seeds drop the same elements, with plans and without, whatever is around."""
+    torch.manual_seed(0)
+    # Products of torch in half precision need instructions that not every machine really has.
+    first, second = ops.Linear(16, 24), ops.Linear(24, 16)
+    if dtype != torch.float32:
+        first, second = ops.Bias(16), ops.SwiGLU()
+    model = ops.Sequential(
+        *(first, ops.Dropout(0.5), second, ops.Dropout(0.25)),
+        *(ops.AddExtraInput(), ops.Dropout(0.5), ops.Identity(), ops.ConstantScale(2)),
+    ).to(dtype)
+    x = torch.randn(50, 16).to(dtype)
+    r = torch.randn(50, 16 if dtype == torch.float32 else 8).to(dtype)
+    other = copy.deepcopy(model)
+    torch.manual_seed(1)
+    y = model(x, r)
+    after = torch.rand(())
+    without_plans(monkeypatch)
+    torch.manual_seed(1)
+    same = other(x, r)
+    assert torch.equal(after, torch.rand(()))
+    assert torch.equal(y == 0, same == 0)
+    close(y.detach(), same.detach().double(), dtype, 8)
+
+
+def test_dropout_gradient_and_evaluation(runs):
+    model = ops.Sequential(ops.Linear(16, 16), ops.Dropout(0.5))
+    x = torch.randn(9, 16, requires_grad=True)
+    y = model(x)
+    kept = y.detach() != 0
+    assert 0.2 < kept.float().mean() < 0.8
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    torch.testing.assert_close(dx, (2.0 * kept) @ model[0].weight.detach())
+    model.eval()
+    expected = F.linear(x, model[0].weight, model[0].bias)
+    torch.testing.assert_close(model(x), expected)
+    state = torch.random.get_rng_state()
+    model(x)
+    assert torch.equal(state, torch.random.get_rng_state())
+    model.train()
+    model[1].p = 0.0
+    torch.testing.assert_close(model(x), expected)
+    assert len(runs) == 5
+
+
+def test_one_dropout_a_plan():
+    block = [ops.Linear(8, 8), ops.Dropout(0.1), ops.AddExtraInput()]
+    model = ops.Sequential(*block, ops.Linear(8, 8), ops.Dropout(0.1), ops.GELU())
+    model(torch.randn(2, 8), torch.randn(2, 8))
+    ((part, _),) = model.groups()
+    names = [[type(b).__name__ for b in s.op.basic_ops] for s in part.planned(torch.float32)[0]]
+    assert names == [
+        ["BasicLinear", "Bias", "Dropout", "AddExtraInput"],
+        ["BasicLinear", "Bias", "Dropout", "GELU"],
+    ]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_channels_and_extra_outputs(shown, runs):
+    make, plus = ops.MakeExtraOutput(), ops.AddExtraInput()
+    make.set_extra_output_channel(0, "skip", output_to_caller=shown)
+    plus.set_extra_input_channel(0, "skip")
+    model = ops.Sequential(
+        *(make, ops.Linear(8, 16), ops.GELU(), ops.MakeExtraOutput(), ops.Linear(16, 8), plus)
+    )
+    x = torch.randn(5, 8, requires_grad=True)
+    x64, *p64 = doubled([x, *model.parameters()])
+    h64 = gelu(F.linear(x64, *p64[:2]))
+    exact = F.linear(h64, *p64[2:]) + x64
+    outputs64 = [exact, *([x64] if shown else []), h64]
+    outputs = model(x)
+    assert len(outputs) == len(outputs64)
+    for a, b in zip(outputs, outputs64, strict=True):
+        close(a.detach(), b.detach(), torch.float32, 12)
+    grads = [torch.randn(t.shape) for t in outputs]
+    torch.autograd.backward(outputs, grads)
+    torch.autograd.backward(outputs64, [g.double() for g in grads])
+    for a, b in zip([x, *model.parameters()], [x64, *p64], strict=True):
+        close(a.grad, b.grad, torch.float32, 16)
+    assert runs == [False, True]
+    # An output that nobody uses has no gradient of its own.
+    assert torch.autograd.grad(model(x)[-1].sum(), x)[0].shape == x.shape
+
+
+class Triple(ops.BasicOperation):
+    """An op of the user's: it cuts a run in two."""
+
+    def op_forward(self, ctx, input_, **kwargs):
+        return 3 * input_
+
+    def op_backward(self, ctx, grad_output):
+        return 3 * grad_output
+
+
+def test_an_op_of_the_users_between(runs):
+    make, plus = ops.MakeExtraOutput(), ops.AddExtraInput()
+    make.set_extra_output_channel(0, "over", output_to_caller=False)
+    plus.set_extra_input_channel(0, "over")
+    model = ops.Sequential(
+        ops.Linear(8, 8), ops.GELU(), make, Triple(), ops.Linear(8, 8), plus, ops.SiLU()
+    )
+
+    def reference(x, p, e):
+        h = gelu(F.linear(x, *p[:2]))
+        return F.silu(F.linear(3 * h, *p[2:]) + h)
+
+    check(model, reference, torch.randn(6, 8, requires_grad=True), [], depth=24)
+    assert runs == [False, False, True, True]
+    runs.clear()
+    model.requires_grad_(False)
+    model[4].requires_grad_(True)
+    y = model(torch.randn(6, 8))
+    y.sum().backward()
+    assert runs == [False, False, True]
+
+
+def test_a_channel_without_a_gradient(runs):
+    class Ignore(ops.BasicOperation):
+        num_extra_inputs = 1
+
+        def fuser_forward(self, basic_op_ctxs, input_, **kwargs):
+            return input_ + 0, [()]
+
+        def fuser_backward(self, basic_op_ctxs, grad_output, **kwargs):
+            return grad_output, [()], [(None,)]
+
+    make, ignore = ops.MakeExtraOutput(), Ignore()
+    make.set_extra_output_channel(0, "lost", output_to_caller=False)
+    ignore.set_extra_input_channel(0, "lost")
+    model = ops.Sequential(ops.Linear(8, 8), make, ops.GELU(), ignore)
+    x = torch.randn(6, 8, requires_grad=True)
+    check(model, lambda x, p, e: gelu(F.linear(x, *p)), x, [])
+    assert runs == [False, True]
+
+
+def test_a_fusion_of_the_users_comes_first(runs):
+    class Theirs(ops.FusedOperation):
+        def fuser_forward(self, basic_op_ctxs, input_, **kwargs):
+            basic_op_ctxs[0].save_for_backward(input_)
+            return gelu(input_ + self.basic_ops[0].bias), [(), ()]
+
+        def fuser_backward(self, basic_op_ctxs, grad_output, **kwargs):
+            (x,) = basic_op_ctxs[0].saved_tensors
+            with torch.enable_grad():
+                z = (x.detach() + self.basic_ops[0].bias.detach()).requires_grad_()
+                (dx,) = torch.autograd.grad(gelu(z), z, grad_output)
+            return dx, [(dx.sum(0),), ()], [(), ()]
+
+    def fuse(given, **unused):
+        at = next((i for i, op in enumerate(given) if isinstance(op, ops.GELU)), None)
+        if not at:
+            return given
+        return [*given[: at - 1], Theirs(given[at - 1 : at + 1]), *given[at + 1 :]]
+
+    model = ops.Sequential(ops.Linear(8, 8), ops.GELU(), ops.Linear(8, 8), ops.SiLU())
+
+    def reference(x, p, e):
+        return F.silu(F.linear(gelu(F.linear(x, *p[:2])), *p[2:]))
+
+    x = torch.randn(6, 8, requires_grad=True)
+    check(model, reference, x, [])
+    assert runs == [False, True]
+    ops.register_forward_backward_fusion(fuse)
+    try:
+        runs.clear()
+        model.zero_grad()
+        check(model, reference, x.detach().requires_grad_(), [])
+        assert runs == [False, True]
+        assert [type(s.op).__name__ for s in model.groups()[0][0].planned(x.dtype)[0]] == [
+            *("BasicLinear", "Theirs", "Planned")
+        ]
+    finally:
+        ops.unregister_forward_backward_fusion(fuse)
+
+
+def test_a_subclass_of_the_users_is_left_alone(runs):
+    class Louder(ops.GELU):
+        def _activation_forward_impl(self, input_, quantizer):
+            return 2 * super()._activation_forward_impl(input_, quantizer)
+
+    model = ops.Sequential(ops.Bias(8), Louder(), ops.Bias(8))
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(model(x), 2 * gelu(x))
+    assert not runs
+
+
+def test_saved_tensors_go_through_hooks(runs):
+    model, _, x, _ = made("mlp", torch.float32)
+    tensors = [x, *model.parameters()]
+    expected = torch.autograd.grad(model(x).sum(), tensors)
+    seen = []
+
+    def pack(t):
+        seen.append(t.clone())
+        return len(seen) - 1
+
+    def unpack(i):  # the same numbers, but columns first
+        t = seen[i]
+        return t.t().contiguous().t() if t.dim() == 2 else t
+
+    for hooks in (
+        torch.autograd.graph.saved_tensors_hooks(pack, unpack),
+        torch.autograd.graph.save_on_cpu(),
+    ):
+        with hooks:
+            y = model(x)
+        for a, b in zip(torch.autograd.grad(y.sum(), tensors), expected, strict=True):
+            assert torch.equal(a, b)
+    assert runs == [False, True] * 3
+    # x, two weights, and one tensor for what the plan saves.
+    assert len(seen) == 4 and sum(t.numel() for t in seen[-1:]) == 18 * (64 + 32)
+    y = model(x)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_gradients_twice_and_second_derivatives():
+    model, _, x, _ = made("mlp", torch.float32)
+    y = model(x).sum()
+    (a,) = torch.autograd.grad(y, x, retain_graph=True)
+    (b,) = torch.autograd.grad(y, x)
+    assert torch.equal(a, b)
+    (dx,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivative"):
+        dx.sum().backward()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_main_grad(overwrite, runs):
+    model = ops.Sequential(ops.Linear(8, 4, accumulate_into_main_grad=True), ops.GELU())
+    weight, x = model[0].weight, torch.randn(5, 8)
+    weight.main_grad = torch.ones(4, 8)
+    weight.overwrite_main_grad = overwrite
+    weight.grad_added_to_main_grad = False
+    y = model(x)
+    g = torch.randn(y.shape)
+    y.backward(g)
+    w64, b64 = doubled(model.parameters())
+    gelu(F.linear(x.double(), w64, b64)).backward(g.double())
+    close(weight.main_grad, w64.grad + (not overwrite), torch.float32, 8)
+    assert weight.grad is None and weight.grad_added_to_main_grad and runs == [False, True]
+
+
+def test_what_a_plan_does_not_serve(runs):
+    """Today's ops run instead, with the semantics and the messages they have."""
+    with torch.autocast("cpu", torch.bfloat16):
+        small = ops.Sequential(ops.Linear(4, 4), ops.GELU())
+        assert small(torch.randn(2, 4)).dtype == torch.bfloat16
+    x = torch.randn(4, 32)
+    model = ops.Sequential(ops.Linear(32, 32), ops.GELU())
+    expected = gelu(F.linear(x, model[0].weight, model[0].bias))
+    torch.testing.assert_close(model(x.to(torch.bfloat16)), expected, rtol=0.05, atol=0.05)
+    linear_ = model[0].basic_ops[0]
+    linear_.set_quantizer("forward", 0, MXFP8Quantizer("e4m3"))
+    assert not torch.equal(model(x), expected)
+    linear_.set_quantizer("forward", 0, None)
+    model[0].bias.data = model[0].bias.data.to(torch.bfloat16)
+    model(x)
+    ends = ops.Sequential(ops.Bias(32), ops.GELU(), ops.Quantize(quantizer=MXFP8Quantizer("e4m3")))
+    ends(x)
+    extra = torch.randn(4, 32, dtype=torch.bfloat16)
+    assert ops.Sequential(ops.GELU(), ops.AddExtraInput())(x, extra).dtype == torch.float32
+    e = torch.zeros(4, 32)
+    with torch.no_grad():
+        y = ops.Sequential(ops.GELU(), ops.AddExtraInput(in_place=True))(x, e)
+    assert y.data_ptr() == e.data_ptr()
+    assert runs == []
+    model[0].bias.data = model[0].bias.data.float()
+    torch.testing.assert_close(model(x), expected)
+    assert runs == [False]
+
+
+def test_parameters_of_another_dtype(runs):
+    model = ops.Sequential(ops.Bias(8), ops.GELU(), ops.ConstantScale(2.0))
+    torch.nn.init.normal_(model[0].bias)
+    x = torch.randn(5, 8).to(torch.bfloat16).requires_grad_()
+    check(model, lambda x, p, e: 2 * gelu(x + p[0]), x, [])
+    assert runs == [False, True] and model[0].bias.grad.dtype == torch.float32
+
+
+def test_mistakes_are_told_by_the_ops():
+    model = ops.Sequential(ops.Linear(8, 16), ops.SwiGLU())
+    with pytest.raises(ValueError, match="BasicLinear: the input .* wants 8"):
+        model(torch.randn(3, 9))
+    with pytest.raises(TypeError, match="BasicLinear: the input is torch.float64"):
+        model(torch.randn(3, 8, dtype=torch.float64))
+    with pytest.raises(ValueError, match="bias"):
+        ops.Sequential(ops.Bias(8), ops.GELU())(torch.randn(3, 16))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model[0].weight.data = torch.zeros(16, 4)
+        model(torch.randn(3, 8))
+    with pytest.raises(ValueError, match="even"):
+        ops.Sequential(ops.Bias(7), ops.SwiGLU())(torch.randn(3, 7))
+    with pytest.raises(ValueError, match="AddExtraInput.*same shape"):
+        ops.Sequential(ops.Linear(8, 8), ops.AddExtraInput())(torch.randn(3, 8), torch.randn(8))
+    with pytest.raises(ValueError, match="give one scale a row"):
+        ops.Sequential(ops.Bias(8), ops.ScaledSwiGLU())(torch.randn(3, 8), torch.randn(4))
+    with pytest.raises(ValueError, match="Reshape"):
+        ops.Sequential(ops.Linear(8, 8), ops.Reshape(-1, 5), ops.GELU())(torch.randn(3, 8))
+
+
+def test_parameters_of_ops_may_change():
+    model = ops.Sequential(ops.Activation("elu", alpha=1.0), ops.ConstantScale(2.0))
+    x = torch.linspace(-2, 2, 12, requires_grad=True)
+    torch.testing.assert_close(model(x), 2 * F.elu(x))
+    y = model(x)
+    model[0].alpha, model[1].scale = 0.5, 3.0
+    torch.testing.assert_close(model(x), 3 * F.elu(x, 0.5))
+    # Backward is that of its forward.
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    (expected,) = torch.autograd.grad((2 * F.elu(x)).sum(), x)
+    torch.testing.assert_close(dx, expected)
+
+
+def test_definitions_may_change(runs):
+    tenon.define("planned_twice", "2*x*x")
+    model = ops.Sequential(ops.Bias(6), ops.Activation("planned_twice"))
+    x = torch.randn(3, 6, requires_grad=True)
+    y = model(x)
+    tenon.define("planned_twice", "3*x*x")
+    torch.testing.assert_close(model(x), 3 * x * x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 4 * x)
+    assert runs == [False, False, True]
+
+
+def test_cached_inputs_are_saved_in_fp8(runs):
+    model = ops.Sequential(ops.Bias(256), ops.GELU(cache_quantized_input=True), ops.Bias(256))
+    x = torch.randn(4, 256, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: None):
+        model(x)
+    assert {t.dtype for t in saved} == {torch.float8_e4m3fn, torch.float32}
+    assert sum(t.nbytes for t in saved) == 4 * 256 + 4 * 2 * 4
+    y = model(x)
+    y.sum().backward()
+    x64 = x.detach().double().requires_grad_()
+    gelu(x64).sum().backward()
+    # An e4m3 input is off by 1/16 of itself, and gelu's second derivative is below 1.2.
+    error = (x.grad.double() - x64.grad).abs()
+    assert bool((error <= 1.2 * x64.detach().abs() / 16 + 1e-2).all()) and float(error.max()) > 1e-4
+    torch.testing.assert_close(y.detach(), gelu(x.detach()))
+    assert runs == [False, False, True]
+
+
+def test_numbers_as_a_text_says_them():
+    x = torch.randn(5, 6)
+    for c in (1e-5, -0.25, 1.0e20, 3, 0.1):
+        y = ops.Sequential(ops.Identity(), ops.Bias(6), ops.ConstantScale(c))(x)
+        torch.testing.assert_close(y, x * c)
+    for c in (float("inf"), torch.tensor(2.0)):
+        y = ops.Sequential(ops.Bias(6), ops.ConstantScale(c))(x)
+        torch.testing.assert_close(y, x * c)
+
+
+def test_copies_and_pickles(runs):
+    model, reference, x, _ = made("mlp", torch.float32)
+    model(x)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        runs.clear()
+        other.zero_grad()
+        check(other, reference, x.detach().requires_grad_(), [])
+        assert runs == [False, True]
+        assert torch.equal(other(x), model(x))
+
+
+def test_many_threads_at_once():
+    model, _, x, _ = made("mlp", torch.float32, (64,))
+    expected = model(x)
+    (dx,) = torch.autograd.grad(expected.sum(), x)
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            mine = x.detach().requires_grad_()
+            y = model(mine)
+            (grad,) = torch.autograd.grad(y.sum(), mine)
+            if not torch.equal(y, expected) or not torch.equal(grad, dx):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_products_of_torch(monkeypatch, runs):
+    """Where torch multiplies, linears are its own and plans lie between them."""
+    monkeypatch.setattr(_gemm, "torch_multiplies", lambda dtype: True)
+    model = ops.Sequential(
+        *(ops.Linear(8, 16), ops.GELU(), ops.L2Normalization(), ops.ConstantScale(2.0)),
+        *(ops.Linear(16, 8), ops.GELU()),
+    )
+
+    def reference(x, p, e):
+        return gelu(F.linear(2 * l2(gelu(F.linear(x, *p[:2]))), *p[2:]))
+
+    check(model, reference, torch.randn(6, 8, requires_grad=True), [], depth=24)
+    assert runs == [False, True]
+    told = tt.explain(model, torch.randn(6, 8))
+    assert "chain   l2norm(eps=1e-6) scale(2)" in told and "gemm" not in told
+    assert "forward    0-2  ForwardLinearBiasActivation" in told
+
+
+def test_whose_product_is_taken(monkeypatch):
+    choose = _gemm._choose
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.delenv("TENON_TORCH_GEMM", raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert not choose(torch.bfloat16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert choose(torch.bfloat16) and not choose(torch.float32) and not choose(torch.float16)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    assert not choose(torch.bfloat16)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core_amx")
+    assert choose(torch.bfloat16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
+    assert not choose(torch.bfloat16)
+    monkeypatch.setenv("TENON_TORCH_GEMM", "torch")
+    assert choose(torch.float32)
+    monkeypatch.setenv("TENON_TORCH_GEMM", "tenon")
+    assert not choose(torch.bfloat16)
+    monkeypatch.setenv("TENON_TORCH_GEMM", "mkl")
+    with pytest.raises(ValueError, match="TENON_TORCH_GEMM='mkl'; it must be"):
+        choose(torch.float32)
+
+
+def test_explain_shows_the_plan():
+    model = ops.Sequential(ops.Linear(8, 16), ops.GELU(), ops.Linear(16, 8))
+    told = tt.explain(model, torch.randn(5, 8, requires_grad=True))
+    assert "chain   linear(8,16) bias gelu linear(16,8) bias" in told
+    assert "input   5 x 8 f32" in told and "forward: 2 passes" in told
+    assert "backward: " in told and "saved   " in told and "writes dx (f32)" in told
+    assert "where the plan does not serve" in told
+    model(torch.randn(5, 8))
+    assert "plan: Planned(BasicLinear, Bias, GELU, BasicLinear, Bias)" in repr(model)
+    told = tt.explain(model, torch.randn(2, 3, 8))
+    assert "input   6 x 8 f32" in told and "writes dx" not in told
+    assert "input   256 x 8 f32" in tt.explain(model)
+    with torch.no_grad():
+        assert "backward: " not in tt.explain(model, torch.randn(5, 8))
+    assert "chain" not in tt.explain(model, torch.randn(5, 8, dtype=torch.float64))
+    assert "chain" not in tt.explain(ops.GELU(), torch.randn(5, 8))
+    # A second plan behind an op whose output nobody knows.
+    model = ops.Sequential(ops.Linear(8, 16), Triple(), ops.Linear(16, 8), ops.GELU())
+    told = tt.explain(model, torch.randn(5, 8))
+    assert "input   5 x 8" in told and "chain   linear(16,8) bias gelu" in told
+
+
+def test_notebooks_show_the_plan():
+    make = ops.MakeExtraOutput()
+    model = ops.Sequential(ops.Linear(8, 16), make, ops.GELU())
+    shown = model._repr_html_()
+    assert shown.startswith("<pre") and "<iframe srcdoc=" in shown and "linear(8,16)" in shown
+    make.set_extra_output_channel(0, "later")  # to look changed nothing
+    assert model._groups is None
+    assert "<iframe" in ops.Linear(8, 16)._repr_html_()
+    for module in (ops.GELU(), ops.Sequential(), ops.Sequential(torch.nn.Linear(2, 2)), Triple()):
+        assert module._repr_html_().startswith("<pre")
+    model = ops.Sequential(ops.Linear(8, 16), ops.AddExtraInput())
+    model[1].set_extra_input_channel(0, "nobody writes this")
+    assert model._repr_html_().startswith("<pre")  # whatever is wrong with it
+
+
+def test_plans_for_everybody():
+    plan = tenon.plan("linear(512,2048) bias swiglu linear(1024,512)", dtype="bf16", rows=32)
+    assert str(plan).startswith("chain   linear(512,2048) bias swiglu linear(1024,512)\n")
+    assert "input   32 x 512 bf16" in repr(plan) and "input   7 x 512" in plan.describe(7)
+    assert len(plan.json()["forward"]) == 2 and plan.json(4)["rows"] == 4
+    assert "<html" in plan.html() and plan._repr_html_().startswith("<iframe")
+    each, workspace = plan.sizes(4)
+    assert len(each) == len(plan.buffers) and workspace >= 0
+    for b, size in zip(plan.buffers, each, strict=True):
+        width = {"f32": 4, "bf16": 2}[b.dtype]
+        assert b.shape(4)[0] * b.shape(4)[1] * width == size
+    assert not tenon.plan("gelu bias", cols=8, backward=False).json()["backward"]
+    with pytest.raises(ValueError, match="there is no op of this name"):
+        tenon.plan("linear(8,8) gleu")
+    with pytest.raises(ValueError, match="give the columns"):
+        tenon.plan("gelu bias")
+    with pytest.raises(ValueError, match="dtype='f64'; it must be"):
+        tenon.plan("linear(8,8)", dtype="f64")
+    with pytest.raises(ValueError, match="use none, delayed, current, mxfp8 or block"):
+        tenon.plan("linear(8,8)", recipe="fp4")
+    with pytest.raises(TypeError, match="it must be a text"):
+        tenon.plan(["linear(8,8)"])
+    with pytest.raises(ValueError, match="give a multiple of 2"):
+        tenon.plan("linear(8,8) reshape(16) bias").sizes(3)
