@@ -6,7 +6,7 @@ struct TenonAccess {
   TenonI64 stride;  // elements from row to row
   TenonI64 block, block_stride, offset;
   TenonI64 tiles;  // of swizzled scales, in a row
-  float value;  // of a parameter, which has no memory
+  float value;     // of a parameter, which has no memory
 };
 
 // Laid out as the host's MapArguments: the loads, then the stores.

@@ -25,9 +25,7 @@ struct TenonPlainArguments {
 __device__ inline TenonI64 tenon_thread() {
   return static_cast<TenonI64>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
-__device__ inline TenonI64 tenon_threads() {
-  return static_cast<TenonI64>(gridDim.x) * blockDim.x;
-}
+__device__ inline TenonI64 tenon_threads() { return static_cast<TenonI64>(gridDim.x) * blockDim.x; }
 __device__ inline TenonI64 tenon_least(TenonI64 a, TenonI64 b) { return a < b ? a : b; }
 
 template <int bytes>
@@ -45,8 +43,7 @@ __device__ inline TenonI64 tenon_tile_transposed(const TenonAccess& a, TenonI64 
 // Where scale (i, j) lies. Swizzled ones are tiles of 128 lines x 4 blocks; `tiles` of them in a
 // row.
 template <bool transposed, bool swizzled, bool rowwise>
-__device__ inline TenonI64 tenon_scale_at(TenonI64 i, TenonI64 j, TenonI64 stride,
-                                          TenonI64 tiles) {
+__device__ inline TenonI64 tenon_scale_at(TenonI64 i, TenonI64 j, TenonI64 stride, TenonI64 tiles) {
   if (!swizzled) return transposed ? j * stride + i : i * stride + j;
   const TenonI64 line = rowwise ? i : j;
   const TenonI64 block = rowwise ? j : i;
@@ -86,8 +83,8 @@ __device__ inline void tenon_philox(const TenonU64* state, TenonU64 i, TenonU32 
 // 16 bits of the stream as a number.
 __device__ inline float tenon_random(const TenonU64* state, TenonI64 row, TenonI64 column,
                                      TenonU32 ordinal) {
-  const TenonU64 i = (state[2] + static_cast<TenonU64>(row)) * state[4] + state[3] +
-                     static_cast<TenonU64>(column);
+  const TenonU64 i =
+      (state[2] + static_cast<TenonU64>(row)) * state[4] + state[3] + static_cast<TenonU64>(column);
   TenonU32 c[4];
   tenon_philox(state, i, ordinal, c);
   const TenonU32 word = c[(i & 7) >> 1];
@@ -230,9 +227,10 @@ __device__ inline void tenon_column_parts(const Arguments& a) {
     const TenonI64 column = i - block * a.cols;
     const TenonI64 first = block * 128;
     const TenonI64 rows = tenon_least(128, a.rows - first);
-    a.to[i] = ordered ? tenon_tree((rows + 31) / 32, TenonOrderedColumnOf<Body, root, Arguments>{
-                                                         a, column, first, rows})
-                      : tenon_tree(rows, TenonColumnOf<Body, root, Arguments>{a, column, first});
+    a.to[i] = ordered
+                  ? tenon_tree((rows + 31) / 32,
+                               TenonOrderedColumnOf<Body, root, Arguments>{a, column, first, rows})
+                  : tenon_tree(rows, TenonColumnOf<Body, root, Arguments>{a, column, first});
   }
 }
 template <class Body, int root, class Format, class Arguments>
@@ -284,8 +282,7 @@ __device__ inline void tenon_amax_end(const Arguments& a) {
   if (tenon_thread() != 0) return;
   const TenonAccess& to = a.at[Body::kLoads + root];
   TenonU32 most = *reinterpret_cast<const TenonU32*>(a.from);
-  const TenonU32 held =
-      join ? __float_as_uint(tenon_read<tenon_f32>(to.data)) & 0x7fffffffu : 0;
+  const TenonU32 held = join ? __float_as_uint(tenon_read<tenon_f32>(to.data)) & 0x7fffffffu : 0;
   tenon_put<4>(to.data, held > most ? held : most);
 }
 
@@ -419,8 +416,8 @@ __device__ inline void tenon_encode_blocks(const Arguments& a) {
     if (threadIdx.x == 0) {
       using Format = typename Encoder::Scale;
       const TenonI64 tiles = (rowwise ? scales.cols : scales.rows) / 4;
-      const TenonI64 at = tenon_scale_at<scales_turned, Encoder::kSwizzled, rowwise>(
-          i, j, scales.stride, tiles);
+      const TenonI64 at =
+          tenon_scale_at<scales_turned, Encoder::kSwizzled, rowwise>(i, j, scales.stride, tiles);
       tenon_put<Format::bytes>(scales.data + at * Format::bytes, scale.inverse);
     }
     for (int e = threadIdx.x; e < block_rows * block_cols; e += 32) {

@@ -119,8 +119,7 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonI64 row0, TenonI
       TenonU32 w[4];
       for (int r = 0; r < 4; ++r) w[r] = codes[k][r].w[half];
       tenon_transpose_bytes(w);
-      for (int i = 0; i < 4; ++i)
-        turned[k][(8 * l + 4 * half + i) * 32 + (g ^ (2 * l))] = w[i];
+      for (int i = 0; i < 4; ++i) turned[k][(8 * l + 4 * half + i) * 32 + (g ^ (2 * l))] = w[i];
     }
   for (int k = 0; k < Body::kSums; ++k)
     for (int e = 0; e < 8; ++e) {

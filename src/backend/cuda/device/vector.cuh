@@ -1,5 +1,5 @@
-// The vector map: a thread has 8 neighbouring elements of a row, once or more; all loads come first.
-// Whole, aligned vectors only. Follows plain.cuh.
+// The vector map: a thread has 8 neighbouring elements of a row, once or more; all loads come
+// first. Whole, aligned vectors only. Follows plain.cuh.
 
 // Two numbers of a 16-bit or 8-bit format at once, by the processor's own conversions where they
 // give the same bits.
@@ -116,8 +116,8 @@ __device__ inline void tenon_spread8(float value, float (&v)[8]) {
 // One block of the stream where the vector is one, else number by number.
 __device__ inline void tenon_random8(const TenonU64* state, TenonI64 row, TenonI64 column,
                                      TenonU32 ordinal, float (&v)[8]) {
-  const TenonU64 i = (state[2] + static_cast<TenonU64>(row)) * state[4] + state[3] +
-                     static_cast<TenonU64>(column);
+  const TenonU64 i =
+      (state[2] + static_cast<TenonU64>(row)) * state[4] + state[3] + static_cast<TenonU64>(column);
   if (i % 8 != 0) {
     for (int k = 0; k < 8; ++k) v[k] = tenon_random(state, row, column + k, ordinal);
     return;
@@ -162,13 +162,12 @@ __device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most) {
   if (threadIdx.x % 32 == 0 && most > *all) atomicMax(all, most);
 }
 
-// Body is printed: kLoads, kStores, kAmax (how many), load, compute, store. kVectors of a thread lie
-// a block's width apart.
+// Body is printed: kLoads, kStores, kAmax (how many), load, compute, store. kVectors of a thread
+// lie a block's width apart.
 template <class Body, int kVectors, class Arguments>
 __device__ inline void tenon_vectors(const Arguments& a) {
   const TenonU64 all = static_cast<TenonU64>(a.all_high) << 32 | a.all_low;
-  const TenonU64 first =
-      static_cast<TenonU64>(blockIdx.x) * (kVectors * blockDim.x) + threadIdx.x;
+  const TenonU64 first = static_cast<TenonU64>(blockIdx.x) * (kVectors * blockDim.x) + threadIdx.x;
   float in[kVectors][Body::kLoads + 1][8];
   TenonI64 rows[kVectors], columns[kVectors];
   for (int n = 0; n < kVectors; ++n) {
