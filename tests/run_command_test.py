@@ -128,7 +128,8 @@ class RunCommand(unittest.TestCase):
         out, err = self.run_it(RESIDUAL, "--rows", "20", "--backward", repeat="2")
         self.assertEqual(err, "")
         for word in ("chain   " + RESIDUAL, "input   20 x 96 f32, recipe none, cpu, native, once",
-                     "random  x, dy, layernorm1.gamma", "initial linear2.weight, linear5.weight", "check   20 rows", "  dx  ",
+                     "random  x, dy, layernorm1.gamma", "initial linear2.weight, linear5.weight",
+                     "check   20 rows", "  dx  ",
                      "time    median of 2", "  F1 ", "  B1 ", "GB/s", "GFLOP/s",
                      "one op at a time"):
             self.assertIn(word, out)
