@@ -2,6 +2,7 @@
 // the CPU's bits. NVRTC compiles the same texts for every architecture.
 #include <set>
 
+#include "backend/cuda/block.h"
 #include "backend/cuda/nvrtc.h"
 #include "backend/cuda/plain.h"
 #include "backend/cuda/tile.h"
@@ -19,6 +20,7 @@ extern const char kMapSkeleton[];
 extern const char kPlainSkeleton[];
 extern const char kVectorSkeleton[];
 extern const char kTileSkeleton[];
+extern const char kBlockSkeleton[];
 }  // namespace tenon::cuda
 
 namespace tenon::test {
@@ -90,8 +92,10 @@ class Emulated : public testing::Test {
     const std::string vector = str(plain, cuda::kVectorSkeleton, "\n");
     check_all<cuda::PlainProgram>(plain, [](const Step&) { return std::string(); });
     vectors += check_all<cuda::VectorProgram>(vector, cuda::VectorProgram::refusal);
-    tiles += check_all<cuda::TileProgram>(str(vector, cuda::kTileSkeleton, "\n"),
-                                          cuda::TileProgram::refusal);
+    const std::string tile = str(vector, cuda::kTileSkeleton, "\n");
+    tiles += check_all<cuda::TileProgram>(tile, cuda::TileProgram::refusal);
+    blocks += check_all<cuda::BlockProgram>(str(tile, cuda::kBlockSkeleton, "\n"),
+                                            cuda::BlockProgram::refusal);
   }
 
   // How many calls a kind of program took; all must give the CPU's bits.
@@ -192,7 +196,7 @@ class Emulated : public testing::Test {
   std::vector<Call> calls;
   std::set<std::string> keys;
   size_t most = 60;
-  size_t vectors = 0, tiles = 0;  // calls that these maps took
+  size_t vectors = 0, tiles = 0, blocks = 0;  // calls that these maps took
   std::string where;
 };
 
@@ -243,6 +247,53 @@ TEST_F(Emulated, MapsGiveTheBitsOfActivations) {
   check();
   EXPECT_GT(vectors, 20U);
   EXPECT_GT(tiles, 20U);
+}
+
+// Scales of blocks: every mode, side and way to fill the tiles, whole or not.
+TEST_F(Emulated, BlocksGiveTheBitsOfActivations) {
+  most = 200;
+  set_observer([this](const Step& s, const RunArgs& a, const Options&,
+                      const std::function<void()>& go) { note(s, a, go); });
+  const Options strict{.precision = Precision::strict};
+  size_t turn = 0;
+  for (const Scaling mode : {Scaling::block1x128, Scaling::block128x128, Scaling::mxfp8})
+    for (const char* act : {"gelu", "swiglu"})
+      for (const bool backward : {false, true})
+        for (const int sides : {1, 2, 3}) {
+          const Activation f = activation(act);
+          const bool halves = backward && f.inputs == 2;
+          const DType d = ++turn % 2 ? DType::e4m3 : DType::e5m2;
+          const int64_t rows = turn % 3 ? 150 : 128;
+          const int64_t cols = halves || turn % 2 ? 256 : 168;
+          const int64_t wide = backward ? f.inputs * cols : cols;
+          const Format format{
+              .dtype = d, .scaling = mode, .swizzled = mode == Scaling::mxfp8 && turn % 2 == 0};
+          const bool turned = info(mode).transposes;
+          const Mat x = Mat(DType::bf16, rows, f.inputs * cols).fill(3, turn % 4 == 1);
+          const Mat g = Mat(DType::bf16, rows, cols).fill(4);
+          const Mat y(d, rows, wide);
+          const Mat t = turned ? Mat(d, wide, rows, rup(rows, 16) - rows) : Mat(d, rows, wide);
+          const auto scales = [&](Orientation o) {
+            const Shape s = format.scale_shape(rows, wide, o);
+            return Mat(info(mode).scale, s.rows, s.cols);
+          };
+          const Mat rs = scales(Orientation::rowwise), cs = scales(Orientation::columnwise);
+          const Mat dbias(DType::f32, 1, wide);
+          Tensor out(format, {});
+          if (sides & 1) out.rowwise = {y.view(), rs.view()};
+          if (sides & 2) out.columnwise = {t.view(), cs.view()};
+          where = str(act, backward ? " bwd " : " ", info(mode).name, " sides ", sides, " ", rows,
+                      "x", cols);
+          Backward args{.grad = g.view(), .x = x.view(), .dx = out};
+          if (turn % 2) args.dbias = dbias.view();
+          if (backward)
+            tenon::backward(f, args, strict);
+          else
+            tenon::forward(f, {.x = x.view(), .y = out}, strict);
+        }
+  set_observer({});
+  check();
+  EXPECT_GT(blocks, 30U);
 }
 
 // Cases far apart in the list have little in common.
@@ -351,6 +402,10 @@ TEST(CudaTexts, CompilesForEveryArchitecture) {
   texts.push_back(cuda::VectorProgram(quantised).text());
   quantised.encoders[0].columnwise = true;
   texts.push_back(cuda::TileProgram(quantised).text());
+  quantised.encoders.resize(1);
+  quantised.stores.pop_back();
+  quantised.encoders[0].format.scaling = Scaling::block1x128;
+  texts.push_back(cuda::BlockProgram(quantised).text());
   for (const char* arch : {"sm_80", "sm_90a", "sm_100a", "sm_120a"})
     for (const std::string& text : texts)
       EXPECT_GT(cuda::compile(text, arch).image.size(), 100U) << arch;

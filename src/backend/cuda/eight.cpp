@@ -38,13 +38,64 @@ std::string scale_eight(size_t k, uint32_t number) {
              "][e] * multiplier;\n");
 }
 
+TileBody tile_body(const Step& step) {
+  TileBody t;
+  for (size_t i = 0; i < step.loads.size(); ++i) {
+    const Load& l = step.loads[i];
+    if (l.from != Load::From::tile) {
+      t.unpack += load_eight(step, i);
+      continue;
+    }
+    t.raw += str("    TenonRaw<", info(l.dtype).bytes, "> r", i, ";\n");
+    t.fetch += str("raw.r", i, ".load(at[", i, "].data + tenon_tile(at[", i, "], row, column) * ",
+                   info(l.dtype).bytes, ");\n");
+    t.unpack += load_eight(step, i, str("raw.r", i));
+  }
+  size_t amaxes = 0;
+  size_t sums = 0;
+  for (size_t k = 0; k < step.stores.size(); ++k) {
+    const Store& s = step.stores[k];
+    const std::string to = str("a.at[kLoads + ", k, "]");
+    if (s.to == Store::To::tile)
+      t.store += str("tenon_store8<", format(s.dtype), ">(", to, ", tenon_tile(", to,
+                     ", row, column), out[", k, "]);\n");
+    else if (s.to == Store::To::amax)
+      t.store += amax_eight(k, amaxes++);
+    else if (s.to == Store::To::column_sum)
+      t.sum += str("sums[", sums++, "].template add<row>(out[", k, "], there);\n");
+  }
+  return t;
+}
+
+std::string tile_members(const Step& step, const TileBody& t, const std::string& store_arguments) {
+  const char* const where = "TenonI64 row, TenonI64 column";
+  return str(
+      "  static constexpr int kLoads = ", step.loads.size(), ", kStores = ", step.stores.size(),
+      ", kAmax = ", stores_to(step, Store::To::amax).size(),
+      ", kSums = ", stores_to(step, Store::To::column_sum).size(), ";\n  struct Raw {\n", t.raw,
+      "  };\n  __device__ static void fetch(const TenonAccess* at, ", where, ", Raw& raw) {\n",
+      indented(t.fetch),
+      "  }\n  __device__ static void unpack(const TenonAccess* at, const TenonU64* random, ", where,
+      ", const Raw& raw, float (*in)[8]) {\n", indented(t.unpack),
+      "  }\n  __device__ static void compute(const float* in, float* out) {\n",
+      indented(compute_lines(step)), "  }\n  __device__ static void store(const Arguments& a, ",
+      where, ", const float (&out)[kStores][8], ", store_arguments, "TenonU32* most) {\n",
+      indented(t.store),
+      "  }\n  template <int row>\n  __device__ static void sum(const float (&out)[kStores][8], "
+      "TenonFour* sums, bool there) {\n",
+      indented(t.sum),
+      "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most) {\n",
+      indented(finish_lines(step)), "  }\n");
+}
+
 std::string finish_lines(const Step& step) {
   std::string text;
   size_t slot = 0;
   for (const size_t k : stores_to(step, Store::To::amax))
     text += str("tenon_join_amax(a.at[kLoads + ", k, "].data, most[", slot++, "]);\n");
   for (size_t e = 0; e < step.encoders.size(); ++e) {
-    if (step.encoders[e].format.scaling == Scaling::none) continue;
+    const Format& f = step.encoders[e].format;
+    if (f.scaling == Scaling::none || !f.blocks(Orientation::rowwise).single()) continue;
     for (const size_t side : {Encoder::row_scale, Encoder::column_scale})
       text += str("if (tenon_thread() == 0 && a.place[", e * kEncoderPlaces + side,
                   "].data)\n  tenon_put<4>(a.place[", e * kEncoderPlaces + side,

@@ -19,6 +19,14 @@ std::string finish_lines(const Step& step);
 // Slots that no maximum joins start from 0; empty where there is none.
 std::string clear_lines(const Step& step);
 
+// What tiles have in common: loads in two steps, elements and maxima stored, sums begun.
+struct TileBody {
+  std::string raw, fetch, unpack, store, sum;
+};
+TileBody tile_body(const Step& step);
+// The members of Body that come from it, with compute and finish.
+std::string tile_members(const Step& step, const TileBody& t, const std::string& store_arguments);
+
 // The stores of one kind.
 std::vector<size_t> stores_to(const Step& step, Store::To to);
 

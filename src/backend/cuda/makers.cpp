@@ -1,6 +1,7 @@
 // The CUDA makers, best first.
 #include "backend/cuda/makers.h"
 
+#include "backend/cuda/block.h"
 #include "backend/cuda/cache.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/kernels.h"
@@ -36,6 +37,7 @@ void draw(uint64_t* state, uint64_t* drawn, uint64_t count, void* stream) {
 const Backend& backend() {
   static constexpr Maker kMakers[] = {{"vector map", make_vector},
                                       {"tiled map", make_tile},
+                                      {"block map", make_block},
                                       {"flat map", make_map},
                                       {"plain", make_plain}};
   static constexpr Backend kBackend{"cuda", Device::cuda, kMakers, draw};

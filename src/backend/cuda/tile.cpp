@@ -36,59 +36,33 @@ std::vector<size_t> turned_stores(const Step& step) {
   return all;
 }
 
-struct BodyText {
-  std::string raw, fetch, unpack, codes, store, sum, turned;
+struct EncodedText {
+  std::string codes, store, turned;
 };
 
-BodyText body_text(const Step& step) {
-  BodyText t;
-  for (size_t i = 0; i < step.loads.size(); ++i) {
-    const Load& l = step.loads[i];
-    if (l.from != Load::From::tile) {
-      t.unpack += load_eight(step, i);
-      continue;
-    }
-    t.raw += str("    TenonRaw<", info(l.dtype).bytes, "> r", i, ";\n");
-    t.fetch += str("raw.r", i, ".load(at[", i, "].data + tenon_tile(at[", i, "], row, column) * ",
-                   info(l.dtype).bytes, ");\n");
-    t.unpack += load_eight(step, i, str("raw.r", i));
-  }
+// Codes of a result that goes both ways are made once.
+EncodedText encoded_text(const Step& step) {
+  EncodedText t;
   const std::vector<size_t> turned = turned_stores(step);
-  size_t amaxes = 0, sums = 0;
-  for (size_t k = 0; k < step.stores.size(); ++k) {
+  for (const size_t k : stores_to(step, Store::To::encoded)) {
     const Store& s = step.stores[k];
     const std::string to = str("a.at[kLoads + ", k, "]");
-    const std::string element = str(to, ", tenon_tile(", to, ", row, column), ");
-    switch (s.to) {
-      case Store::To::tile:
-        t.store += str("tenon_store8<", format(s.dtype), ">(", element, "out[", k, "]);\n");
-        break;
-      case Store::To::amax:
-        t.store += amax_eight(k, amaxes++);
-        break;
-      case Store::To::column_sum:
-        t.sum += str("sums[", sums++, "].template add<row>(out[", k, "], there);\n");
-        break;
-      default: {
-        const auto plane = std::ranges::find(turned, k) - turned.begin();
-        const bool both = plane < static_cast<int64_t>(turned.size());
-        if (both) {
-          t.codes += str("{\n", scale_eight(k, s.arg), "codes[", plane, "][row] = tenon_codes8<",
-                         format(s.dtype), ">(scaled);\n}\n");
-          t.turned += str("if (plane == ", plane, ") return a.place[",
-                          s.arg * kEncoderPlaces + Encoder::column_data, "].data + tenon_mapped(",
-                          to, ", column) * a.place[", s.arg * kEncoderPlaces + Encoder::column_data,
-                          "].stride;\n");
-        }
-        if (!step.encoders[s.arg].rowwise) break;
-        if (both)
-          t.store += str("*reinterpret_cast<TenonWords2*>(", to, ".data + tenon_tile(", to,
-                         ", row, column)) = codes[", plane, "][r];\n");
-        else
-          t.store += str("{\n", scale_eight(k, s.arg), "tenon_store8<", format(s.dtype), ">(",
-                         element, "scaled);\n}\n");
-      }
+    const std::string data = str("a.place[", s.arg * kEncoderPlaces + Encoder::column_data, "]");
+    const auto plane = std::ranges::find(turned, k) - turned.begin();
+    const bool both = plane < static_cast<int64_t>(turned.size());
+    if (both) {
+      t.codes += str("{\n", scale_eight(k, s.arg), "codes[", plane, "][row] = tenon_codes8<",
+                     format(s.dtype), ">(scaled);\n}\n");
+      t.turned += str("if (plane == ", plane, ") return ", data, ".data + tenon_mapped(", to,
+                      ", column) * ", data, ".stride;\n");
     }
+    if (!step.encoders[s.arg].rowwise) continue;
+    if (both)
+      t.store += str("*reinterpret_cast<TenonWords2*>(", to, ".data + tenon_tile(", to,
+                     ", row, column)) = codes[", plane, "][r];\n");
+    else
+      t.store += str("{\n", scale_eight(k, s.arg), "tenon_store8<", format(s.dtype), ">(", to,
+                     ", tenon_tile(", to, ", row, column), scaled);\n}\n");
   }
   return t;
 }
@@ -127,42 +101,26 @@ std::string TileProgram::refusal(const Step& step) {
 
 TileProgram::TileProgram(const Step& step) : step_(step) {
   entries_ = {kEntry};
-  const BodyText t = body_text(step);
+  const EncodedText encoded = encoded_text(step);
+  TileBody t = tile_body(step);
+  t.store += encoded.store;
   std::string scalings;
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
-  const char* const where = "TenonI64 row, TenonI64 column";
   text_ = str(
       kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton, "\n", kVectorSkeleton, "\n",
       kTileSkeleton, "\n", scalings, "using Arguments = TenonPlainArguments<",
       step.loads.size() + step.stores.size(), ", ", places,
-      ">;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
-      ", kStores = ", step.stores.size(), ", kAmax = ", stores_to(step, Store::To::amax).size(),
-      ", kTurned = ", turned_stores(step).size(), ", kSums = ", sums.size(), ";\n  struct Raw {\n",
-      t.raw, "  };\n  __device__ static void fetch(const TenonAccess* at, ", where,
-      ", Raw& raw) {\n", indented(t.fetch),
-      "  }\n  __device__ static void unpack(const TenonAccess* at, const TenonU64* random, ", where,
-      ", const Raw& raw, float (*in)[8]) {\n", indented(t.unpack),
-      "  }\n  __device__ static void compute(const float* in, float* out) {\n",
-      indented(compute_lines(step)),
-      "  }\n  __device__ static void codes(const Arguments& a, const float (&out)[kStores][8], int "
-      "row, "
+      ">;\nstruct Body {\n  static constexpr int kTurned = ", turned_stores(step).size(), ";\n",
+      tile_members(step, t, "int r, const TenonWords2 (*codes)[4], "),
+      "  __device__ static void codes(const Arguments& a, const float (&out)[kStores][8], int row, "
       "TenonWords2 (*codes)[4]) {\n",
-      indented(t.codes), "  }\n  __device__ static void store(const Arguments& a, ", where,
-      ", const float (&out)[kStores][8], int r, const TenonWords2 (*codes)[4], TenonU32* most) {\n",
-      indented(t.store),
-      "  }\n  template <int row>\n  __device__ static void sum(const float (&out)[kStores][8], "
-      "TenonFour* sums, bool there) {\n",
-      indented(t.sum),
+      indented(encoded.codes),
       "  }\n  __device__ static TenonU8* turned(const Arguments& a, int plane, TenonI64 column) "
       "{\n",
-      indented(t.turned),
-      "    return nullptr;\n  }\n  __device__ static void finish(const Arguments& a, const "
-      "TenonU32* "
-      "most) {\n",
-      indented(finish_lines(step)), "  }\n};\nextern \"C\" __launch_bounds__(", kThreads,
-      ", 2) __global__ void ", kEntry,
+      indented(encoded.turned), "    return nullptr;\n  }\n};\nextern \"C\" __launch_bounds__(",
+      kThreads, ", 2) __global__ void ", kEntry,
       "(const __grid_constant__ Arguments a) {\n  tenon_tile_map<Body>(a);\n}\n");
   const auto kernel = [&](const std::string& entry, const std::string& lines) {
     entries_.push_back(entry);

@@ -73,6 +73,66 @@ struct TenonFour {
   }
 };
 
+// A thread's 4 x 8 codes to the tile's columns in shared memory: word g of a column holds rows 4g …
+// 4g+3. The words of a column are shuffled so that neither side meets a bank twice.
+__device__ inline void tenon_turn(TenonU32* turned, const TenonWords2 (&codes)[4]) {
+  const int l = threadIdx.x % 16;
+  const int g = threadIdx.x / 16;
+  for (int half = 0; half < 2; ++half) {
+    TenonU32 w[4];
+    for (int r = 0; r < 4; ++r) w[r] = codes[r].w[half];
+    tenon_transpose_bytes(w);
+    for (int i = 0; i < 4; ++i) turned[(8 * l + 4 * half + i) * 32 + (g ^ (2 * l))] = w[i];
+  }
+}
+
+// Columns from shared memory, 16 rows a lane: whole lines of 128 bytes.
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* turned, int plane,
+                                          TenonI64 row0, TenonI64 column0) {
+  const int lane = threadIdx.x % 32;
+  const int part = lane % 8;
+  for (int n = 0; n < 2; ++n) {
+    const int own = 8 * (threadIdx.x / 32) + 4 * n + lane / 8;
+    const int at = own * 32 + 4 * (part ^ (own / 16));
+    const bool swapped = own / 8 % 2 != 0;
+    TenonWords4 w;
+    for (int i = 0; i < 4; ++i) w.w[i] = turned[at + (swapped ? (i ^ 2) : i)];
+    const TenonI64 to = row0 + 16 * part;
+    if (!full && (column0 + own >= a.cols || to >= a.rows)) continue;
+    TenonU8* const data = Body::turned(a, plane, column0 + own) + to;
+    if (full || to + 16 <= a.rows) {
+      *reinterpret_cast<TenonWords4*>(data) = w;
+    } else {
+      for (int i = 0; i < static_cast<int>(a.rows - to); ++i)
+        data[i] = static_cast<TenonU8>(w.w[i / 4] >> (8 * (i % 4)));
+    }
+  }
+}
+
+// Sums of 8 rows a warp to shared memory, and the tree over the 16 warps to the partial row of the
+// tile.
+__device__ inline void tenon_begin_sum(float (*partial)[kTenonTile], const TenonFour& sum) {
+  for (int e = 0; e < 8; ++e) {
+    const float other = __shfl_xor_sync(0xffffffffu, sum.first[e], 16);
+    if (threadIdx.x / 16 % 2 == 0)
+      partial[threadIdx.x / 32][8 * (threadIdx.x % 16) + e] = sum.first[e] + other;
+  }
+}
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_end_sums(const Arguments& a, float (*partial)[16][kTenonTile],
+                                      TenonI64 row0, TenonI64 column0) {
+  if (threadIdx.x >= kTenonTile || (!full && column0 + threadIdx.x >= a.cols)) return;
+  const TenonI64 blocks = (a.rows + kTenonTile - 1) / kTenonTile;
+  for (int k = 0; k < Body::kSums; ++k) {
+    float v[16];
+    for (int i = 0; i < 16; ++i) v[i] = partial[k][i][threadIdx.x];
+    for (int n = 8; n > 0; n /= 2)
+      for (int i = 0; i < n; ++i) v[i] = v[2 * i] + v[2 * i + 1];
+    a.to[(k * blocks + row0 / kTenonTile) * a.cols + column0 + threadIdx.x] = v[0];
+  }
+}
+
 // Body is printed: kLoads, kStores, kAmax, kTurned (stores with a columnwise encoding), kSums; Raw,
 // fetch, unpack, compute, store (of one row), codes, sum, turned (where a column goes), finish.
 template <class Body, bool full, class Arguments>
@@ -114,48 +174,12 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonI64 row0, TenonI
     if (r == 2) Body::template sum<2>(out, sums, there);
     if (r == 3) Body::template sum<3>(out, sums, there);
   }
-  for (int k = 0; k < Body::kTurned; ++k)
-    for (int half = 0; half < 2; ++half) {
-      TenonU32 w[4];
-      for (int r = 0; r < 4; ++r) w[r] = codes[k][r].w[half];
-      tenon_transpose_bytes(w);
-      for (int i = 0; i < 4; ++i) turned[k][(8 * l + 4 * half + i) * 32 + (g ^ (2 * l))] = w[i];
-    }
-  for (int k = 0; k < Body::kSums; ++k)
-    for (int e = 0; e < 8; ++e) {
-      const float other = __shfl_xor_sync(0xffffffffu, sums[k].first[e], 16);
-      if (g % 2 == 0) partial[k][warp][8 * l + e] = sums[k].first[e] + other;
-    }
+  for (int k = 0; k < Body::kTurned; ++k) tenon_turn(turned[k], codes[k]);
+  for (int k = 0; k < Body::kSums; ++k) tenon_begin_sum(partial[k], sums[k]);
   if (Body::kTurned > 0 || Body::kSums > 0) __syncthreads();
   for (int k = 0; k < Body::kTurned; ++k)
-    for (int n = 0; n < 2; ++n) {
-      const int lane = threadIdx.x % 32;
-      const int own = 8 * warp + 4 * n + lane / 8;
-      const int part = lane % 8;
-      const int at = own * 32 + 4 * (part ^ (own / 16));
-      const bool swapped = own / 8 % 2 != 0;
-      TenonWords4 w;
-      for (int i = 0; i < 4; ++i) w.w[i] = turned[k][at + (swapped ? (i ^ 2) : i)];
-      const TenonI64 to = row0 + 16 * part;
-      if (!full && (column0 + own >= a.cols || to >= a.rows)) continue;
-      TenonU8* const data = Body::turned(a, k, column0 + own) + to;
-      if (full || to + 16 <= a.rows) {
-        *reinterpret_cast<TenonWords4*>(data) = w;
-      } else {
-        for (int i = 0; i < static_cast<int>(a.rows - to); ++i)
-          data[i] = static_cast<TenonU8>(w.w[i / 4] >> (8 * (i % 4)));
-      }
-    }
-  if (Body::kSums > 0 && threadIdx.x < kTenonTile && (full || column0 + threadIdx.x < a.cols)) {
-    const TenonI64 blocks = (a.rows + kTenonTile - 1) / kTenonTile;
-    for (int k = 0; k < Body::kSums; ++k) {
-      float v[16];
-      for (int i = 0; i < 16; ++i) v[i] = partial[k][i][threadIdx.x];
-      for (int n = 8; n > 0; n /= 2)
-        for (int i = 0; i < n; ++i) v[i] = v[2 * i] + v[2 * i + 1];
-      a.to[(k * blocks + row0 / kTenonTile) * a.cols + column0 + threadIdx.x] = v[0];
-    }
-  }
+    tenon_store_turned<Body, full>(a, turned[k], k, row0, column0);
+  if (Body::kSums > 0) tenon_end_sums<Body, full>(a, partial, row0, column0);
   Body::finish(a, most);
 }
 
