@@ -17,14 +17,18 @@ __device__ inline void tenon_put_scale(const Arguments& a, TenonI64 i, TenonI64 
 // Body is printed as for the tiled map, with Encoder: kRowRows, kRowCols, kColumnRows, kColumnCols
 // (the blocks), kRowTurned, kColumnTurned (their scales), kTransposes; and kParts: how many stores
 // make its tensor, part p being result Body::part(p), its column 0 the tensor's Body::first(a, p).
+template <class Body>
+struct TenonBlockShared {
+  TenonU32 turned[kTenonTile * 32];
+  float partial[Body::kSums > 0 ? Body::kSums : 1][16][kTenonTile];
+  TenonU32 maxima[16][kTenonTile];
+  float multipliers[4][kTenonTile];
+};
 template <class Body, bool full, class Arguments>
-__device__ inline void tenon_block_part(const Arguments& a, TenonI64 row0, TenonI64 column0) {
+__device__ inline void tenon_block_part(const Arguments& a, TenonI64 row0, TenonI64 column0,
+                                        TenonBlockShared<Body>& shared) {
   using Encoder = typename Body::Encoder;
   using Format = typename Encoder::Format;
-  __shared__ TenonU32 turned[kTenonTile * 32];
-  __shared__ float partial[Body::kSums > 0 ? Body::kSums : 1][16][kTenonTile];
-  __shared__ TenonU32 maxima[16][kTenonTile];
-  __shared__ float multipliers[4][kTenonTile];
   const int l = threadIdx.x % 16;
   const int g = threadIdx.x / 16;
   const int warp = threadIdx.x / 32;
@@ -74,9 +78,9 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonI64 row0, Tenon
       for (int r = 0; r < 4; ++r) m = tenon_most(m, row_most[r]);
       for (int step = 16; step > 0; step /= 2)
         m = tenon_most(m, __shfl_xor_sync(0xffffffffu, m, step));
-      if (threadIdx.x % 32 == 0) maxima[0][warp] = m;
+      if (threadIdx.x % 32 == 0) shared.maxima[0][warp] = m;
       __syncthreads();
-      for (int i = 0; i < 16; ++i) m = tenon_most(m, maxima[0][i]);
+      for (int i = 0; i < 16; ++i) m = tenon_most(m, shared.maxima[0][i]);
       whole = tenon_scale_of<Encoder>(m);
     }
     if (Body::kRowwise) {
@@ -108,7 +112,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonI64 row0, Tenon
         for (int e = 0; e < 8; ++e) {
           const TenonU32 m =
               tenon_most(column_most[e], __shfl_xor_sync(0xffffffffu, column_most[e], 16));
-          if (g % 2 == 0) maxima[warp][8 * l + e] = m;
+          if (g % 2 == 0) shared.maxima[warp][8 * l + e] = m;
         }
         __syncthreads();
         if (threadIdx.x < groups * kTenonTile) {
@@ -116,9 +120,9 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonI64 row0, Tenon
           const int group = threadIdx.x / kTenonTile;
           TenonU32 m = 0;
           for (int i = 0; i < 16 / groups; ++i)
-            m = tenon_most(m, maxima[group * (16 / groups) + i][own]);
+            m = tenon_most(m, shared.maxima[group * (16 / groups) + i][own]);
           const TenonScale scale = tenon_scale_of<Encoder>(m);
-          multipliers[group][own] = scale.multiplier;
+          shared.multipliers[group][own] = scale.multiplier;
           const TenonI64 first_row = row0 + group * Encoder::kColumnRows;
           if (full || (column0 + own < a.cols && first_row < a.rows))
             tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(
@@ -134,7 +138,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonI64 row0, Tenon
         float scaled[8];
         for (int e = 0; e < 8; ++e)
           scaled[e] = v[r][e] * (Encoder::kColumnCols == 1
-                                     ? multipliers[4 * g / Encoder::kColumnRows][8 * l + e]
+                                     ? shared.multipliers[4 * g / Encoder::kColumnRows][8 * l + e]
                                      : whole.multiplier);
         codes[r] = tenon_codes8<Format>(scaled);
         if (Encoder::kTransposes || (!full && (!inside || row + r >= a.rows))) continue;
@@ -143,27 +147,28 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonI64 row0, Tenon
             codes[r];
       }
       if (Encoder::kTransposes) {
-        tenon_turn(turned, codes);
+        tenon_turn(shared.turned, codes);
         __syncthreads();
-        tenon_store_turned<Body, full>(a, turned, part, row0, column0);
+        tenon_store_turned<Body, full>(a, shared.turned, part, row0, column0);
       }
     }
     if (part == 0)
-      for (int k = 0; k < Body::kSums; ++k) tenon_begin_sum(partial[k], sums[k]);
+      for (int k = 0; k < Body::kSums; ++k) tenon_begin_sum(shared.partial[k], sums[k]);
     __syncthreads();  // shared memory is free for the next part
   }
-  if (Body::kSums > 0) tenon_end_sums<Body, full>(a, partial, row0, column0);
+  if (Body::kSums > 0) tenon_end_sums<Body, full>(a, shared.partial, row0, column0);
   Body::finish(a, most);
 }
 
 template <class Body, class Arguments>
 __device__ inline void tenon_block_map(const Arguments& a) {
+  __shared__ TenonBlockShared<Body> shared;  // of both paths
   const TenonI64 across = (a.cols + kTenonTile - 1) / kTenonTile;
   const TenonI64 tile = blockIdx.x;
   const TenonI64 row = tile / across * kTenonTile;
   const TenonI64 column = (tile - tile / across * across) * kTenonTile;
   if (row + kTenonTile <= a.rows && column + kTenonTile <= a.cols)
-    tenon_block_part<Body, true>(a, row, column);
+    tenon_block_part<Body, true>(a, row, column, shared);
   else
-    tenon_block_part<Body, false>(a, row, column);
+    tenon_block_part<Body, false>(a, row, column, shared);
 }

@@ -3,7 +3,6 @@
 // Follows vector.cuh.
 
 constexpr int kTenonTile = 128;
-constexpr int kTenonTileThreads = 512;
 
 // Eight elements as they lie in memory: loads of all rows come first, in few registers.
 template <int bytes>
@@ -135,10 +134,14 @@ __device__ inline void tenon_end_sums(const Arguments& a, float (*partial)[16][k
 
 // Body is printed: kLoads, kStores, kAmax, kTurned (stores with a columnwise encoding), kSums; Raw,
 // fetch, unpack, compute, store (of one row), codes, sum, turned (where a column goes), finish.
+template <class Body>
+struct TenonTileShared {
+  TenonU32 turned[Body::kTurned > 0 ? Body::kTurned : 1][kTenonTile * 32];
+  float partial[Body::kSums > 0 ? Body::kSums : 1][16][kTenonTile];
+};
 template <class Body, bool full, class Arguments>
-__device__ inline void tenon_tile_part(const Arguments& a, TenonI64 row0, TenonI64 column0) {
-  __shared__ TenonU32 turned[Body::kTurned > 0 ? Body::kTurned : 1][kTenonTile * 32];
-  __shared__ float partial[Body::kSums > 0 ? Body::kSums : 1][16][kTenonTile];
+__device__ inline void tenon_tile_part(const Arguments& a, TenonI64 row0, TenonI64 column0,
+                                       TenonTileShared<Body>& shared) {
   const int l = threadIdx.x % 16;
   const int g = threadIdx.x / 16;
   const int warp = threadIdx.x / 32;
@@ -174,23 +177,24 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonI64 row0, TenonI
     if (r == 2) Body::template sum<2>(out, sums, there);
     if (r == 3) Body::template sum<3>(out, sums, there);
   }
-  for (int k = 0; k < Body::kTurned; ++k) tenon_turn(turned[k], codes[k]);
-  for (int k = 0; k < Body::kSums; ++k) tenon_begin_sum(partial[k], sums[k]);
+  for (int k = 0; k < Body::kTurned; ++k) tenon_turn(shared.turned[k], codes[k]);
+  for (int k = 0; k < Body::kSums; ++k) tenon_begin_sum(shared.partial[k], sums[k]);
   if (Body::kTurned > 0 || Body::kSums > 0) __syncthreads();
   for (int k = 0; k < Body::kTurned; ++k)
-    tenon_store_turned<Body, full>(a, turned[k], k, row0, column0);
-  if (Body::kSums > 0) tenon_end_sums<Body, full>(a, partial, row0, column0);
+    tenon_store_turned<Body, full>(a, shared.turned[k], k, row0, column0);
+  if (Body::kSums > 0) tenon_end_sums<Body, full>(a, shared.partial, row0, column0);
   Body::finish(a, most);
 }
 
 template <class Body, class Arguments>
 __device__ inline void tenon_tile_map(const Arguments& a) {
+  __shared__ TenonTileShared<Body> shared;  // of both paths
   const TenonI64 across = (a.cols + kTenonTile - 1) / kTenonTile;
   const TenonI64 tile = blockIdx.x;
   const TenonI64 row = tile / across * kTenonTile;
   const TenonI64 column = (tile - tile / across * across) * kTenonTile;
   if (row + kTenonTile <= a.rows && column + kTenonTile <= a.cols)
-    tenon_tile_part<Body, true>(a, row, column);
+    tenon_tile_part<Body, true>(a, row, column, shared);
   else
-    tenon_tile_part<Body, false>(a, row, column);
+    tenon_tile_part<Body, false>(a, row, column, shared);
 }
