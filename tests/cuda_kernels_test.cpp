@@ -5,6 +5,7 @@
 #include "backend/cuda/block.h"
 #include "backend/cuda/nvrtc.h"
 #include "backend/cuda/plain.h"
+#include "backend/cuda/row.h"
 #include "backend/cuda/tile.h"
 #include "backend/cuda/vector.h"
 #include "cli/trial.h"
@@ -21,6 +22,7 @@ extern const char kPlainSkeleton[];
 extern const char kVectorSkeleton[];
 extern const char kTileSkeleton[];
 extern const char kBlockSkeleton[];
+extern const char kRowSkeleton[];
 }  // namespace tenon::cuda
 
 namespace tenon::test {
@@ -96,6 +98,8 @@ class Emulated : public testing::Test {
     tiles += check_all<cuda::TileProgram>(tile, cuda::TileProgram::refusal);
     blocks += check_all<cuda::BlockProgram>(str(tile, cuda::kBlockSkeleton, "\n"),
                                             cuda::BlockProgram::refusal);
+    rows +=
+        check_all<cuda::RowProgram>(str(tile, cuda::kRowSkeleton, "\n"), cuda::RowProgram::refusal);
   }
 
   // How many calls a kind of program took; all must give the CPU's bits.
@@ -196,7 +200,7 @@ class Emulated : public testing::Test {
   std::vector<Call> calls;
   std::set<std::string> keys;
   size_t most = 60;
-  size_t vectors = 0, tiles = 0, blocks = 0;  // calls that these maps took
+  size_t vectors = 0, tiles = 0, blocks = 0, rows = 0;  // calls that these maps took
   std::string where;
 };
 
@@ -294,6 +298,36 @@ TEST_F(Emulated, BlocksGiveTheBitsOfActivations) {
   set_observer({});
   check();
   EXPECT_GT(blocks, 30U);
+}
+
+// Norms on whole vectors: short and long rows, one vector a thread or several.
+TEST_F(Emulated, RowsGiveTheBitsOfNorms) {
+  struct Case {
+    const char* chain;
+    int64_t rows, cols;
+    DType dtype;
+  };
+  const Case cases[] = {{"rmsnorm", 70, 64, DType::bf16},    {"rmsnorm", 33, 1032, DType::f32},
+                        {"layernorm", 70, 264, DType::bf16}, {"layernorm", 5, 8, DType::f16},
+                        {"l2norm", 9, 2056, DType::f32},     {"rmsnorm", 3, 5000, DType::bf16},
+                        {"add rmsnorm", 40, 96, DType::bf16}};
+  set_observer([this](const Step& s, const RunArgs& a, const Options&,
+                      const std::function<void()>& go) { note(s, a, go); });
+  for (const Case& c : cases) {
+    where = str(c.chain, " ", c.rows, "x", c.cols);
+    PlanRequest request;
+    request.dtype = c.dtype;
+    request.cols = c.cols;
+    request.options.precision = Precision::strict;
+    Session s(c.chain, request, c.rows);
+    std::map<std::string, Numbers> given;
+    fill(s, given);
+    s.run(Pass::forward);
+    s.run(Pass::backward);
+  }
+  set_observer({});
+  check();
+  EXPECT_GE(rows, 14U);
 }
 
 // Cases far apart in the list have little in common.
@@ -406,6 +440,10 @@ TEST(CudaTexts, CompilesForEveryArchitecture) {
   quantised.stores.pop_back();
   quantised.encoders[0].format.scaling = Scaling::block1x128;
   texts.push_back(cuda::BlockProgram(quantised).text());
+  StepBuilder norm("norm", 4096, Precision::strict);
+  const Expr w = norm.load({Load::From::tile, 0, DType::bf16, {}});
+  norm.store({Store::To::tile, 0, DType::bf16, {}}, w * rsqrt(norm.total(w * w)));
+  texts.push_back(cuda::RowProgram(norm.finish()).text());
   for (const char* arch : {"sm_80", "sm_90a", "sm_100a", "sm_120a"})
     for (const std::string& text : texts)
       EXPECT_GT(cuda::compile(text, arch).image.size(), 100U) << arch;

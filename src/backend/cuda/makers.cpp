@@ -8,6 +8,7 @@
 #include "backend/cuda/map.h"
 #include "backend/cuda/nvrtc.h"
 #include "backend/cuda/plain.h"
+#include "backend/cuda/row.h"
 #include "backend/cuda/tile.h"
 #include "backend/cuda/vector.h"
 #include "tenon/error.h"
@@ -35,11 +36,9 @@ void draw(uint64_t* state, uint64_t* drawn, uint64_t count, void* stream) {
 }  // namespace
 
 const Backend& backend() {
-  static constexpr Maker kMakers[] = {{"vector map", make_vector},
-                                      {"tiled map", make_tile},
-                                      {"block map", make_block},
-                                      {"flat map", make_map},
-                                      {"plain", make_plain}};
+  static constexpr Maker kMakers[] = {{"vector map", make_vector}, {"tiled map", make_tile},
+                                      {"block map", make_block},   {"row map", make_row},
+                                      {"flat map", make_map},      {"plain", make_plain}};
   static constexpr Backend kBackend{"cuda", Device::cuda, kMakers, draw};
   return kBackend;
 }
