@@ -208,6 +208,20 @@ TEST_F(CPlan, MistakesAreNamed) {
   EXPECT_NE(std::string(tenon_last_error()).find("no address for 'x'"), std::string::npos)
       << tenon_last_error();
   EXPECT_EQ(tenon_plan_describe(h.plan, 2, "pdf", nullptr, 0, nullptr), TENON_INVALID_ARGUMENT);
+  size_t size = 0;
+  constexpr int64_t kMany = int64_t{1} << 60;
+  EXPECT_EQ(tenon_plan_sizes(h.plan, kMany, bytes, 4, nullptr), TENON_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tenon_last_error()).find("at most 72057594037927936"), std::string::npos)
+      << tenon_last_error();
+  EXPECT_EQ(tenon_plan_describe(h.plan, kMany, "json", nullptr, 0, &size), TENON_INVALID_ARGUMENT);
+  EXPECT_EQ(tenon_plan_run(h.plan, 0, kMany, none, 4, nullptr, 0, nullptr), TENON_INVALID_ARGUMENT);
+  Handle forward;
+  request.forward_only = 1;
+  ASSERT_EQ(tenon_plan_build("gelu", &request, nullptr, &forward.plan), TENON_OK);
+  EXPECT_EQ(tenon_plan_run(forward.plan, 1, 2, none, 2, nullptr, 0, nullptr),
+            TENON_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tenon_last_error()).find("it has no backward pass"), std::string::npos)
+      << tenon_last_error();
   tenon_plan_free(nullptr);
 }
 

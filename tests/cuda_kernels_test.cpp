@@ -3,6 +3,7 @@
 #include <set>
 
 #include "backend/cuda/block.h"
+#include "backend/cuda/driver.h"
 #include "backend/cuda/nvrtc.h"
 #include "backend/cuda/plain.h"
 #include "backend/cuda/row.h"
@@ -100,6 +101,43 @@ class Emulated : public testing::Test {
                                             cuda::BlockProgram::refusal);
     rows +=
         check_all<cuda::RowProgram>(str(tile, cuda::kRowSkeleton, "\n"), cuda::RowProgram::refusal);
+  }
+
+  // The same call on the device, by the maker that the backend chooses.
+  static void check_on_gpu(const Call& c) {
+    std::vector<std::unique_ptr<cuda::DeviceBuffer>> buffers;
+    const auto upload = [&](std::vector<View> views, const std::vector<std::vector<uint8_t>>& bytes,
+                            std::vector<size_t>& shifts) {
+      for (size_t i = 0; i < views.size(); ++i) {
+        shifts.push_back(reinterpret_cast<uintptr_t>(views[i].data) % 64);
+        std::vector<uint8_t> host(bytes[i].size() + 64);
+        std::ranges::copy(bytes[i], host.begin() + static_cast<int64_t>(shifts[i]));
+        buffers.push_back(std::make_unique<cuda::DeviceBuffer>(host.size()));
+        buffers.back()->from_host(host.data());
+        if (views[i].data)
+          views[i].data = static_cast<uint8_t*>(buffers.back()->data()) + shifts[i];
+      }
+      return views;
+    };
+    std::vector<size_t> in_shifts, out_shifts;
+    const std::vector<View> in = upload(c.in, c.in_bytes, in_shifts);
+    const size_t first = buffers.size();
+    const std::vector<View> out = upload(c.out, c.before, out_shifts);
+    cuda::DeviceBuffer random(5 * sizeof(uint64_t));
+    if (!c.random.empty()) random.from_host(c.random.data());
+    const Chosen chosen = kernel_for(*c.step, Device::cuda);
+    chosen.kernel->run({.rows = c.rows,
+                        .in = in,
+                        .out = out,
+                        .parameters = c.parameters,
+                        .random = static_cast<const uint64_t*>(random.data())});
+    for (const size_t o : written(*c.step)) {
+      std::vector<uint8_t> host(buffers[first + o]->size());
+      buffers[first + o]->to_host(host.data());
+      View view = c.out[o];
+      if (view.data) view.data = host.data() + out_shifts[o];
+      compare(view, c.wrote[o], c, o);
+    }
   }
 
   // How many calls a kind of program took; all must give the CPU's bits.

@@ -112,6 +112,12 @@ TEST(Initial, OnlyParametersStartAsSomething) {
     EXPECT_STREQ(e.what(), "plan: 'x' is no parameter; only those start as something");
   }
   EXPECT_THROW(p.initialise(p.buffers().size(), 1, memory), Error);
+  try {
+    p.initialise(number(p, "linear0.weight"), 1, nullptr);
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "plan: no address for 'linear0.weight', which is to start as something");
+  }
 }
 
 }  // namespace

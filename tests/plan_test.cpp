@@ -396,7 +396,9 @@ TEST(RandomChains, EqualTheirOpsOneByOneAndStoreNothingInVain) {
     Case c{chain.c_str(), any(std::array{1, 12, 33, 70}), cols};
     c.dtype = any(std::array{DType::f32, DType::bf16, DType::f16});
     c.recipe = any(std::array{"none", "delayed", "current", "mxfp8", "block"});
-    c.frozen = random() % 2 ? 0 : static_cast<unsigned>(random() % 16);
+    const auto frozen = random() % 2 ? 0 : static_cast<unsigned>(random() % 16);
+    const size_t parameters = Plan::build(chain, c.request()).with(Role::param).size();
+    c.frozen = frozen & ((1U << std::min<size_t>(parameters, 4)) - 1);
     SCOPED_TRACE(testing::PrintToString(c));
     expect_equal_to_its_ops(c);
     expect_thrift(c);
@@ -749,6 +751,48 @@ TEST(Opaque, WithoutABackwardPlansForwardOnly) {
                {"mine0: the row factor is 1/0; both must be positive"});
 }
 
+TEST(Opaque, IsRefusedWhenItCannotRun) {
+  PlanRequest r;
+  r.cols = 6;
+  r.backward = false;
+  OpaqueOp& mine = r.opaque["mine"];
+  const auto refused = [&](const char* chain, std::string_view why) {
+    expect_error([&] { Plan::build(chain, r); }, Code::invalid_argument, {why});
+  };
+  refused("gelu mine", "line 1, column 6: mine1: it has no forward; give one");
+  mine.forward = [](int64_t, const View&, const View&) {};
+  mine.cols = -8;
+  refused("mine", "mine0: cols is -8; it must be from 0, which keeps those of its input, to 1099");
+  mine.cols = 0;
+  mine.rows_mul = int64_t{1} << 40;
+  refused("mine mine", "mine1: its output has 1099511627776/1*1099511627776/1 times");
+  mine.rows_mul = 1;
+  r.opaque["linear"] = mine;
+  refused("mine linear(6,6)", "linear1: the opaque op 'linear' is called as one of the library's");
+}
+
+// The gradient of an extra input may be added to what is there.
+TEST(Plans, ExtraGradientsAccumulate) {
+  PlanRequest request;
+  request.cols = 24;
+  request.extra_grads = {{.accumulate = true}};
+  Session s("gelu add", request, 5);
+  std::map<std::string, Numbers> given;
+  fill(s, given);
+  const Numbers before = rounded(normal(5 * 24, 77), DType::f32);
+  s.set("dextra0", before);
+  s.run(Pass::forward);
+  s.run(Pass::backward);
+  const Numbers after = s.get("dextra0");
+  for (size_t i = 0; i < after.size(); ++i)
+    EXPECT_EQ(after[i], static_cast<double>(static_cast<float>(before[i]) +
+                                            static_cast<float>(given["dy"][i])));
+  request.extra_grads = {{.accumulate = true}};
+  request.cols = 24;
+  expect_error([&] { Plan::build("act(\"scaled(gelu)\")", request); }, Code::invalid_argument,
+               {"extra0", "sum over a row"});
+}
+
 TEST(Mistakes, NameTheOpTheValueAndTheRule) {
   const std::pair<const char*, const char*> kMistakes[] = {
       {"linear(512,64)", "1: linear0: input has 64 columns, weight wants 512"},
@@ -770,6 +814,12 @@ TEST(Mistakes, NameTheOpTheValueAndTheRule) {
        "'>' away to give it to the caller"},
       {"gelu<r", "1: gelu0: it reads 1 channels, but has 0 extra inputs; take '<' away"},
       {"rmsnorm(65)", "1: rmsnorm0: its input has 64 columns, it wants 65"},
+      {"linear(64,8) bias(5)", "14: bias1: its input has 8 columns, it wants 5"},
+      {"bias(foo)", "1: bias0: n is 'foo'; it must be a finite number"},
+      {"linear(64,8,in=5)", "1: linear0: 'in' is given twice; keep one"},
+      {"rmsnorm(64,n=16)", "1: rmsnorm0: 'n' is given twice; keep one"},
+      {"silu(layout=swapped)", "1: silu0: it has no halves, so no layout; take the argument away"},
+      {"reshape(1e18)", "1: reshape0: cols is 1e+18; it must be at most 1099511627776"},
   };
   for (const auto& [chain, message] : kMistakes) {
     PlanRequest r;
@@ -793,6 +843,92 @@ TEST(Mistakes, NameTheOpTheValueAndTheRule) {
   expect_error([&] { p.check_rows(3); }, Code::invalid_argument,
                {"reshape0: of 3 rows it makes 3*3/2, which is not whole: give a multiple of 2"});
   EXPECT_NO_THROW(p.check_rows(4));
+}
+
+TEST(Mistakes, GradientsThatAreNotThere) {
+  const auto refused = [](const PlanRequest& r, std::string_view why) {
+    expect_error([&] { Plan::build("linear(4,8) bias add", r); }, Code::invalid_argument, {why});
+  };
+  refused({.parameter_grads = std::vector<GradRequest>(3)},
+          "plan: parameter_grads has 3 entries; the chain has 2 parameters");
+  refused({.extra_grads = std::vector<GradRequest>(2)},
+          "plan: extra_grads has 2 entries; the chain has 1 extra inputs");
+  refused({.parameter_grads = {{}, {.dtype = DType::e4m3}}},
+          "plan: the dtype of parameter_grads[1] is e4m3; it must be f32, f16 or bf16");
+  refused({.extra_grads = {{.dtype = DType::e8m0}}}, "plan: the dtype of extra_grads[0] is e8m0");
+  for (const DType d : {DType::e4m3, DType::e5m2, DType::e8m0})
+    refused({.parameter_dtype = d}, str("plan: parameter_dtype is ", info(d).name, "; it must be"));
+}
+
+TEST(Mistakes, SizesThatNoNumberHolds) {
+  constexpr int64_t kMany = int64_t{1} << 60;
+  const Plan p = Plan::build("linear(4,8) bias swiglu", {});
+  const auto refused = [](auto call, std::string_view why) {
+    expect_error(call, Code::invalid_argument, {why});
+  };
+  const char* why =
+      "plan: with 'x' of 4 columns its tensors have more than 72057594037927936 bytes, the most "
+      "that a plan may have, at 1152921504606846976 rows; give fewer rows or columns";
+  refused([&] { p.check_rows(kMany); }, why);
+  refused([&] { return p.workspace_bytes(kMany); }, why);
+  refused([&] { return p.saved_bytes(kMany); }, why);
+  refused([&] { return p.describe(kMany); }, why);
+  refused([&] { return p.json(kMany); }, why);
+  refused([&] { return p.html(kMany); }, why);
+  refused([&] { return p.buffers()[0].bytes(kMany); }, why);
+  const std::vector<void*> none(p.buffers().size());
+  refused([&] { p.run(Pass::forward, kMany, none, nullptr); }, why);
+  // Each fits, all together do not.
+  const int64_t whole = int64_t{1} << 52;
+  EXPECT_EQ(p.buffers()[0].bytes(whole), int64_t{1} << 56);
+  refused([&] { p.check_rows(whole); }, "at 4503599627370496 rows");
+  refused(
+      [] { Plan::build("linear(2000000000,2000000000)", {}); },
+      "line 1, column 1: plan: with 'linear0.weight' of 2000000000 columns its tensors have more "
+      "than 72057594037927936 bytes, the most that a plan may have, without any rows");
+  refused([] { Plan::build("gelu", {.cols = int64_t{1} << 62}); },
+          "plan: the input has 4611686018427387904 columns; it may have at most 1099511627776");
+  const Plan wide = Plan::build("linear(1000000,1000000)", {.dtype = DType::bf16});
+  EXPECT_NO_THROW(wide.check_rows(4'000'000));
+  refused([&] { wide.check_rows(5'000'000); },
+          "plan: linear has more than 9223372036854775807 operations at 5000000 rows");
+  // Few elements, but a long way to how many.
+  PlanRequest r{.cols = 1, .backward = false};
+  OpaqueOp& mine = r.opaque["mine"];
+  mine.rows_mul = (int64_t{1} << 31) - 1;
+  mine.rows_div = int64_t{1} << 31;
+  mine.forward = [](int64_t, const View&, const View&) {};
+  refused([&] { Plan::build("mine", r).check_rows(int64_t{1} << 40); },
+          "mine0: of 1099511627776 rows it makes 1099511627776*2147483647/2147483648; the first "
+          "product must be at most 72057594037927936");
+}
+
+TEST(Mistakes, PassesThatAreNotPlanned) {
+  const auto refused = [](const PlanRequest& r, std::string_view why) {
+    Session s("gelu", r, 2);
+    expect_error([&] { s.run(Pass::backward); }, Code::invalid_argument, {why});
+  };
+  refused({.cols = 4, .backward = false},
+          "plan: it has no backward pass, since it was planned for the forward pass alone");
+  refused({.cols = 4, .input_grad = false},
+          "plan: it has no backward pass, since no gradient is wanted; ask for one");
+}
+
+TEST(Mistakes, NoAddressOfTheRandomState) {
+  Session s("dropout(0.5)", {.cols = 4}, 2);
+  std::map<std::string, Numbers> given;
+  fill(s, given);
+  s.run(Pass::forward);
+  std::vector<char> space(static_cast<size_t>(s.plan.workspace_bytes(2)) + 1);
+  const std::pair<Pass, const char*> kNeeds[] = {
+      {Pass::forward, "rng"}, {Pass::forward, "rng.saved"}, {Pass::backward, "rng.saved"}};
+  for (const auto& [pass, name] : kNeeds) {
+    std::vector<void*> memory;
+    for (size_t i = 0; i < s.plan.buffers().size(); ++i)
+      memory.push_back(i == s.number(name) ? nullptr : s.data(i));
+    expect_error([&, pass = pass] { s.plan.run(pass, 2, memory, space.data()); },
+                 Code::invalid_argument, {str("plan: no address for '", name, "', which")});
+  }
 }
 
 }  // namespace

@@ -260,6 +260,12 @@ class RunCommand(unittest.TestCase):
         refused(["gelu", "--cols", "8", "--tolerance", "-1"], "--tolerance -1")
         refused(["gelu", "--cols", "8", "--rows", "0"], "run --rows 0")
         refused(["reshape(3)", "--cols", "4", "--rows", "2"], "multiple of 3")
+        refused(["make_extra_output>a linear(4,8) add<a"], "column 33", "'a' has 4 columns", "8")
+        refused(["make_extra_output>a reshape(4) add<a", "--cols", "8"], "'a' has 8 columns")
+        refused(["swiglu linear(4,8)"], "how wide")
+        refused(["linear(0,3)"], "in is 0")
+        refused(["gated(mish)", "--cols", "8"], 'act("gated(')
+        refused(["silu(layout=swapped)", "--cols", "8"], "no halves")
         refused(["gelu", "--cols", "8", "--output", "/no/such/folder/x"], "--output",
                 "cannot be opened")
         refused(["gelu", "--cols", "8", "--input", "/no/such/file"], "/no/such/file",
@@ -268,6 +274,8 @@ class RunCommand(unittest.TestCase):
         with open(path, "wb") as f:
             f.write(b"not a tensor")
         refused(["gelu", "--cols", "8", "--input", path], "in.safetensors", "header")
+        write_safetensors(path, {"x": ("I32", [2, 8], [0] * 16)})
+        refused(["gelu", "--cols", "8", "--input", path], "'x'", "dtype", "f32")
         write_safetensors(path, {"x": ("F32", [2, 4], [0.0] * 8), "w\x1b": ("F32", [1], [0.0])})
         refused(["gelu", "--input", path], "no tensor 'w\ufffd'", "it reads x")
         write_safetensors(path, {"x": ("F32", [2, 4], [0.0] * 8)})
@@ -277,7 +285,7 @@ class RunCommand(unittest.TestCase):
         write_safetensors(path, {"bias0.bias": ("F32", [4], [0.0] * 4)})
         refused(["bias", "--cols", "8", "--input", path], "'bias0.bias' is 1 x 4", "wants 1 x 8")
         refused(["gelu", "--cols", "8", "--input", path], "no tensor 'bias0.bias'")
-        write_safetensors(path, {"x": ("I32", [1, 2], [1, 2])})
+        write_safetensors(path, {"other": ("I32", [1, 2], [1, 2])})
         _, err = self.run_it("gelu", "--cols", "2", "--input", path)
         self.assertIn("1 tensor of I32 left out", err)
         write_safetensors(path, {"x": ("F32", [0, 4], [])})

@@ -80,7 +80,7 @@ struct PlanRequest {
   Options options = {};
 };
 
-// rup(cdiv(rows·mul, div), round) + add.
+// rup(cdiv(rows·mul, div), round) + add, of rows that Plan::check_rows takes.
 struct RowCount {
   int64_t mul = 1, div = 1, round = 1, add = 0;
 
@@ -125,6 +125,7 @@ struct Buffer {
   bool random = false;   // five 64-bit numbers, whatever the dtype says
   Initial initial = {};  // of a parameter
 
+  // Refuses more than a plan may have.
   [[nodiscard]] int64_t bytes(int64_t call_rows) const;
 };
 
@@ -159,14 +160,15 @@ class Plan {
   [[nodiscard]] std::vector<size_t> with(Role role) const;
   [[nodiscard]] int64_t workspace_bytes(int64_t rows) const;
   [[nodiscard]] int64_t saved_bytes(int64_t rows) const;
-  // Refuses a number of rows that the chain cannot take.
+  // Refuses a number of rows that the chain cannot take; so does all that is given one.
   void check_rows(int64_t rows) const;
 
   // Writes what a parameter starts as. The numbers follow from the seed and the buffer's name, so
   // plans that share a name share them.
   void initialise(size_t buffer, uint64_t seed, void* memory) const;
 
-  // memory[i] is the address of buffer i; those that the pass does not use may be null.
+  // memory[i] is the address of buffer i; those that the pass does not use may be null. Refuses the
+  // backward pass of a plan that has none.
   void run(Pass pass, int64_t rows, std::span<void* const> memory, void* workspace,
            const PlanRun& run = {}) const;
 

@@ -274,11 +274,12 @@ TENON_API void tenon_plan_free(tenon_plan* plan);
 /* `format` is "text", "json" or "html"; json lists the buffers. Buffers as for tenon_names. */
 TENON_API int tenon_plan_describe(const tenon_plan* plan, int64_t rows, const char* format,
                                   char* buffer, size_t capacity, size_t* size);
-/* Bytes of each buffer and of the workspace; the only call that refuses a number of rows. */
+/* Bytes of each buffer and of the workspace. As all that take rows, it refuses those that the chain
+   cannot take, or that need more memory than there are numbers for. */
 TENON_API int tenon_plan_sizes(const tenon_plan* plan, int64_t rows, int64_t* bytes, size_t count,
                                int64_t* workspace);
 /* memory[i] is buffer i; those that a pass does not use may be NULL. Weights are quantised again
-   unless `weights_unchanged`. */
+   unless `weights_unchanged`. A plan without a backward pass refuses it. */
 TENON_API int tenon_plan_run(const tenon_plan* plan, int32_t backward, int64_t rows,
                              void* const* memory, size_t count, void* workspace,
                              int32_t weights_unchanged, void* stream);

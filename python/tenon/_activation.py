@@ -15,7 +15,7 @@ import numpy as np
 from . import _html
 from ._array import Array, Operand, dtype_named, line, matrix, place, rows_of
 from ._expr import Expr, as_expr, number_text
-from ._lib import BackwardArgs, ForwardArgs, check, lib, options, text_of
+from ._lib import BackwardArgs, ForwardArgs, check, encoded, lib, options, text_of
 from ._quantize import Format, operand, output
 from ._trace import inputs_of, trace
 
@@ -50,11 +50,9 @@ class Gradients(NamedTuple):
 def activation_info(text: Any) -> dict[str, Any]:
     """Name, inputs (1 or 2), scaled, parameters (name, value, bounds) and formula."""
     key = text if isinstance(text, str) else resolve(text)
-    if "\0" in key:  # it would end there for C
-        raise ValueError(f"activation: {key!r} holds a null character; leave it out")
     found = _INFO.get(key)
     if found is None:
-        found = json.loads(text_of(lib.tenon_info, key.encode()))
+        found = json.loads(text_of(lib.tenon_info, encoded(key, "activation: the text")))
         if len(_INFO) > 1024:
             _INFO.clear()
         _INFO[key] = found
@@ -119,8 +117,6 @@ def define(name: str, formula: str | Callable[..., Any] | Activation) -> Activat
     """
     if not isinstance(name, str):
         raise TypeError(f"define: the name is a {type(name).__name__}; pass a text and a formula")
-    if "\0" in name:
-        raise ValueError(f"define: {name!r} is not a name; use letters, digits and _")
     from . import __all__ as taken
 
     if name in (*taken, "torch", "jax"):
@@ -151,7 +147,7 @@ def as_of(text: bytes, count: int) -> bytes:
 
 
 def _define(name: str, text: str) -> None:
-    check(lib.tenon_define(name.encode(), text.encode()))
+    check(lib.tenon_define(encoded(name, "define: the name"), text.encode()))
     _INFO.clear()
     _PRIVATE.clear()  # their names were bound to what they meant before
 
@@ -162,7 +158,7 @@ def _encoded(op: str, layout: Any) -> bytes:
             f"{op}: the layout is a {type(layout).__name__}; use 'stacked', 'swapped' or "
             "'interleaved(k)'"
         )
-    return layout.encode()
+    return encoded(layout, f"{op}: the layout")
 
 
 def _inside(text: str, outer: str) -> str | None:

@@ -35,6 +35,7 @@ __all__ = [
     "View",
     "byref",
     "check",
+    "encoded",
     "lib",
     "options",
     "text_of",
@@ -262,6 +263,15 @@ def check(code: int) -> None:
     """Turns a code of the C ABI into an exception with its message."""
     if code:
         raise _ERRORS.get(code, RuntimeError)(lib.tenon_last_error().decode("utf-8", "replace"))
+
+
+def encoded(text: Any, what: str) -> bytes:
+    """A text as the C ABI takes it; `what` names it to the caller."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is a {type(text).__name__}; it must be a text")
+    if "\0" in text:  # it would end there for C
+        raise ValueError(f"{what} {text!r} holds a null character; leave it out")
+    return text.encode()
 
 
 def text_of(function: object, *arguments: object) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import html
 import json
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ._html import Text
-from ._lib import DTYPES, GradRequest, PlanRequest, byref, check, lib, options, text_of
+from ._lib import DTYPES, GradRequest, PlanRequest, byref, check, encoded, lib, options, text_of
 
 __all__ = ["Buffer", "Plan", "frame", "plan"]
 
@@ -52,36 +53,37 @@ class Plan:
         training: bool = True,
         backward: bool = True,
         input_grad: bool = True,
-        parameter_grads: Sequence[bool] = (),
-        extra_grads: Sequence[bool] = (),
+        parameter_grads: Sequence[bool | str] = (),
+        extra_grads: Sequence[bool | str] = (),
         precision: str = "native",
         rounding: str = "once",
         rows: int = 256,
     ) -> None:
-        if not isinstance(chain, str):
-            raise TypeError(f"plan: the chain is a {type(chain).__name__}; it must be a text")
         for name, value in (("dtype", dtype), ("parameter_dtype", parameter_dtype)):
             if value not in _PLAIN and not (name == "parameter_dtype" and value is None):
                 raise ValueError(f"plan: {name}={value!r}; it must be 'f32', 'f16' or 'bf16'")
-        self.rows = rows  # what descriptions are for unless they are given another number
+        self.rows = _count(
+            "rows", rows
+        )  # what descriptions are for unless they are given another number
         request = PlanRequest(
-            cols=cols,
+            cols=_count("cols", cols),
             dtype=DTYPES.index(dtype),
             parameter_dtype_given=parameter_dtype is not None,
             parameter_dtype=DTYPES.index(parameter_dtype or dtype),
-            recipe=recipe.encode(),
+            recipe=encoded(recipe, "plan: the recipe"),
             evaluation=not training,
             forward_only=not backward,
             no_input_grad=not input_grad,
-            keep=keep.encode(),
-            parameter_grads=_requests(parameter_grads),
+            keep=encoded(keep, "plan: keep"),
+            parameter_grads=_requests("parameter_grads", parameter_grads),
             parameter_grad_count=len(parameter_grads),
-            extra_grads=_requests(extra_grads),
+            extra_grads=_requests("extra_grads", extra_grads),
             extra_grad_count=len(extra_grads),
         )
         handle = ctypes.c_void_p()
         chosen = options(precision, rounding)
-        check(lib.tenon_plan_build(chain.encode(), request, chosen, byref(handle)))
+        text = encoded(chain, "plan: the chain")
+        check(lib.tenon_plan_build(text, request, chosen, byref(handle)))
         self._handle = handle
         weakref.finalize(self, lib.tenon_plan_free, handle)
         told = self.json(0)
@@ -101,6 +103,7 @@ class Plan:
         """Bytes of each buffer and of the workspace; refuses rows that the chain cannot take."""
         known = self._known.get(rows)
         if known is None:
+            rows = _count("rows", rows)
             count = len(self.buffers)
             each, workspace = (ctypes.c_int64 * count)(), ctypes.c_int64()
             check(lib.tenon_plan_sizes(self._handle, rows, each, count, byref(workspace)))
@@ -130,7 +133,7 @@ class Plan:
         return self._text("html", rows)
 
     def _text(self, format: str, rows: int | None) -> str:
-        rows = self.rows if rows is None else rows
+        rows = self.rows if rows is None else _count("rows", rows)
         return text_of(lib.tenon_plan_describe, self._handle, rows, format.encode())
 
     def __repr__(self) -> str:
@@ -140,8 +143,32 @@ class Plan:
         return frame(self.html())
 
 
-def _requests(wanted: Sequence[bool]) -> Any:
-    return (GradRequest * len(wanted))(*(GradRequest(unwanted=not w) for w in wanted))
+def _count(name: str, value: Any) -> int:
+    """A number of rows or columns that fits the C ABI, which would take its lowest bits."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"plan: {name}={value!r}; it must be an int") from None
+    if not 0 <= count < 2**63:
+        raise ValueError(f"plan: {name}={count}; it must be from 0 to 2**63 - 1")
+    return count
+
+
+def _requests(name: str, wanted: Sequence[bool | str]) -> Any:
+    if not isinstance(wanted, Sequence) or isinstance(wanted, str):
+        raise TypeError(f"plan: {name}={wanted!r}; give a list with an entry for each gradient")
+    return (GradRequest * len(wanted))(*(_request(name, w) for w in wanted))
+
+
+def _request(name: str, wanted: bool | str) -> GradRequest:
+    if wanted in _PLAIN:
+        return GradRequest(dtype_given=1, dtype=DTYPES.index(wanted))
+    if not isinstance(wanted, bool):
+        raise ValueError(
+            f"plan: {name} has {wanted!r}; an entry is True, False, or the dtype that the gradient "
+            "is wanted in, 'f32', 'f16' or 'bf16'"
+        )
+    return GradRequest(unwanted=not wanted)
 
 
 def frame(page: str) -> str:
@@ -157,7 +184,8 @@ def plan(chain: str, **request: Any) -> Plan:
 
     `request`: cols of the input where the chain does not say, dtype, parameter_dtype, recipe
     ('none', 'delayed', 'current', 'mxfp8', 'block'), keep ('input', 'fp8', 'recompute'), training,
-    backward, input_grad, parameter_grads and extra_grads (one bool each), precision, rounding, and
-    the rows that descriptions are for. Nothing is computed.
+    backward, input_grad, parameter_grads and extra_grads (for each whether it is wanted, or the
+    dtype that it is wanted in), precision, rounding, and the rows that descriptions are for.
+    Nothing is computed.
     """
     return Plan(chain, **request)

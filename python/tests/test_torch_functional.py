@@ -11,7 +11,7 @@ import tenon  # noqa: E402
 import tenon.torch.functional as F  # noqa: E402
 import torch.nn.functional as nn  # noqa: E402
 from tenon.torch import _call, jit  # noqa: E402
-from tenon.torch.quantizer import MXFP8Quantizer  # noqa: E402
+from tenon.torch.quantizer import Float8Quantizer, MXFP8Quantizer, delayed_update  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # One rounding, and what native precision allows the words (2^-12.5 for bf16, 2^-15.5 for f16).
@@ -640,6 +640,49 @@ def test_expanded_and_negated_views():
         torch.testing.assert_close(F.gelu(x), F.gelu(y), rtol=0, atol=0)
         if x.shape[-1] % 2 == 0:
             torch.testing.assert_close(F.swiglu(x), F.swiglu(y), rtol=0, atol=0)
+
+
+def test_every_argument_may_have_the_negative_bit():
+    """Then its memory holds the opposite numbers; gelu and the like are not odd."""
+
+    def negative(t):
+        return torch._neg_view(-t.detach()).requires_grad_(t.requires_grad)
+
+    def gradients(call, *tensors):
+        leaves = [t.requires_grad_() for t in tensors]
+        y = call(*leaves)
+        g = torch.linspace(-1, 2, y.numel()).reshape(y.shape)
+        plain = torch.autograd.grad(y, leaves, g, retain_graph=True)
+        opposite = torch.autograd.grad(y, leaves, negative(g))
+        assert all(map(torch.equal, plain, opposite))
+        return y, *plain
+
+    torch.manual_seed(0)
+    x, b, bias, scale = (torch.randn(n) for n in ((6, 64), (6, 64), (64,), (6,)))
+    _, r = jit.l2normalization_fwd_fused(x, 1e-6)
+    fused = jit.jit_fuser(lambda x, bias: torch.nn.functional.silu(x + bias) * x)
+    calls = (
+        (lambda *t: gradients(lambda x, bias: F.gelu(x, bias=bias), *t), (x, bias)),
+        (lambda *t: gradients(lambda a, b: F.swiglu(a, b=b), *t), (x, b)),
+        (lambda *t: gradients(lambda x, s: F.swiglu(x, scale=s), *t), (x, scale)),
+        (lambda *t: gradients(F.l2normalization, *t), (x,)),
+        (lambda *t: gradients(fused, *t), (x, bias)),
+        (lambda *t: gradients(jit.bias_gelu_fused, *t), (x, bias)),
+        (jit.bgrad_dgelu_fused, (x, b, bias)),
+        (lambda *t: jit.l2normalization_backward_fused(*t, 1e-6), (x, b, r)),
+        (lambda *t: jit.get_bias_dropout_add(False)(*t, 0.0), (x, bias, b)),
+        (lambda x: MXFP8Quantizer("e4m3").quantize(x).dequantize(), (x,)),
+        (lambda x: F.gelu(x, quantizer=MXFP8Quantizer("e4m3")).dequantize(), (x,)),
+    )
+    for i, (call, tensors) in enumerate(calls):
+        plain, seen = (call(*(f(t.detach()) for t in tensors)) for f in (torch.clone, negative))
+        for p, s in zip(*((r,) if torch.is_tensor(r) else r for r in (plain, seen)), strict=True):
+            assert torch.equal(p, s), i
+    history, amax = torch._neg_view(torch.zeros(4, 2)), torch._neg_view(torch.zeros(1))
+    with pytest.raises(ValueError, match="history .*negative bit.*resolve_neg"):
+        delayed_update(history, torch.ones(2))
+    with pytest.raises(ValueError, match="amax .*negative bit.*resolve_neg"):
+        Float8Quantizer(torch.ones(1), amax, "e4m3")
 
 
 def test_layouts_of_memory_are_refused():

@@ -303,6 +303,98 @@ def test_small_ops(dtype):
               lambda v: v * torch.rsqrt((v * v).sum(-1, keepdim=True) + 1e-3), x)  # fmt: skip
 
 
+def layer_norm(x, weight, bias, eps=1e-5, axes=(-1,)):
+    x = x - x.mean(axes, keepdim=True)
+    return x * torch.rsqrt((x * x).mean(axes, keepdim=True) + eps) * weight + bias
+
+
+def rms_norm(x, weight, eps=1e-5, axes=(-1,)):
+    return x * torch.rsqrt((x * x).mean(axes, keepdim=True) + eps) * weight
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("centered", [False, True])
+def test_norms(centered, dtype):
+    for kind, f in ((ops.LayerNorm, layer_norm), (ops.RMSNorm, rms_norm)):
+        for shape in ((5, 16), (16,), (2, 3, 16), (300, 16), (0, 16)):
+            for of_weights in (dtype, torch.float32):
+                op = kind(16, eps=1e-3, zero_centered_gamma=centered, dtype=of_weights)
+                assert all(p[0].item() == (n == "weight" and not centered)
+                           for n, p in op.named_parameters())  # fmt: skip
+                for p in op.parameters():
+                    torch.nn.init.uniform_(p, 0.5, 1.5)
+
+                def reference(x, weight, f=f, **rest):
+                    return f(x, weight + centered, eps=1e-3, **rest)
+
+                check(op, reference, data(shape, dtype), factor=4)
+
+
+def test_norms_over_several_dimensions():
+    for kind, f in ((ops.LayerNorm, layer_norm), (ops.RMSNorm, rms_norm)):
+        op = kind((3, 8))
+        torch.nn.init.normal_(op.weight)
+        x = data((4, 3, 8), torch.float32)
+        check(op, lambda x, f=f, **p: f(x, axes=(-2, -1), **p), x, factor=4)
+        op.zero_grad()
+        wide = torch.randn(8, 3, 4).permute(2, 1, 0).requires_grad_()
+        check(op, lambda x, f=f, **p: f(x, axes=(-2, -1), **p), wide, factor=8)
+
+
+def test_what_norms_save_and_frozen_weights():
+    x, g = torch.randn(5, 8), torch.randn(5, 8)
+    for kind, f, count in ((ops.LayerNorm, layer_norm, 3), (ops.RMSNorm, rms_norm, 2)):
+        for frozen in range(4):
+            op = kind(8)
+            for i, p in enumerate(op.parameters()):
+                p.requires_grad_(not frozen >> i & 1)
+            for input_grad in (True, False):
+                ctx = ops.OperationContext()
+                ctx.input_requires_grad = input_grad
+                op.op_forward(ctx, x)
+                assert len(ctx.saved_tensors) == count and ctx.saved_tensors[0] is x
+                r = ctx.saved_tensors[-1].double()
+                x64 = double(x).requires_grad_()
+                centre = x64.mean(-1) if kind is ops.LayerNorm else torch.zeros(5).double()
+                variance = (x64 - centre[:, None]).square().mean(-1)
+                close(r, torch.rsqrt(variance + 1e-5).detach(), torch.float32)
+                if count == 3:
+                    close(ctx.saved_tensors[1], centre.detach(), torch.float32)
+                parameters = {n: double(p) for n, p in op.named_parameters()}
+                f(x64, **parameters).backward(g.double())
+                dx, grads = op.op_backward(ctx, g)
+                assert (dx is not None) == input_grad
+                if input_grad:
+                    close(dx, x64.grad, torch.float32, 4)
+                for mine, exact in zip(grads, parameters.values(), strict=True):
+                    assert (mine is None) == (exact.grad is None)
+                    if mine is not None:
+                        close(mine, exact.grad, torch.float32, 4)
+    with torch.no_grad():
+        assert not ops.LayerNorm(8)(x).requires_grad
+
+
+def test_mistakes_of_norms():
+    for call, told in (
+        (lambda: ops.LayerNorm(0), "LayerNorm: normalized_shape=0"),
+        (lambda: ops.RMSNorm("8"), "RMSNorm: normalized_shape='8'"),
+        (lambda: ops.RMSNorm(()), "RMSNorm: normalized_shape="),
+        (lambda: ops.RMSNorm(8, eps="a"), "RMSNorm: eps='a'; it must be a number"),
+        (lambda: ops.RMSNorm(8, eps=-1.0), "RMSNorm: eps=-1.0"),
+        (lambda: ops.RMSNorm(8, dtype=torch.float64), "RMSNorm: dtype=torch.float64"),
+        (lambda: ops.RMSNorm(8)(torch.ones(2, 4)), "RMSNorm: the input .* does not end in"),
+        (lambda: ops.LayerNorm(8)(torch.tensor(1.0)), "LayerNorm: the input .* does not end in"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=told):
+            call()
+    op = ops.Sequential(ops.RMSNorm(8), ops.GELU())
+    op[0].weight.data = torch.ones(4)
+    with pytest.raises(ValueError, match=r"RMSNorm: weight is \(4,\); it must be \(8,\)"):
+        op(torch.ones(2, 8))
+    op = ops.LayerNorm(8, device="meta")
+    assert torch.equal(op(torch.ones(2, 8)), torch.zeros(2, 8))
+
+
 def test_make_extra_output():
     x = data((3, 4), torch.float32)
     y, extra = ops.MakeExtraOutput()(x)
@@ -351,7 +443,8 @@ def test_dropout_rate():
 
 def test_wrong_dtypes():
     for op in (ops.GELU(), ops.SwiGLU(), ops.Bias(4), ops.BasicLinear(4, 4), ops.ConstantScale(2.0),
-               ops.Dropout(0.5), ops.L2Normalization()):  # fmt: skip
+               ops.Dropout(0.5), ops.L2Normalization(), ops.LayerNorm(4),
+               ops.RMSNorm(4)):  # fmt: skip
         name = type(op).__name__
         for dtype in (torch.float64, torch.int32):
             with pytest.raises(TypeError, match=rf"{name}.*{dtype}.*float32"):

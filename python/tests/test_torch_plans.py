@@ -94,6 +94,18 @@ def norm():
     return ops.L2Normalization(), lambda x, p, e: l2(x)
 
 
+def scaled_norm(kind, n, centered=False, eps=1e-3):
+    """LayerNorm or RMSNorm, written out."""
+
+    def reference(x, p, e):
+        if kind is ops.LayerNorm:
+            x = x - x.mean(-1, keepdim=True)
+        y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * (next(p) + centered)
+        return y + next(p) if kind is ops.LayerNorm else y
+
+    return kind(n, eps=eps, zero_centered_gamma=centered), reference
+
+
 def identity():
     return ops.Identity(), lambda x, p, e: x
 
@@ -155,6 +167,15 @@ CHAINS = {
     ),
     "norm": (lambda: [norm(), linear(24, 16), bias(16)], ()),
     "norm behind": (lambda: [linear(24, 16), act(ops.SiLU(), F.silu), norm(), scale(3)], ()),
+    "layer norm": (lambda: [scaled_norm(ops.LayerNorm, 24), linear(24, 16), bias(16)], ()),
+    "rms norm": (lambda: [add(), scaled_norm(ops.RMSNorm, 24), linear(24, 16)], ("whole",)),
+    "zero-centred norms": (
+        lambda: [
+            *(linear(24, 16), scaled_norm(ops.RMSNorm, 16, True), act(ops.SiLU(), F.silu)),
+            *(scaled_norm(ops.LayerNorm, 16, True), scale(3)),
+        ],
+        (),
+    ),
     "identity": (
         lambda: [identity(), bias(24), identity(), act(ops.ReLU(), F.relu), identity()],
         (),
@@ -185,6 +206,9 @@ def made(name, dtype, lead=(6, 3), seed=0):
     for op, _ in parts:
         if isinstance(op, ops.Bias):
             torch.nn.init.normal_(op.bias)
+        if isinstance(op, (ops.LayerNorm, ops.RMSNorm)):
+            for p in op.parameters():
+                torch.nn.init.uniform_(p, 0.5, 1.5)
     x = torch.randn(*lead, 24).to(dtype).requires_grad_()
     cols, extras = 24, []
     kinds = list(kinds)
@@ -586,6 +610,66 @@ def test_main_grad(overwrite, runs):
     assert weight.grad is None and weight.grad_added_to_main_grad and runs == [False, True]
 
 
+@pytest.mark.parametrize("planned", [True, False])
+def test_main_grad_of_another_dtype(planned, monkeypatch):
+    """It gets the sum in its own dtype, not one that was rounded to the weight's."""
+    if not planned:
+        without_plans(monkeypatch)
+    torch.manual_seed(0)
+    linear_ = ops.BasicLinear(8, 4, accumulate_into_main_grad=True, dtype=torch.bfloat16)
+    model = ops.Sequential(linear_, ops.ConstantScale(1.0))
+    x = torch.randn(64, 8).to(torch.bfloat16)
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        main_grad = linear_.weight.main_grad = torch.ones(4, 8, dtype=dtype)
+        y = model(x)
+        g = torch.randn(y.shape).to(torch.bfloat16)
+        y.backward(g)
+        exact = 1 + g.double().T @ x.double()
+        close(main_grad, exact, torch.float32 if dtype == torch.float64 else dtype, 64)
+    linear_.weight.main_grad = torch.zeros(4, 8, dtype=torch.bfloat16)
+    y = model(x)
+    linear_.weight.main_grad = torch.zeros(4, 8)  # another one than forward knew
+    y.backward(g)
+    close(linear_.weight.main_grad, g.double().T @ x.double(), torch.bfloat16, 4)
+
+
+def negative(t):
+    """The same numbers, whose memory holds the opposite ones."""
+    seen = torch._neg_view(-t.detach())
+    assert seen.is_neg() and torch.equal(seen, t)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["two extras", "norm", "layer norm", "formulas"])
+def test_tensors_with_the_negative_bit(name, runs):
+    model, _, x, extras = made(name, torch.float32)
+    y = model(x, *extras)
+    g = torch.randn(y.shape)
+    wanted = [x, *extras, *model.parameters()]
+    expected = torch.autograd.grad(y, wanted, g)
+    seen = [negative(t).requires_grad_() for t in (x, *extras)]
+    again = model(*seen)
+    assert torch.equal(again, y)
+    grads = torch.autograd.grad(again, [*seen, *model.parameters()], negative(g))
+    assert all(map(torch.equal, grads, expected)) and runs == [False, True] * 2
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, negative):
+        kept = model(x, *extras)
+        assert all(map(torch.equal, torch.autograd.grad(kept, wanted, g), expected))
+    for module in model.modules():
+        for key, p in list(module._parameters.items()):
+            setattr(module, key, torch.nn.Parameter(negative(p)))
+    torch.testing.assert_close(model(x, *extras), y)
+
+
+def test_gradients_of_extra_outputs_with_the_negative_bit():
+    model = ops.Sequential(ops.Bias(8), ops.MakeExtraOutput(), ops.GELU())
+    x = torch.randn(3, 8, requires_grad=True)
+    g, h = torch.randn(3, 8), torch.randn(3, 8)
+    (expected,) = torch.autograd.grad(model(x), x, (g, h))
+    (dx,) = torch.autograd.grad(model(x), x, (g, negative(h)))
+    assert torch.equal(dx, expected)
+
+
 def test_what_a_plan_does_not_serve(runs):
     """Today's ops run instead, with the semantics and the messages they have."""
     with torch.autocast("cpu", torch.bfloat16):
@@ -833,3 +917,29 @@ def test_plans_for_everybody():
         tenon.plan(["linear(8,8)"])
     with pytest.raises(ValueError, match="give a multiple of 2"):
         tenon.plan("linear(8,8) reshape(16) bias").sizes(3)
+
+
+def test_arguments_of_plans():
+    text = "linear(8,8) bias"
+    for error, told, call in (
+        (ValueError, "the chain .* null character", lambda: tenon.plan("linear(4,8)\0bias")),
+        (ValueError, "the recipe .* null character", lambda: tenon.plan(text, recipe="none\0x")),
+        (ValueError, "keep .* null character", lambda: tenon.plan(text, keep="input\0")),
+        (TypeError, "the recipe is a NoneType", lambda: tenon.plan(text, recipe=None)),
+        (TypeError, "keep is a int", lambda: tenon.plan(text, keep=1)),
+        (TypeError, "rows='3'", lambda: tenon.plan(text, rows="3")),
+        (TypeError, "rows=2.5", lambda: tenon.plan(text, rows=2.5)),
+        (TypeError, "rows='3'", lambda: tenon.plan(text).sizes("3")),
+        (TypeError, "rows=2.5", lambda: tenon.plan(text).describe(2.5)),
+        (TypeError, "cols=8.0", lambda: tenon.plan("bias", cols=8.0)),
+        (ValueError, "cols=-1;", lambda: tenon.plan("bias", cols=-1)),
+        (ValueError, f"cols={2**70};", lambda: tenon.plan("bias", cols=2**70)),
+        (ValueError, f"rows={2**63};", lambda: tenon.plan(text).json(2**63)),
+        (TypeError, "parameter_grads=True", lambda: tenon.plan(text, parameter_grads=True)),
+        (ValueError, "extra_grads has 'f64'", lambda: tenon.plan(text, extra_grads=["f64"])),
+    ):
+        with pytest.raises(error, match=told):
+            call()
+    buffers = tenon.plan(text, dtype="bf16", parameter_grads=["f32", True]).buffers
+    grads = {b.name: b.dtype for b in buffers if b.role == "grad"}
+    assert grads == {"dx": "bf16", "dlinear0.weight": "f32", "dbias1.bias": "bf16"}

@@ -96,9 +96,10 @@ int demo(const DemoArgs& args) {
   request.recipe = recipe(args.recipe);
   request.dtype = *dtype_named(args.dtype);
   const Chain chain = parse_chain(chain_of(shape, corpus));
-  // fp32 gradients, whatever the dtype: what an optimiser wants.
-  request.parameter_grads.assign(chain.size(), {.wanted = true, .dtype = DType::f32});
   request.cols = shape.width();
+  // fp32 gradients, whatever the dtype: what an optimiser wants.
+  request.parameter_grads.assign(Plan::build(chain, request).with(Role::param).size(),
+                                 {.wanted = true, .dtype = DType::f32});
   const Plan plan = Plan::build(chain, request);
   Session fused(plan, shape.batch);
   Model model(shape, corpus, plan, args.seed);

@@ -49,6 +49,14 @@ class Inputs {
       for (StoredTensor& t : tensors_.tensors) t.name = "x";
   }
 
+  // A tensor that the plan has and the file gives in a dtype that is not read would be random.
+  void check(const Plan& plan) const {
+    for (const Buffer& b : plan.buffers())
+      require(std::ranges::find(tensors_.left_out, b.name) == tensors_.left_out.end(),
+              "run --input ", file_, ": '", b.name,
+              "' has a dtype that is not read; save it as f32, f16 or bf16, or leave it away");
+  }
+
   // Rows and columns follow from a given x.
   void size(ChainRunArgs& args) const {
     const StoredTensor* x = find("x");
@@ -447,6 +455,7 @@ int run(const ChainRunArgs& given) {
   inputs.size(args);
   const PlanRequest request = request_of(args);
   const Plan made = build(parse_chain(chain_text(args)), request);
+  inputs.check(made);
   const int64_t rows = args.rows.value_or(ChainArgs::kRows);
   Session session(made, rows);
   Report report{.args = args, .session = session, .from = inputs.fill(session, args.seed)};

@@ -137,7 +137,10 @@ TensorFile parse_safetensors(const std::string& file, std::string_view bytes) {
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
     Range range;
-    if (const auto type = parse_entry(file, name, entry, data, range, result)) ++skipped[*type];
+    if (const auto type = parse_entry(file, name, entry, data, range, result)) {
+      ++skipped[*type];
+      result.left_out.push_back(name);
+    }
     ranges.push_back(std::move(range));
   }
   std::ranges::sort(ranges, {}, [](const Range& r) { return std::tuple(r.begin, r.end, r.name); });

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
@@ -98,15 +99,19 @@ Unfused::Unfused(const Chain& chain, PlanRequest request, int64_t rows) {
     std::vector<void*> gradients;
   };
   std::map<std::string, Channel> channels;
-  size_t extras = 0, extra_outs = 0;
+  size_t extras = 0, extra_outs = 0, parameters = 0;
+  const std::vector<GradRequest> grads = std::exchange(request.parameter_grads, {});
   for (size_t i = 0; i < chain.size(); ++i) {
     Op op = chain[i];
     if (op.label.empty()) op.label = str(op.name, i);  // parameters are called as in the chain
     op.reads.clear();
     op.writes.clear();
     One& one = ops_.emplace_back();
-    one.session =
-        std::make_unique<Session>(Plan::build(std::span<const Op>(&op, 1), request), rows);
+    const std::span<const Op> alone(&op, 1);
+    PlanRequest own = request;
+    for (size_t n = Plan::build(alone, request).with(Role::param).size(); n > 0; --n, ++parameters)
+      if (parameters < grads.size()) own.parameter_grads.push_back(grads[parameters]);
+    one.session = std::make_unique<Session>(Plan::build(alone, own), rows);
     Session& s = *one.session;
     if (i > 0) {
       Session& before = *ops_[i - 1].session;

@@ -38,6 +38,7 @@ struct StoredTensor {
 struct TensorFile {
   std::vector<StoredTensor> tensors;  // in the file's order of data
   std::vector<std::string> notes;     // what was left out or converted
+  std::vector<std::string> left_out;  // names of tensors whose dtype is none of ours
 };
 
 // Any fault is an Error that names the file, the value, the rule and the remedy. The tensors point

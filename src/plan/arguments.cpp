@@ -1,4 +1,5 @@
 // Arguments of ops, with messages that name the op, the value and the rule.
+#include <algorithm>
 #include <cmath>
 
 #include "plan/stage.h"
@@ -28,17 +29,18 @@ std::string shown(const OpArgument& a) {
 Arguments::Arguments(const Op& op, std::string_view names, std::string who)
     : op_(op), names_(words(names)), who_(std::move(who)) {
   size_t position = 0;
+  std::vector<bool> given(names_.size());
   for (const OpArgument& a : op.arguments) {
-    if (a.name.empty()) {
-      require(position < names_.size(), who_, ": ", op.arguments.size(), " arguments; it takes ",
-              names_.empty() ? std::string("none") : std::string(names));
-      ++position;
-      continue;
-    }
-    bool known = false;
-    for (const std::string_view n : names_) known = known || n == a.name;
-    require(known, who_, ": there is no argument '", a.name, "'; it takes ",
-            names_.empty() ? std::string("none") : std::string(names));
+    const auto at = a.name.empty()
+                        ? position++
+                        : static_cast<size_t>(std::ranges::find(names_, a.name) - names_.begin());
+    const std::string takes = names_.empty() ? "none" : std::string(names);
+    if (a.name.empty())
+      require(at < names_.size(), who_, ": ", op.arguments.size(), " arguments; it takes ", takes);
+    else
+      require(at < names_.size(), who_, ": there is no argument '", a.name, "'; it takes ", takes);
+    require(!given[at], who_, ": '", names_[at], "' is given twice; keep one");
+    given[at] = true;
   }
 }
 
@@ -63,9 +65,10 @@ std::optional<double> Arguments::number(std::string_view name) const {
 std::optional<int64_t> Arguments::integer(std::string_view name, int64_t least) const {
   const std::optional<double> n = number(name);
   if (!n) return std::nullopt;
-  constexpr double kMost = 1LL << 40;
-  require(*n == std::floor(*n) && *n >= static_cast<double>(least) && *n <= kMost, who_, ": ", name,
-          " is ", *n, "; it must be a whole number, at least ", least);
+  require(*n == std::floor(*n) && *n >= static_cast<double>(least), who_, ": ", name, " is ", *n,
+          "; it must be a whole number, at least ", least);
+  require(*n <= static_cast<double>(kMostCols), who_, ": ", name, " is ", *n,
+          "; it must be at most ", kMostCols);
   return static_cast<int64_t>(*n);
 }
 

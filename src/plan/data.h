@@ -1,6 +1,7 @@
 // What a plan is made of: buffers, and the steps of both passes with the buffers they use.
 #pragma once
 
+#include <initializer_list>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -8,20 +9,41 @@
 
 #include "ops/operand.h"
 #include "plan/execute.h"
+#include "tenon/error.h"
 #include "tenon/plan.h"
 
 namespace tenon {
 
 constexpr int kNoBuffer = -1;
 
-// How many rows a value has for `rows` rows of the input: rows·mul ÷ div, or `fixed`.
+// Columns of a tensor, and every other number that an op is given.
+constexpr int64_t kMostCols = int64_t{1} << 40;
+// Bytes of all tensors of a plan together: room for sums of several such.
+constexpr int64_t kMostBytes = int64_t{1} << 56;
+
+// The product of numbers that are not negative, if it is at most `most`.
+inline std::optional<int64_t> product(std::initializer_list<int64_t> factors, int64_t most) {
+  int64_t p = 1;
+  for (const int64_t f : factors)
+    if (__builtin_mul_overflow(p, f, &p) || p > most) return std::nullopt;
+  return p;
+}
+
+// How many rows a value has for `rows` rows of the input, which Plan::check_rows took:
+// rows·mul ÷ div, or `fixed`.
 struct Factor {
   int64_t mul = 1, div = 1, fixed = 0;
 
   [[nodiscard]] int64_t operator()(int64_t rows) const { return fixed ? fixed : rows * mul / div; }
-  [[nodiscard]] Factor times(int64_t by, int64_t over) const {
-    const int64_t common = std::gcd(mul * by, div * over);
-    return {mul * by / common, div * over / common};
+  // `op` is the one that makes them so.
+  [[nodiscard]] Factor times(int64_t by, int64_t over, std::string_view op) const {
+    const int64_t common = std::gcd(by, over);
+    const int64_t a = std::gcd(mul, over / common), b = std::gcd(by / common, div);
+    const auto above = product({mul / a, by / common / b}, kMostCols);
+    const auto below = product({div / b, over / common / a}, kMostCols);
+    require(above && below, op, ": its output has ", mul, "/", div, "*", by, "/", over,
+            " times the input's rows; both numbers of that must be at most ", kMostCols);
+    return {*above, *below};
   }
   friend bool operator==(const Factor&, const Factor&) = default;
 };

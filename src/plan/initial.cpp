@@ -26,6 +26,7 @@ void Plan::initialise(size_t buffer, uint64_t seed, void* memory) const {
           "' is no parameter; only those start as something");
   const auto size = static_cast<size_t>(info(b.dtype).bytes);
   const size_t n = static_cast<size_t>(b.bytes(0)) / size;  // parameters do not depend on the rows
+  require(memory || n == 0, "plan: no address for '", b.name, "', which is to start as something");
   const uint64_t stream = stream_of(b.name);
   const double low = b.initial.low, range = double{b.initial.high} - low;
   RandomWords words{};

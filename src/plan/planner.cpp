@@ -49,6 +49,8 @@ class Tap {
 
 struct Channel {
   size_t writer = 0;
+  int64_t cols = 0;
+  Factor rows;
   int readers = 0;
   std::unique_ptr<Tap> value;
   std::vector<std::unique_ptr<Tap>> grads;
@@ -60,6 +62,12 @@ Value in_memory(const Place& place) {
   lazy->place = &place;
   lazy->make = [&place](Assembly& a, const ColumnMap& m) { return a.load(place, m); };
   return lazy;
+}
+
+std::string text_of(const Factor& f) {
+  if (f.fixed) return str(f.fixed, " rows");
+  if (f.mul == f.div) return "the input's rows";
+  return str(f.mul, f.div == 1 ? "" : str("/", f.div), " times the input's rows");
 }
 
 GradRequest nth(const std::vector<GradRequest>& list, size_t i) {
@@ -113,16 +121,6 @@ void assign_slots(PlanData& d) {
   d.slots = static_cast<int>(busy.size());
 }
 
-int64_t first_width(const Chain& chain) {
-  for (const Op& op : chain) {
-    const bool sized = op.name == "linear" || op.name == "rmsnorm" || op.name == "layernorm";
-    if (!sized || op.arguments.empty() || !op.arguments[0].name.empty()) continue;
-    if (const auto* n = std::get_if<double>(&op.arguments[0].value))
-      return static_cast<int64_t>(*n);
-  }
-  return 0;
-}
-
 }  // namespace
 
 Planner::Planner(Chain chain, const PlanRequest& request, std::vector<Cut> cuts)
@@ -151,6 +149,7 @@ void Planner::fail_at_op(const Error& e) const {
 }
 
 int Planner::buffer(Buffer b) {
+  static_cast<void>(b.bytes(0));  // refuses a parameter that is too large
   data_->buffers.push_back(std::move(b));
   return static_cast<int>(data_->buffers.size() - 1);
 }
@@ -214,10 +213,22 @@ std::shared_ptr<PlanData> Planner::plan() {
   PlanData& d = *data_;
   const PlanRequest& r = d.request;
   require(!d.chain.empty(), "plan: the chain is empty; give it at least one op");
-  require(info(r.dtype).plain, "plan: the input is ", info(r.dtype).name,
-          "; it must be f32, f16 or bf16");
+  const auto plain_only = [](const std::string& what, std::optional<DType> d) {
+    const DTypeInfo& i = info(d.value_or(DType::f32));
+    require(i.plain, "plan: ", what, " is ", i.name, "; it must be f32, f16 or bf16");
+  };
+  plain_only("the input", r.dtype);
+  plain_only("parameter_dtype", r.parameter_dtype);
+  const auto check_grads = [&](const char* what, const std::vector<GradRequest>& list) {
+    for (size_t i = 0; i < list.size(); ++i)
+      plain_only(str("the dtype of ", what, "[", i, "]"), list[i].dtype);
+  };
+  check_grads("parameter_grads", r.parameter_grads);
+  check_grads("extra_grads", r.extra_grads);
   if (d.request.cols == 0) d.request.cols = first_width(d.chain);
   require(r.cols > 0, "plan: the chain does not say how wide its input is; give the columns");
+  require(r.cols <= kMostCols, "plan: the input has ", r.cols, " columns; it may have at most ",
+          kMostCols);
 
   const Operand plain(r.dtype);
   const Place& x = place("x", Role::input, plain, r.cols, {});
@@ -249,6 +260,9 @@ std::shared_ptr<PlanData> Planner::plan() {
                 ": its extra input is one number a row; channels carry "
                 "whole tensors");
         Channel& c = it->second;
+        require(c.cols == cols && c.rows == rows, who, ": the channel '", op.reads[k], "' has ",
+                c.cols, " columns and ", text_of(c.rows), ", its input ", cols, " and ",
+                text_of(rows), "; they must be equal");
         ++c.readers;
         resolve[i].push_back([&c](Flow& flow) { return c.value->take(flow); });
         if (needs_input[c.writer])
@@ -271,7 +285,19 @@ std::shared_ptr<PlanData> Planner::plan() {
       }
       const Place& g =
           place("d" + name, Role::grad, Operand(request.dtype.value_or(r.dtype)), width, rows);
-      if (s.extra_is_column())
+      require(
+          !request.accumulate || !s.extra_is_column(), who, ": the gradient of ", name,
+          " is a sum over a row, which is not added to what is there; give it memory of its own");
+      if (request.accumulate)
+        s.give_extra_grad.push_back([&g](Flow& f, const Value& v) {
+          auto sum = std::make_shared<Lazy>();
+          sum->cols = v->cols;
+          sum->make = [&g, v](Assembly& a, const ColumnMap& m) {
+            return a.load(g, m) + a.at(v, m);
+          };
+          f.side([&f, &g, sum](Assembly& a) { a.store(g, f.parts(a, sum)); });
+        });
+      else if (s.extra_is_column())
         s.give_extra_grad.push_back([&g](Flow& f, const Value& v) {
           f.side([&g, v](Assembly& a) { a.store_row_sum(g, a.at(v, {})); });
         });
@@ -287,6 +313,8 @@ std::shared_ptr<PlanData> Planner::plan() {
                 "' is written already; give it another name");
         Channel& c = channels[name];
         c.writer = i;
+        c.cols = cols;
+        c.rows = rows;
         s.give_extra.push_back([this, &c, name](Flow& f, const Value& v) {
           c.value = std::make_unique<Tap>(*this, f, v, name);
           c.value->readers = c.readers;
@@ -366,6 +394,15 @@ std::shared_ptr<PlanData> Planner::plan() {
     backward.later_now();
   }
   at_.reset();
+  const auto no_more = [](const char* what, size_t asked, const char* of, int64_t there) {
+    require(static_cast<int64_t>(asked) <= there, "plan: ", what, " has ", asked,
+            " entries; the chain has ", there, " ", of);
+  };
+  const auto of_role = [&](Role role) {
+    return std::ranges::count(d.buffers, role, &Buffer::role);
+  };
+  no_more("parameter_grads", r.parameter_grads.size(), "parameters", of_role(Role::param));
+  no_more("extra_grads", r.extra_grads.size(), "extra inputs", of_role(Role::extra_in));
   std::set<std::string_view> names;
   for (const Buffer& b : d.buffers)
     require(names.insert(b.name).second, "plan: two tensors are called '", b.name,

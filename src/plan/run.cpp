@@ -1,6 +1,7 @@
 // Sizes of a plan's memory, and its runs.
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "backend/list.h"
 #include "core/fp_mode.h"
@@ -36,6 +37,14 @@ int64_t kernel_bytes(const PlanData& d, int64_t rows) {
   return static_cast<int64_t>(most);
 }
 
+[[noreturn]] void too_large(const Buffer& b, int64_t rows) {
+  fail(Code::invalid_argument, "plan: with '", b.name, "' of ", b.cols,
+       " columns its tensors have more than ", kMostBytes,
+       " bytes, the most that a plan may have, ",
+       rows ? str("at ", rows, " rows; give fewer rows or columns")
+            : "without any rows; give fewer columns");
+}
+
 View view_of(const Slot& s, void* data, const Buffer& b, int64_t rows) {
   const int64_t m = s.rows(rows);
   switch (s.form) {
@@ -60,7 +69,10 @@ View view_of(const Slot& s, void* data, const Buffer& b, int64_t rows) {
 
 int64_t Buffer::bytes(int64_t call_rows) const {
   const int64_t one = random ? static_cast<int64_t>(sizeof(uint64_t)) : info(dtype).bytes;
-  return rows(call_rows) * cols * one;
+  std::optional<int64_t> all = product({call_rows, rows.mul}, kMostBytes);
+  if (all) all = product({rows(call_rows), cols, one}, kMostBytes);
+  if (!all) too_large(*this, call_rows);
+  return *all;
 }
 
 const std::vector<Buffer>& Plan::buffers() const { return data_->buffers; }
@@ -73,10 +85,12 @@ std::vector<size_t> Plan::with(Role role) const {
 }
 
 int64_t Plan::workspace_bytes(int64_t rows) const {
+  check_rows(rows);
   return slot_offsets(*data_, rows).back() + kernel_bytes(*data_, rows);
 }
 
 int64_t Plan::saved_bytes(int64_t rows) const {
+  check_rows(rows);
   int64_t total = 0;
   for (const Buffer& b : data_->buffers)
     if (b.role == Role::saved) total += b.bytes(rows);
@@ -85,30 +99,59 @@ int64_t Plan::saved_bytes(int64_t rows) const {
 
 void Plan::check_rows(int64_t rows) const {
   require(rows >= 0, "plan: ", rows, " rows; there must be none or more");
-  for (const auto& [op, f] : data_->whole)
-    require(rows * f.mul % f.div == 0, op, ": of ", rows, " rows it makes ", rows, "*", f.mul, "/",
-            f.div, ", which is not whole: give a multiple of ", f.div);
+  for (const auto& [op, f] : data_->whole) {
+    const std::optional<int64_t> many = product({rows, f.mul}, kMostBytes);
+    require(many.has_value(), op, ": of ", rows, " rows it makes ", rows, "*", f.mul, "/", f.div,
+            "; the first product must be at most ", kMostBytes, ": give fewer rows");
+    require(*many % f.div == 0, op, ": of ", rows, " rows it makes ", rows, "*", f.mul, "/", f.div,
+            ", which is not whole: give a multiple of ", f.div);
+  }
+  int64_t total = 0;
+  for (const Buffer& b : data_->buffers)
+    if ((total += b.bytes(rows)) > kMostBytes) too_large(b, rows);
+  // A product of matrices may have more operations than its tensors have bytes.
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const PlanStep& s : data_->steps(pass)) {
+      if (!s.step.gemm) continue;
+      const int64_t m = s.rows(rows), most = std::numeric_limits<int64_t>::max();
+      const int64_t inner = s.step.gemm->inner ? s.step.gemm->inner : m;
+      require(
+          product({s.step.rows ? s.step.rows : m, s.step.gemm->cols, inner, 2}, most).has_value(),
+          "plan: ", s.step.name, " has more than ", most, " operations at ", rows,
+          " rows; give fewer rows or columns");
+    }
 }
 
 void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* workspace,
                const PlanRun& how) const {
   const PlanData& d = *data_;
   check_rows(rows);
+  require(pass == Pass::forward || !d.backward.empty(), "plan: it has no backward pass, since ",
+          d.request.backward ? "no gradient is wanted; ask for one"
+                             : "it was planned for the forward pass alone; plan both");
   require(memory.size() == d.buffers.size(), "plan: ", memory.size(), " addresses; it has ",
           d.buffers.size(), " buffers");
   const std::vector<int64_t> offsets = slot_offsets(d, rows);
-  require(workspace || workspace_bytes(rows) == 0, "plan: no workspace; it needs ", offsets.back(),
-          " bytes");
+  const int64_t bytes = offsets.back() + kernel_bytes(d, rows);
+  require(workspace || bytes == 0, "plan: no workspace; it needs ", bytes, " bytes");
   const auto address = [&](int buffer) -> void* {
     const auto b = static_cast<size_t>(buffer);
     if (d.slot_of[b] == kNoBuffer) return memory[b];
     return static_cast<char*>(workspace) + offsets[static_cast<size_t>(d.slot_of[b])];
   };
+  const auto needed = [&](int buffer, const std::string& by) {
+    const Buffer& b = d.buffers[static_cast<size_t>(buffer)];
+    void* const data = address(buffer);
+    require(data || b.bytes(rows) == 0, "plan: no address for '", b.name, "', which ", by,
+            " needs");
+    return data;
+  };
   Options options = d.request.options;
   options.stream = how.stream;
   if (d.rng != kNoBuffer && pass == Pass::forward)
     backend_for(options.device)
-        .draw(static_cast<uint64_t*>(address(d.rng)), static_cast<uint64_t*>(address(d.saved_rng)),
+        .draw(static_cast<uint64_t*>(needed(d.rng, "dropout")),
+              static_cast<uint64_t*>(needed(d.saved_rng, "dropout")),
               static_cast<uint64_t>(d.dropouts), how.stream);
   std::vector<View> in, out;
   for (const PlanStep& s : d.steps(pass)) {
@@ -121,16 +164,14 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
           continue;
         }
         const Buffer& b = d.buffers[static_cast<size_t>(slot.buffer)];
-        void* const data = address(slot.buffer);
-        require(data || b.bytes(rows) == 0, "plan: no address for '", b.name, "', which ",
-                s.step.name, " needs");
-        views.push_back(view_of(slot, data, b, rows));
+        views.push_back(view_of(slot, needed(slot.buffer, s.step.name), b, rows));
       }
     };
     fill(s.in, in);
     fill(s.out, out);
     RunArgs args{.rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters};
-    if (s.random != kNoBuffer) args.random = static_cast<const uint64_t*>(address(s.random));
+    if (s.random != kNoBuffer)
+      args.random = static_cast<const uint64_t*>(needed(s.random, s.step.name));
     args.stream = how.stream;
     if (workspace) args.workspace = static_cast<char*>(workspace) + offsets.back();
     if (s.opaque)

@@ -54,9 +54,14 @@ class Arguments;
 struct OpKind {
   std::string_view name;
   std::string_view arguments;  // names in order, separated by spaces
+  // Which of them says how many columns its input has; without one its output has as many.
+  std::string_view width;
   std::unique_ptr<Stage> (*make)(const StageContext&, const Arguments&);
 };
+inline constexpr std::string_view kUnknownWidth = "?";  // its output has others than its input
 std::span<const OpKind> op_kinds();
+// How many columns a chain's input has by what its ops say, or 0.
+int64_t first_width(const Chain& chain);
 
 // Makers in files of their own.
 std::unique_ptr<Stage> make_linear(const StageContext& c, const Arguments& a);
@@ -64,6 +69,8 @@ std::unique_ptr<Stage> make_layernorm(const StageContext& c, const Arguments& a)
 std::unique_ptr<Stage> make_rmsnorm(const StageContext& c, const Arguments& a);
 std::unique_ptr<Stage> make_l2norm(const StageContext& c, const Arguments& a);
 std::unique_ptr<Stage> make_activation(const StageContext& c, const Op& op);
+// Whether an op that is none of the registry's is an activation of one input.
+bool keeps_columns(const Op& op);
 std::unique_ptr<Stage> make_opaque(const StageContext& c, const OpaqueOp& op);
 std::unique_ptr<Stage> make_all_reduce(const StageContext& c, const Arguments& a);
 std::unique_ptr<Stage> make_all_gather(const StageContext& c, const Arguments& a);

@@ -148,38 +148,54 @@ Layout layout_of(const Arguments& a) {
   return *layout;
 }
 
+// The first argument of act, or the one of that name; its parameters are arguments too.
+std::string formula_of(const Op& op, const std::string& who) {
+  for (const OpArgument& a : op.arguments)
+    if (a.name.empty() || a.name == "formula")
+      if (const auto* text = std::get_if<std::string>(&a.value)) return *text;
+  fail(Code::invalid_argument, who, ": it has no formula; write act(\"x*sigmoid(x)\")");
+}
+
 }  // namespace
+
+bool keeps_columns(const Op& op) {
+  try {
+    return activation(op.name == "act" ? formula_of(op, op.name) : op.name).inputs == 1;
+  } catch (const Error&) {
+    return false;
+  }
+}
 
 std::unique_ptr<Stage> make_activation(const StageContext& c, const Op& op) {
   const std::string who = c.planner.op_name(c.index);
   // Every registered activation, or a formula.
   Activation f;
-  std::string names = "layout keep";
   if (op.name == "act") {
-    names = "formula " + names;
-    const std::optional<std::string> formula = Arguments(op, names, who).text("formula");
-    require(formula.has_value(), who, ": it has no formula; write act(\"x*sigmoid(x)\")");
-    f = activation(*formula);
+    f = activation(formula_of(op, who));
   } else {
     try {
       f = activation(op.name);
     } catch (const Error&) {
       std::string known;
       for (const OpKind& k : op_kinds()) known += str(known.empty() ? "" : ", ", k.name);
-      fail(Code::invalid_argument, who, ": there is no op of this name; ops are ", known,
+      const bool wrapped = op.name == "gated" || op.name == "scaled";
+      fail(Code::invalid_argument, who, ": there is no op of this name; ",
+           wrapped ? str("write act(\"", op.name, "(…)\"); ") : "", "ops are ", known,
            ", act(\"formula\") and every activation");
     }
-    for (const Parameter& p : f.parameters) names += " " + p.name;
   }
+  std::string names = op.name == "act" ? "formula layout keep" : "layout keep";
+  for (const Parameter& p : f.parameters) names += " " + p.name;
   const Arguments a(op, names, who);
   for (Parameter& p : f.parameters)
-    if (op.name != "act")
-      if (const std::optional<double> v = a.number(p.name)) {
-        const auto value = static_cast<float>(*v);
-        require(value >= p.least && value <= p.most, who, ": ", p.name, " is ", value,
-                "; it must be from ", p.least, " to ", p.most);
-        p.value = value;
-      }
+    if (const std::optional<double> v = a.number(p.name)) {
+      const auto value = static_cast<float>(*v);
+      require(value >= p.least && value <= p.most, who, ": ", p.name, " is ", value,
+              "; it must be from ", p.least, " to ", p.most);
+      p.value = value;
+    }
+  require(f.inputs == 2 || !a.text("layout"), who,
+          ": it has no halves, so no layout; take the argument away");
   return std::make_unique<Act>(c, std::move(f), layout_of(a), keep_of(c, a));
 }
 

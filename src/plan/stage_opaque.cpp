@@ -88,7 +88,8 @@ class Outside : public Stage {
 class Opaque final : public Outside {
  public:
   Opaque(const StageContext& c, const OpaqueOp& op)
-      : Outside(c, "opaque", op.cols ? op.cols : c.cols, c.rows.times(op.rows_mul, op.rows_div)),
+      : Outside(c, "opaque", op.cols ? op.cols : c.cols,
+                c.rows.times(op.rows_mul, op.rows_div, c.planner.op_name(c.index))),
         op_(op) {}
   // Whether it has parameters of its own is not known, so its backward always runs.
   [[nodiscard]] bool trains() const override { return static_cast<bool>(op_.backward); }
@@ -151,8 +152,12 @@ class Collective final : public Outside {
 }  // namespace
 
 std::unique_ptr<Stage> make_opaque(const StageContext& c, const OpaqueOp& op) {
-  require(op.rows_mul > 0 && op.rows_div > 0, c.planner.op_name(c.index), ": the row factor is ",
-          op.rows_mul, "/", op.rows_div, "; both must be positive");
+  const std::string who = c.planner.op_name(c.index);
+  require(op.rows_mul > 0 && op.rows_div > 0, who, ": the row factor is ", op.rows_mul, "/",
+          op.rows_div, "; both must be positive");
+  require(op.cols >= 0 && op.cols <= kMostCols, who, ": cols is ", op.cols,
+          "; it must be from 0, which keeps those of its input, to ", kMostCols);
+  require(static_cast<bool>(op.forward), who, ": it has no forward; give one");
   return std::make_unique<Opaque>(c, op);
 }
 
@@ -162,12 +167,14 @@ std::unique_ptr<Stage> make_all_reduce(const StageContext& c, const Arguments&) 
   return std::make_unique<Collective>(c, &Collectives::all_reduce, nullptr, c.rows);
 }
 std::unique_ptr<Stage> make_all_gather(const StageContext& c, const Arguments&) {
-  return std::make_unique<Collective>(c, &Collectives::all_gather, &Collectives::reduce_scatter,
-                                      c.rows.times(Collective::ranks(c), 1));
+  return std::make_unique<Collective>(
+      c, &Collectives::all_gather, &Collectives::reduce_scatter,
+      c.rows.times(Collective::ranks(c), 1, c.planner.op_name(c.index)));
 }
 std::unique_ptr<Stage> make_reduce_scatter(const StageContext& c, const Arguments&) {
-  return std::make_unique<Collective>(c, &Collectives::reduce_scatter, &Collectives::all_gather,
-                                      c.rows.times(1, Collective::ranks(c)));
+  return std::make_unique<Collective>(
+      c, &Collectives::reduce_scatter, &Collectives::all_gather,
+      c.rows.times(1, Collective::ranks(c), c.planner.op_name(c.index)));
 }
 
 }  // namespace tenon

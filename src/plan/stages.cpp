@@ -1,4 +1,5 @@
 // The ops of a chain: one class and one row of the table each.
+#include <algorithm>
 #include <utility>
 
 #include "ops/dropout.h"
@@ -128,7 +129,10 @@ class ExtraOutput final : public Stage {
 class Reshape final : public Stage {
  public:
   Reshape(const StageContext& c, int64_t to)
-      : Stage(c), planner_(c.planner), to_(to), after_(c.rows.times(c.cols, to)) {
+      : Stage(c),
+        planner_(c.planner),
+        to_(to),
+        after_(c.rows.times(c.cols, to, c.planner.op_name(c.index))) {
     planner_.data().whole.push_back({planner_.op_name(index_), after_});
   }
   [[nodiscard]] int64_t out_cols() const override { return to_; }
@@ -176,6 +180,13 @@ std::unique_ptr<Stage> make_plain(const StageContext& c, const Arguments&) {
   return std::make_unique<S>(c);
 }
 
+std::unique_ptr<Stage> make_bias(const StageContext& c, const Arguments& a) {
+  const std::optional<int64_t> n = a.integer("n", 1);
+  require(!n || *n == c.cols, a.who(), ": its input has ", c.cols, " columns, it wants ",
+          n ? *n : 0);
+  return std::make_unique<Bias>(c);
+}
+
 std::unique_ptr<Stage> make_dropout(const StageContext& c, const Arguments& a) {
   const std::optional<double> p = a.number("p");
   require(p.has_value(), a.who(), ": it has no probability; write dropout(0.1)");
@@ -196,32 +207,54 @@ std::unique_ptr<Stage> make_reshape(const StageContext& c, const Arguments& a) {
 }
 
 constexpr std::array<OpKind, 15> kOps{{
-    {"linear", "in out", make_linear},
-    {"bias", "n", make_plain<Bias>},
-    {"scale", "c", make_scale},
-    {"dropout", "p", make_dropout},
-    {"add", "", make_plain<Add>},
-    {"make_extra_output", "", make_plain<ExtraOutput>},
-    {"layernorm", "n eps zero_centered_gamma", make_layernorm},
-    {"rmsnorm", "n eps zero_centered_gamma", make_rmsnorm},
-    {"l2norm", "eps", make_l2norm},
-    {"quantize", "", make_plain<Quantize>},
-    {"reshape", "cols", make_reshape},
-    {"identity", "", make_plain<Identity>},
-    {"all_reduce", "", make_all_reduce},
-    {"all_gather", "", make_all_gather},
-    {"reduce_scatter", "", make_reduce_scatter},
+    {"linear", "in out", "in", make_linear},
+    {"bias", "n", "n", make_bias},
+    {"scale", "c", "", make_scale},
+    {"dropout", "p", "", make_dropout},
+    {"add", "", "", make_plain<Add>},
+    {"make_extra_output", "", "", make_plain<ExtraOutput>},
+    {"layernorm", "n eps zero_centered_gamma", "n", make_layernorm},
+    {"rmsnorm", "n eps zero_centered_gamma", "n", make_rmsnorm},
+    {"l2norm", "eps", "", make_l2norm},
+    {"quantize", "", "", make_plain<Quantize>},
+    {"reshape", "cols", kUnknownWidth, make_reshape},
+    {"identity", "", "", make_plain<Identity>},
+    {"all_reduce", "", "", make_all_reduce},
+    {"all_gather", "", "", make_all_gather},
+    {"reduce_scatter", "", "", make_reduce_scatter},
 }};
 
 }  // namespace
 
 std::span<const OpKind> op_kinds() { return kOps; }
 
+int64_t first_width(const Chain& chain) {
+  for (const Op& op : chain) {
+    const auto* const kind = std::ranges::find(kOps, op.name, &OpKind::name);
+    // Of other ops, unary activations alone keep the columns.
+    if (kind == kOps.end()) {
+      if (!keeps_columns(op)) return 0;
+      continue;
+    }
+    if (kind->width == kUnknownWidth) return 0;
+    if (kind->width.empty()) continue;
+    const std::optional<int64_t> n =
+        Arguments(op, kind->arguments, op.label.empty() ? op.name : op.label)
+            .integer(kind->width, 1);
+    if (n) return *n;
+  }
+  return 0;
+}
+
 std::unique_ptr<Stage> make_stage(const StageContext& c, const Op& op) {
   const std::string who = c.planner.op_name(c.index);
-  for (const OpKind& k : kOps)
-    if (k.name == op.name) return k.make(c, Arguments(op, k.arguments, who));
   const auto& opaque = c.planner.request().opaque;
+  for (const OpKind& k : kOps) {
+    if (k.name != op.name) continue;
+    require(!opaque.contains(op.name), who, ": the opaque op '", op.name,
+            "' is called as one of the library's; give it another name");
+    return k.make(c, Arguments(op, k.arguments, who));
+  }
   if (const auto it = opaque.find(op.name); it != opaque.end()) {
     const Arguments none(op, "", who);
     return make_opaque(c, it->second);

@@ -65,12 +65,21 @@ def dense(t: torch.Tensor) -> bool:
     return t.layout is _STRIDED and not t.is_nested
 
 
+def resolved(t: torch.Tensor) -> torch.Tensor:
+    """`t` with its own numbers in memory; under torch's negative bit they are the opposite ones."""
+    return t.resolve_neg() if t.is_neg() else t
+
+
+def contiguous(t: torch.Tensor) -> torch.Tensor:
+    """`t` with its own numbers in memory, row by row."""
+    return resolved(t).contiguous()
+
+
 def foldable(t: torch.Tensor) -> torch.Tensor:
     """`t` itself where its leading dimensions fold into evenly spaced rows, else a copy."""
     if t.layout is not _STRIDED or t.is_nested:
         raise refusal(t, "a tensor")
-    if t.is_neg():  # its memory holds the opposite
-        t = t.resolve_neg()
+    t = resolved(t)
     if t.is_contiguous() or _row_stride(t) is not None:
         return t
     return t.contiguous()
@@ -102,6 +111,7 @@ def refusal(t: object, name: str) -> Exception:
 
 
 def _fill(v: View, t: torch.Tensor, code: int) -> View:
+    t = resolved(t)
     shape = t.shape
     cols = shape[-1] if shape else 1
     v.data = t.data_ptr()
@@ -145,6 +155,7 @@ def vector(t: torch.Tensor, name: str) -> View:
     """All elements of a contiguous tensor as one row."""
     if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES or not t.is_cpu:
         raise refusal(t, name)
+    t = resolved(t)
     n = t.numel()
     v = View(t.data_ptr(), 1, n, n, _PLAIN_CODES[t.dtype])
     v.owner = t
@@ -167,6 +178,7 @@ def column(t: torch.Tensor, name: str) -> View:
     """All elements of a contiguous tensor, or of a strided 1-D one, as one column."""
     if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES or not t.is_cpu:
         raise refusal(t, name)
+    t = resolved(t)
     stride = 1 if t.is_contiguous() else t.stride(0)
     v = View(t.data_ptr(), t.numel(), 1, stride, _PLAIN_CODES[t.dtype])
     v.owner = t
@@ -223,8 +235,7 @@ def elementwise(act: bytes, options: Options | None, x: torch.Tensor, y: torch.T
     dtype = x.dtype
     if dtype not in _PLAIN_CODES or not x.is_cpu:
         raise refusal(x, "x")
-    if x.is_neg():
-        x = x.resolve_neg()
+    x = resolved(x)
     if y.dtype not in _PLAIN_CODES:
         raise refusal(y, "out_dtype")
     try:
@@ -335,6 +346,7 @@ __all__ = [
     "bias_dropout_add_backward",
     "byref",
     "column",
+    "contiguous",
     "dense",
     "elementwise",
     "even",
@@ -350,6 +362,7 @@ __all__ = [
     "pointer",
     "quantize",
     "refusal",
+    "resolved",
     "row",
     "state_pointer",
     "vector",

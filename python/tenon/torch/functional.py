@@ -77,7 +77,7 @@ def _form(
     form = _Form(
         (f"scaled({text})" if scaled and not found["scaled"] else text).encode(),
         found["inputs"],
-        None if layout == "stacked" else layout.encode(),
+        None if layout == "stacked" else _lib.encoded(layout, f"tenon: {made.name}: the layout"),
         _lib.options(precision, rounding),
         len(DEFINED),
     )
@@ -376,7 +376,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
     # One function for each registered name; a user's own appears when it is defined.
     if not name.startswith("_"):
         try:
-            known = _lib.text_of(_lib.lib.tenon_info, name.encode())
+            known = _lib.text_of(_lib.lib.tenon_info, _lib.encoded(name, "the name"))
         except (ValueError, NotImplementedError) as e:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {e}") from None
         if name not in ("x", "a", "b") and known:

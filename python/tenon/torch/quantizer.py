@@ -60,7 +60,17 @@ def _one_number(t: torch.Tensor, name: str) -> torch.Tensor:
     if not isinstance(t, torch.Tensor) or t.dtype != torch.float32 or t.numel() != 1:
         told = f"{t.dtype} of shape {tuple(t.shape)}" if isinstance(t, torch.Tensor) else repr(t)
         raise ValueError(f"tenon: {name} is {told}; it must be a float32 tensor of one number")
+    _check_written(t, name)
     return t
+
+
+def _check_written(t: torch.Tensor, name: str) -> None:
+    """Tensors that a call writes are written where they lie."""
+    if t.is_neg():
+        raise ValueError(
+            f"tenon: {name} has torch's negative bit, but is written in place; pass a copy without "
+            "it, by .resolve_neg()"
+        )
 
 
 class Quantizer:
@@ -390,6 +400,7 @@ def delayed_update(
     for t, name in ((history, "history"), (scale, "scale")):
         if not isinstance(t, torch.Tensor):
             raise _call.refusal(t, f"delayed_update: {name}")
+        _check_written(t, name)
     if not isinstance(margin, int) or isinstance(margin, bool):
         raise TypeError(
             f"tenon: delayed_update: margin={margin!r}; it must be a whole number, of powers of two"

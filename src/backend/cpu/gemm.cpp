@@ -243,13 +243,12 @@ class Product {
     const float* panel = b;
     for (const Columns& range : columns) {
       ranges.push_back({range.begin, range.n, c, stride});
-      for (int64_t k = 0; k < cut_.words; k += kernel_.block)
-        for (int64_t n = 0; n < range.n; n += kernel_.cols) {
+      // k inside: all of a and a panel of the product stay in the second cache while b goes by in
+      // the order of its memory. The other way around the product would compete with a.
+      for (int64_t n = 0; n < range.n; n += kernel_.cols)
+        for (int64_t k = 0; k < cut_.words; k += kernel_.block) {
           const float* here = panel + n * cut_.words + k * kernel_.cols;
-          const bool last = n + kernel_.cols == range.n;
-          const float* next =
-              last ? panel + (k + kernel_.block) * kernel_.cols : here + kernel_.cols * cut_.words;
-          multiply(panels, a, here, k, c + n, stride, next);
+          multiply(panels, a, here, k, c + n, stride, here + kernel_.block * kernel_.cols);
         }
       if (cut_.words == 0)
         for (int64_t r = 0; r < panels.rows; ++r) std::fill_n(c + r * stride, range.n, 0.0F);

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from ctypes import c_void_p
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import _lib
+from ..._plan import Plan
 from .. import _call
 
 if TYPE_CHECKING:
@@ -86,6 +90,9 @@ def _plain_forward(
     dtypes = _call.DTYPES
     if bias is not None and (bias.dtype not in _PLAIN or not bias.is_cpu):
         raise _call.refusal(bias, "bias")
+    x = _call.resolved(x)
+    if bias is not None:
+        bias = _call.resolved(bias)
     free = _frames[bias is not None]
     try:
         frame = free.pop()
@@ -289,3 +296,76 @@ def l2_normalization_backward(grad: torch.Tensor, x: torch.Tensor, r: torch.Tens
         _OPTIONS,
     )
     return dx
+
+
+class _Norm:
+    """A norm as a plan of one op; without backward where `wanted` is None."""
+
+    def __init__(
+        self, text: str, dtype: int, of_weights: int, input_grad: bool, wanted: Any
+    ) -> None:
+        self.plan = Plan(
+            text,
+            dtype=_lib.DTYPES[dtype],
+            parameter_dtype=_lib.DTYPES[of_weights],
+            backward=wanted is not None,
+            input_grad=input_grad,
+            parameter_grads=wanted or (),
+        )
+        op = text.partition("(")[0] + "0."
+        self.names = [b.name.replace(op, "") for b in self.plan.buffers]
+
+    def run(self, backward: bool, rows: int, tensors: dict[str, torch.Tensor | None]) -> None:
+        """One pass over contiguous tensors, which are given by the names of the buffers."""
+        memory = (c_void_p * len(self.names))()
+        for i, name in enumerate(self.names):
+            t = tensors.get(name)
+            if t is not None:
+                memory[i] = t.data_ptr()
+        workspace = torch.empty(self.plan.sizes(rows)[1], dtype=torch.uint8)
+        self.plan.run(backward, rows, memory, workspace.data_ptr())
+
+
+_norm = lru_cache(maxsize=256)(_Norm)
+
+
+def norm(
+    text: str,
+    x: torch.Tensor,
+    weights: dict[str, torch.Tensor],
+    statistics: Sequence[str],
+) -> list[torch.Tensor]:
+    """[y, *statistics] of a contiguous x; `text` is the norm as a chain says it, and weights and
+    statistics have the names of its buffers."""
+    dtype, gamma = _call.DTYPES[x.dtype], weights["gamma"]
+    wanted = (True,) * len(weights) if statistics else None
+    run = _norm(text, dtype, _call.DTYPES[gamma.dtype], True, wanted).run
+    y = torch.empty(x.shape, dtype=x.dtype)
+    rows = x.numel() // gamma.numel()
+    made = {name: torch.empty(rows, dtype=torch.float32) for name in statistics}
+    if rows:
+        run(False, rows, {"x": x, "y": y, **weights, **made})
+    return [y, *made.values()]
+
+
+def norm_backward(
+    text: str,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    statistics: dict[str, torch.Tensor],
+    weights: dict[str, torch.Tensor],
+    input_grad: bool,
+    wanted: Sequence[bool],
+) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+    """(dx, the gradients of the weights that are wanted); tensors are contiguous."""
+    dx = torch.empty(x.shape, dtype=x.dtype) if input_grad else None
+    grads = {
+        "d" + name: torch.zeros_like(w) if want else None
+        for (name, w), want in zip(weights.items(), wanted, strict=True)
+    }
+    if x.numel() and (input_grad or any(wanted)):
+        dtype, gamma = _call.DTYPES[x.dtype], weights["gamma"]
+        run = _norm(text, dtype, _call.DTYPES[gamma.dtype], input_grad, tuple(wanted)).run
+        tensors = {"x": x, "dy": grad, "dx": dx, **statistics, **weights, **grads}
+        run(True, x.numel() // gamma.numel(), tensors)
+    return dx, list(grads.values())

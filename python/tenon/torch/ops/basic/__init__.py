@@ -31,6 +31,7 @@ from .dropout import Dropout
 from .identity import Identity
 from .l2normalization import L2Normalization
 from .make_extra_output import MakeExtraOutput
+from .norm import LayerNorm, RMSNorm
 from .quantize import Quantize
 from .reshape import Reshape
 
@@ -48,10 +49,12 @@ __all__ = [
     "GLU",
     "Identity",
     "L2Normalization",
+    "LayerNorm",
     "MakeExtraOutput",
     "QGEGLU",
     "QGELU",
     "Quantize",
+    "RMSNorm",
     "ReGLU",
     "ReLU",
     "Reshape",

@@ -23,7 +23,8 @@ class BasicLinear(BasicOperation):
 
     It computes in W's dtype, or autocast's. Forward quantizers 0 and 1 encode x and W, backward
     quantizer 0 encodes g; the products then run on the encoded values. With
-    `accumulate_into_main_grad`, dW is added to `weight.main_grad` and `weight.grad` stays as it is.
+    `accumulate_into_main_grad`, dW is added to `weight.main_grad`, rounded to its dtype only, and
+    `weight.grad` stays as it is.
     """
 
     def __init__(
@@ -175,14 +176,21 @@ class BasicLinear(BasicOperation):
         return dx, (dw,)
 
     def _weight_gradient(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        main_grad = self.main_grad()
+        if main_grad is not None and main_grad.dtype != dy.dtype:
+            dy, x = dy.float(), x.float()  # torch rounds a product to its operands' dtype
         return self.deliver(torch.mm(dy.t(), x))
+
+    def main_grad(self) -> torch.Tensor | None:
+        """Where dW is to be added; None while there is nothing."""
+        return getattr(self.weight, "main_grad", None) if self.accumulate_into_main_grad else None
 
     def deliver(self, dw: torch.Tensor) -> torch.Tensor | None:
         """dW for autograd, or None once it is in `main_grad`."""
         weight = self.weight
         if not self.accumulate_into_main_grad:
             return dw if dw.dtype == weight.dtype else dw.to(weight.dtype)
-        main_grad = getattr(weight, "main_grad", None)
+        main_grad = self.main_grad()
         if main_grad is None:
             raise RuntimeError(
                 "BasicLinear: accumulate_into_main_grad is set, but the weight has no main_grad; "

@@ -24,6 +24,7 @@ from ..basic import (
     Reshape,
     ScaledActivation,
 )
+from ..basic.norm import Norm
 from ..op import (
     BackwardResult,
     BasicOperation,
@@ -166,7 +167,10 @@ class Planned(FusedOperation):
         if None in texts:
             return None
         of_params = params[0].dtype if params else dtype
-        wanted = tuple([p.requires_grad for p in params]) if backward else ()
+        wanted: tuple[bool | str, ...] = ()
+        if backward:
+            named = zip(self._named, params, strict=True)
+            wanted = tuple([p.requires_grad and self._dtype_of_grad(i) for (i, _), p in named])
         # Names mean what they mean now.
         key = (
             *(*texts, len(DEFINED), cols, dtype, of_params),
@@ -198,6 +202,12 @@ class Planned(FusedOperation):
         self._ready[key] = made
         return made
 
+    def _dtype_of_grad(self, i: int) -> bool | str:
+        """In which dtype op `i` wants the gradient of a parameter; True: the parameter's."""
+        op = self._ops[i]
+        main_grad = op.main_grad() if isinstance(op, BasicLinear) else None
+        return True if main_grad is None else _NAMES.get(main_grad.dtype, "f32")
+
     def params(self, dtype: torch.dtype) -> list[torch.Tensor] | None:
         """The parameters, if a plan for inputs of `dtype` can read them."""
         found: list[torch.Tensor] = []
@@ -208,6 +218,7 @@ class Planned(FusedOperation):
                 or type(p) is not torch.nn.Parameter
                 or not p.is_cpu
                 or not p.is_contiguous()
+                or p.is_neg()
                 or (found and p.dtype != found[0].dtype)
             ):
                 return None
@@ -261,7 +272,7 @@ class Planned(FusedOperation):
             t = basic_op_extra_inputs[i][slot]
             if not _plain(t, dtype):
                 return no
-            extras.append(t.contiguous())
+            extras.append(_call.contiguous(t))
             wanted.append(basic_op_ctxs[i].requires_grad and (t.requires_grad or not callers))
         first, last = basic_op_ctxs[0], basic_op_ctxs[-1]
         wants_dx = first.requires_grad and first.input_requires_grad
@@ -281,7 +292,7 @@ class Planned(FusedOperation):
                 return no
 
         rows = x.numel() // cols
-        x = x.contiguous()
+        x = _call.contiguous(x)
         y = torch.empty((*(lead if leads is None else leads[-1]), ready.cols[-1]), dtype=dtype)
         made = [
             torch.empty((*(lead if leads is None else leads[i]), ready.cols[i]), dtype=dtype)
@@ -325,10 +336,11 @@ class Planned(FusedOperation):
         buffers = ready.plan.buffers
         dtype = _TYPES[buffers[ready.dy].dtype]
         memory = ready.memory()
-        alive = [_kernels.plain(grad_output, dtype).contiguous()]
+        alive = [_call.contiguous(_kernels.plain(grad_output, dtype))]
         memory[ready.dy] = alive[0].data_ptr()
         layout = ready.layout(rows)
-        kept = [t.contiguous() for t in ctx.saved_tensors]  # hooks may have changed how they lie
+        # Hooks may have changed how they lie.
+        kept = [_call.contiguous(t) for t in ctx.saved_tensors]
         for i, t in zip(ready.kept, kept, strict=False):
             memory[ready.tensors[i]] = t.data_ptr()
         for i, block, begin in layout.places:
@@ -339,7 +351,7 @@ class Planned(FusedOperation):
             given = basic_op_grad_extra_outputs[i][slot]
             if given is None:
                 given = torch.zeros(buffers[at].shape(rows), dtype=dtype)
-            alive.append(_kernels.plain(given, dtype).contiguous())
+            alive.append(_call.contiguous(_kernels.plain(given, dtype)))
             memory[at] = alive[-1].data_ptr()
 
         def gradient(at: int | None, shape: Sequence[int]) -> torch.Tensor | None:
@@ -373,6 +385,8 @@ class Planned(FusedOperation):
                 return op.in_features
             if isinstance(op, Bias):
                 return op.local_size
+            if isinstance(op, Norm):
+                return op.width()
             if op.plan_cols(2) != 2:
                 break
         return None

@@ -1,0 +1,177 @@
+"""Norms of rows with a trainable gain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import _call
+from .. import _kernels
+from ..op import BasicOperation, OperationContext, check_number
+
+if TYPE_CHECKING:
+    from ...quantizer import Quantizer
+
+__all__ = ["LayerNorm", "Norm", "RMSNorm"]
+
+
+class Norm(BasicOperation):
+    """What LayerNorm and RMSNorm share; alone, each is a plan of one op.
+
+    Backward reads the weight as it is then: it is not among what a norm saves.
+    """
+
+    chain_name: str
+    statistics: tuple[str, ...]  # a number a row each; saved behind the input
+    weights: dict[str, tuple[str, float]]  # a plan's names: the parameter, what it starts as
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        *,
+        eps: float = 1e-5,
+        zero_centered_gamma: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        shape: Any = normalized_shape
+        shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+        if not shape or not all(type(n) is int and n > 0 for n in shape):
+            raise ValueError(
+                f"{name}: normalized_shape={normalized_shape!r}; it must be a whole number, at "
+                "least 1, or a list of such"
+            )
+        check_number(name, "eps", eps)
+        if not eps >= 0:
+            raise ValueError(f"{name}: eps={eps}; it must be at least 0")
+        self.normalized_shape: tuple[int, ...] = shape
+        self.eps = float(eps)
+        self.zero_centered_gamma = bool(zero_centered_gamma)
+        for parameter, _ in self.weights.values():
+            made = torch.empty(self.normalized_shape, device=device, dtype=dtype)
+            if made.dtype not in _call.PLAIN:
+                raise TypeError(
+                    f"{name}: dtype={made.dtype}; it must be float32, float16 or bfloat16"
+                )
+            self.register_parameter(parameter, torch.nn.Parameter(made))
+        if not made.is_meta:
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """weight = 1, or 0 where it is zero-centred; bias = 0."""
+        for name, value in self.weights.values():
+            p = getattr(self, name)
+            if p.is_meta:
+                p = torch.nn.Parameter(
+                    torch.empty_like(p, device="cpu"), requires_grad=p.requires_grad
+                )
+                setattr(self, name, p)
+            centered = name == "weight" and self.zero_centered_gamma
+            torch.nn.init.constant_(p, value - centered)
+
+    def pre_first_fuser_forward(self) -> None:
+        if any(p.is_meta for p in self.parameters()):
+            self.reset_parameters()
+
+    def extra_repr(self) -> str:
+        shape = ", ".join(map(str, self.normalized_shape))
+        centered = ", zero_centered_gamma=True" if self.zero_centered_gamma else ""
+        return f"{shape}, eps={self.eps:g}{centered}"
+
+    def width(self) -> int:
+        """How many numbers are normalised together."""
+        return math.prod(self.normalized_shape)
+
+    def _text(self) -> str:
+        centered = ",zero_centered_gamma=true" if self.zero_centered_gamma else ""
+        return f"{self.chain_name}({self.width()},eps={self.eps!r}{centered})"
+
+    def plan_text(self) -> str | None:
+        return self._text() if len(self.normalized_shape) == 1 else None
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for key, (name, _) in self.weights.items():
+            p = getattr(self, name).detach()
+            told = f"{type(self).__name__}: {name}"
+            if p.dtype not in _call.PLAIN or not p.is_cpu:
+                raise _call.refusal(p, told)
+            if p.shape != self.normalized_shape:
+                raise ValueError(f"{told} is {tuple(p.shape)}; it must be {self.normalized_shape}")
+            # A plan's parameters have one dtype.
+            found[key] = _call.contiguous(p.to(found["gamma"].dtype) if found else p)
+        return found
+
+    def op_forward(
+        self,
+        ctx: OperationContext,
+        input_: torch.Tensor,
+        *,
+        prev_op_grad_output_quantizer: Quantizer | None = None,
+        next_op_input_quantizer: Quantizer | None = None,
+    ) -> torch.Tensor:
+        name, shape = type(self).__name__, self.normalized_shape
+        dtype = _kernels.compute_dtype(name, input_)
+        if tuple(input_.shape[-len(shape) :]) != shape:
+            raise ValueError(
+                f"{name}: the input {tuple(input_.shape)} does not end in {shape}, which is "
+                "normalized_shape"
+            )
+        x = _kernels.plain(input_, dtype)
+        if not x.is_cpu or not _call.dense(x):
+            raise _call.refusal(x, f"{name}: the input")
+        x = _call.contiguous(x)
+        statistics = self.statistics if ctx.requires_grad else ()
+        y, *made = _kernels.norm(self._text(), x, self._weights(), statistics)
+        if ctx.requires_grad:
+            ctx.save_for_backward(x, *made)
+            ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
+        return _kernels.encode(y, next_op_input_quantizer)
+
+    def op_backward(
+        self, ctx: OperationContext, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]:
+        x, *made = ctx.saved_tensors
+        parameters = [getattr(self, name) for name, _ in self.weights.values()]
+        dx, grads = _kernels.norm_backward(
+            self._text(),
+            _call.contiguous(_kernels.plain(grad_output, x.dtype)),
+            _call.contiguous(x),
+            {n: _call.contiguous(t) for n, t in zip(self.statistics, made, strict=True)},
+            self._weights(),
+            ctx.input_requires_grad,
+            [p.requires_grad for p in parameters],
+        )
+        if dx is not None:
+            dx = _kernels.encode(dx, ctx.prev_op_grad_output_quantizer)
+        of_params = [
+            None if g is None else g.to(p.dtype) for g, p in zip(grads, parameters, strict=True)
+        ]
+        return dx, of_params
+
+
+class LayerNorm(Norm):
+    """y = (x − mean)·r·weight + bias with r = 1/sqrt(variance + eps), over `normalized_shape`.
+
+    With `zero_centered_gamma` the factor is 1 + weight.
+    """
+
+    chain_name = "layernorm"
+    statistics = ("mean", "rstdev")
+    weights = {"gamma": ("weight", 1.0), "beta": ("bias", 0.0)}
+
+
+class RMSNorm(Norm):
+    """y = x·r·weight with r = 1/sqrt(mean of x² + eps), over `normalized_shape`.
+
+    With `zero_centered_gamma` the factor is 1 + weight.
+    """
+
+    chain_name = "rmsnorm"
+    statistics = ("rstdev",)
+    weights = {"gamma": ("weight", 1.0)}
