@@ -636,7 +636,8 @@ def test_main_grad_of_another_dtype(planned, monkeypatch):
 def negative(t):
     """The same numbers, whose memory holds the opposite ones."""
     seen = torch._neg_view(-t.detach())
-    assert seen.is_neg() and torch.equal(seen, t)
+    # Memory between saved tensors may hold anything, also NaN.
+    assert seen.is_neg() and torch.equal(seen.nan_to_num(), t.nan_to_num())
     return seen
 
 
