@@ -1,56 +1,68 @@
-"""Products of tenon beside torch.mm: runs gemm_bench and torch in turn, prints GFLOP/s and ratios.
+"""Products of tenon's plans beside torch.mm, call by call in one process: GFLOP/s and ratios.
 
-    python python/bench/gemm.py build/gemm_bench [threads]
+    python python/bench/gemm.py [threads]
+
+Each call comes behind one that wakes its threads, once those of the other side sleep. The ratio is
+torch's time over ours, the median of pairs, and in brackets the ratio of the bests.
 """
 
-import json
-import os
-import re
+import ctypes
 import statistics
-import subprocess
 import sys
 import time
 
+import tenon
 import torch
 
-NAME = re.compile(r"(f32|bf16) plain (\d+)x(\d+)x(\d+) (nn|nt)")
+SHAPES = [(2048, 2048, 2048), (4096, 2048, 256), (4096, 256, 1024), (128, 4096, 4096)]
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
-def tenon(program, threads):
-    """GFLOP/s of every plain product that the program measures."""
-    env = dict(os.environ, TENON_THREADS=str(threads), OMP_NUM_THREADS=str(threads))
-    command = [program, "--benchmark_filter=plain", "--benchmark_format=json"]
-    text = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE).stdout
-    rows = json.loads(text)["benchmarks"]
-    return {NAME.match(row["name"]).groups(): row["tenon"] for row in rows}
+def timed(call):
+    time.sleep(0.3)  # an OpenMP runtime may keep its threads busy for 200 ms
+    call()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
-def mm(dtype, m, n, k, layout):
-    """The median of torch's GFLOP/s."""
-    a = torch.rand(m, k).sub_(0.5).to(DTYPES[dtype])
-    b = torch.rand(n, k).sub_(0.5).to(DTYPES[dtype]).t()
-    b = b if layout == "nt" else b.contiguous()
-    times = []
-    for _ in range(3 + (12 if m >= 512 else 40)):
-        start = time.perf_counter()
-        torch.mm(a, b)
-        times.append(time.perf_counter() - start)
-    return 2e-9 * m * n * k / statistics.median(times[3:])
+def measure(name, rows, out, inner, rounds=10):
+    dtype = DTYPES[name]
+    plan = tenon.plan(f"linear({inner},{out})", dtype=name, backward=False)
+    tensors = {
+        "x": torch.randn(rows, inner).to(dtype),
+        "linear0.weight": (torch.randn(out, inner) / inner**0.5).to(dtype),
+        "y": torch.empty(rows, out, dtype=dtype),
+    }
+    addresses = [tensors[b.name].data_ptr() for b in plan.buffers]
+    memory = (ctypes.c_void_p * len(addresses))(*addresses)
+    workspace = torch.empty(max(plan.sizes(rows)[1], 1), dtype=torch.uint8)
+    theirs = torch.empty(rows, out, dtype=dtype)
+    calls = [
+        lambda: plan.run(False, rows, memory, workspace.data_ptr()),
+        lambda: torch.mm(tensors["x"], tensors["linear0.weight"].t(), out=theirs),
+    ]
+    times = [[], []]
+    for _ in range(rounds):
+        for kept, call in zip(times, calls, strict=True):
+            kept.append(timed(call))
+    flops = 2e-9 * rows * out * inner
+    ours, peer = (flops / statistics.median(t) for t in times)
+    ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
+    best = min(times[1]) / min(times[0])
+    print(
+        f"{name:5} {rows}x{out}x{inner:5}  tenon {ours:7.1f}  torch {peer:7.1f}  "
+        f"ratio {ratio:5.2f} ({best:.2f})"
+    )
 
 
 def main():
-    program = sys.argv[1]
-    threads = int(sys.argv[2]) if len(sys.argv) > 2 else torch.get_num_threads()
+    threads = int(sys.argv[1]) if len(sys.argv) > 1 else torch.get_num_threads()
     torch.set_num_threads(threads)
-    first = tenon(program, threads)
-    peer = {key: mm(key[0], *map(int, key[1:4]), key[4]) for key in first}
-    second = tenon(program, threads)  # before and after: a neighbour's minute shows
-    print(f"{'product':32} {'tenon':>8} {'again':>8} {'torch':>8} {'ratio':>6}")
-    for key, rate in peer.items():
-        best = max(first[key], second[key])
-        name = f"{key[0]} {key[1]}x{key[2]}x{key[3]} {key[4]}"
-        print(f"{name:32} {first[key]:8.1f} {second[key]:8.1f} {rate:8.1f} {best / rate:6.2f}")
+    tenon.set_threads(threads)
+    for name in DTYPES:
+        for shape in SHAPES:
+            measure(name, *shape)
 
 
 if __name__ == "__main__":

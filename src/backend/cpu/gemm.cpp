@@ -19,7 +19,8 @@ constexpr int64_t kThinPanels = 8;  // of b, packed and used at once
 // whichever are neighbours in memory.
 constexpr int64_t kThinSpan = 1024;
 constexpr int64_t kThinSlice = 16;
-constexpr int64_t kSkew = 16;  // rows of a tile then fall into different sets of the caches
+constexpr int64_t kOwnBlocks = 16;  // of rows, so that whole blocks are shared out evenly
+constexpr int64_t kSkew = 16;       // rows of a tile then fall into different sets of the caches
 
 struct Columns {
   int64_t begin, n;
@@ -110,12 +111,19 @@ struct RowPanels {
   [[nodiscard]] int64_t width(int64_t p) const { return kernel.tiles ? rup(size(p), 16) : size(p); }
 };
 
-float* product_memory(size_t floats) {
+float* aligned_memory(std::vector<float>& memory, size_t floats) {
   constexpr size_t kAlignment = 16;
-  thread_local std::vector<float> memory;
   if (memory.size() < floats + kAlignment) memory.resize(floats + kAlignment);
   const auto address = reinterpret_cast<uintptr_t>(memory.data()) / sizeof(float);
   return memory.data() + (kAlignment - address % kAlignment) % kAlignment;
+}
+float* product_memory(size_t floats) {
+  thread_local std::vector<float> memory;
+  return aligned_memory(memory, floats);
+}
+float* block_memory(size_t floats) {
+  thread_local std::vector<float> memory;
+  return aligned_memory(memory, floats);
 }
 
 class Product {
@@ -138,6 +146,7 @@ class Product {
     const Grid& g = cut_.grid;
     if (g.cols == 0) return run_items(left, {});  // what is stored for empty rows, if anything
     if (cut_.thin) return run_thin(left);
+    if (cut_.group_chunks == g.chunks() && g.blocks() >= kOwnBlocks) return run_blocks(left);
     bool packed = false;  // all of b
     for (int64_t block = 0; block < g.blocks(); block += cut_.group_blocks) {
       const int64_t blocks = std::min(cut_.group_blocks, g.blocks() - block);
@@ -148,7 +157,7 @@ class Product {
         packed = chunks == g.chunks();
         parallel_for(blocks * chunks, [&](int64_t begin, int64_t end) {
           for (int64_t i = begin; i < end; ++i)
-            run_item(block, chunk, i / chunks, i % chunks, left);
+            run_item(block + i / chunks, chunk, i % chunks, block_of(i / chunks), left);
         });
       }
     }
@@ -160,6 +169,28 @@ class Product {
     return {kernel_, std::min(cut_.grid.block_rows, cut_.rows - row)};
   }
 
+  // Many blocks of rows: each is packed by the thread that uses it, into its own cache.
+  void run_blocks(Leftovers& left) const {
+    const Grid& g = cut_.grid;
+    pack_chunks(0, g.chunks());
+    parallel_for(g.blocks(), [&](int64_t begin, int64_t end) {
+      const auto floats = static_cast<size_t>(cut_.padded(g.block_rows) * cut_.words);
+      for (int64_t block = begin; block < end; ++block) {
+        float* const a = block_memory(floats);
+        const RowPanels panels = row_panels(block);
+        for (int64_t k = 0; k < cut_.words; k += kernel_.block)
+          for (int64_t p = 0; p < panels.count(); ++p)
+            pack_a(panels, a, block * g.block_rows, p, k);
+        for (int64_t chunk = 0; chunk < g.chunks(); ++chunk) run_item(block, 0, chunk, a, left);
+      }
+    });
+  }
+
+  // Where block i of the group lies.
+  [[nodiscard]] float* block_of(int64_t i) const {
+    return packed_a_ + i * cut_.padded(cut_.grid.block_rows) * cut_.words;
+  }
+
   // A block of rows in memory is [k block][panel]: what one pass over k reads lies together.
   void pack_blocks(int64_t first, int64_t count) const {
     const int64_t most = cdiv(cut_.grid.block_rows, kernel_.rows);
@@ -169,8 +200,7 @@ class Product {
         const int64_t block = i / most / steps;
         const RowPanels panels = row_panels(first + block);
         if (i % most < panels.count())
-          pack_a(panels, packed_a_ + block * cut_.padded(cut_.grid.block_rows) * cut_.words,
-                 (first + block) * cut_.grid.block_rows, i % most,
+          pack_a(panels, block_of(block), (first + block) * cut_.grid.block_rows, i % most,
                  i / most % steps * kernel_.block);
       }
     });
@@ -229,10 +259,10 @@ class Product {
     }
   }
 
-  void run_item(int64_t block, int64_t chunk, int64_t i, int64_t j, Leftovers& left) const {
+  // A block of rows, packed at `a`, by chunk j of the group that begins with `chunk`.
+  void run_item(int64_t block, int64_t chunk, int64_t j, const float* a, Leftovers& left) const {
     const Grid& g = cut_.grid;
-    const RowPanels panels = row_panels(block + i);
-    const float* a = packed_a_ + i * cut_.padded(g.block_rows) * cut_.words;
+    const RowPanels panels = row_panels(block);
     const float* b = packed_b_ + j * cut_.chunk_width * cut_.words;
     const std::vector<Columns>& columns = cut_.chunks[static_cast<size_t>(chunk + j)];
     const int64_t stride = cut_.chunk_width + kSkew;
@@ -257,8 +287,7 @@ class Product {
       panel += range.n * cut_.words;
     }
     if (kernel_.end) kernel_.end();
-    Item(step_, program_, loops_, args_, g, (block + i) * g.chunks() + chunk + j, left, ranges)
-        .run();
+    Item(step_, program_, loops_, args_, g, block * g.chunks() + chunk + j, left, ranges).run();
   }
 
   // Few rows: b goes by once, a few panels at a time, and the whole product lies in memory.

@@ -14,7 +14,7 @@ constexpr int64_t kFlatRows = 8;             // a panel of so many rows may be w
 constexpr int64_t kSumRows = 128;            // partial column sums then cost under 2 % of traffic
 constexpr int64_t kProductRows = 128;        // what a panel of b is read for once
 constexpr int64_t kProductFloats = 1 << 18;  // of an item's product: it stays in the second cache
-constexpr int64_t kProductItems = 32;        // enough for the threads, before items are cut thin
+constexpr int64_t kProductItems = 16;        // enough for the threads, before items are cut thin
 
 bool stores_any(const Step& step, Store::To to) {
   return std::ranges::any_of(step.stores, [&](const Store& s) { return s.to == to; });
