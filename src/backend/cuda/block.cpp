@@ -9,13 +9,7 @@
 
 namespace tenon::cuda {
 
-// The texts of device/*.cuh, embedded by the build.
-extern const char kWordsSkeleton[];
-extern const char kMapSkeleton[];
-extern const char kPlainSkeleton[];
-extern const char kVectorSkeleton[];
-extern const char kTileSkeleton[];
-extern const char kBlockSkeleton[];
+extern const char kBlockSkeleton[];  // embedded by the build
 
 namespace {
 
@@ -89,8 +83,7 @@ BlockProgram::BlockProgram(const Step& step) : step_(step) {
   }
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
   text_ = str(
-      kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton, "\n", kVectorSkeleton, "\n",
-      kTileSkeleton, "\n", kBlockSkeleton, "\n", encoder_text(step),
+      tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
       "using Arguments = TenonPlainArguments<", step.loads.size() + step.stores.size(), ", ",
       kEncoderPlaces,
       ">;\nstruct Body {\n  using Encoder = Encoder0;\n  static constexpr int kParts = ",
@@ -152,17 +145,7 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   std::vector<Launch> list;
   const auto launch = [&](const std::string& entry, int64_t blocks, unsigned threads,
                           const PlainHead& head) {
-    Launch& l = list.emplace_back();
-    l.entry = entry;
-    l.blocks = static_cast<unsigned>(blocks);
-    l.threads = threads;
-    const auto add = [&](const void* data, size_t bytes) {
-      const auto* from = static_cast<const std::byte*>(data);
-      l.arguments.insert(l.arguments.end(), from, from + bytes);
-    };
-    add(&head, sizeof head);
-    add(at.data(), at.size() * sizeof(Access));
-    add(places.data(), sizeof places);
+    list.push_back(launch_of(entry, blocks, threads, head, at, places));
   };
   PlainHead head{.rows = args.rows, .cols = step_.cols, .random = args.random};
   head.to = args.workspace;

@@ -7,6 +7,18 @@
 
 namespace tenon::cuda {
 
+// Embedded by the build.
+extern const char kWordsSkeleton[];
+extern const char kMapSkeleton[];
+extern const char kPlainSkeleton[];
+extern const char kVectorSkeleton[];
+extern const char kTileSkeleton[];
+
+std::string vector_skeletons() {
+  return str(kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton, "\n", kVectorSkeleton, "\n");
+}
+std::string tile_skeletons() { return str(vector_skeletons(), kTileSkeleton, "\n"); }
+
 std::string load_eight(const Step& step, size_t i, const std::string& raw) {
   const Load& l = step.loads[i];
   const std::string element = str("at[", i, "], tenon_", kLoadNames[static_cast<size_t>(l.from)],

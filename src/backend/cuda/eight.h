@@ -2,10 +2,29 @@
 #pragma once
 
 #include "backend/cuda/body.h"
+#include "backend/cuda/program.h"
 
 namespace tenon::cuda {
 
 inline constexpr int64_t kEight = 8;
+
+// The texts of device/*.cuh that vectors need, and those that tiles need.
+std::string vector_skeletons();
+std::string tile_skeletons();
+
+// A launch whose argument is the head, the accesses and the places, one behind the other.
+template <class Head>
+Launch launch_of(const std::string& entry, int64_t blocks, unsigned threads, const Head& head,
+                 std::span<const Access> at, std::span<const Place> places) {
+  Launch l{entry, static_cast<unsigned>(blocks), threads, {}};
+  const auto add = [&](std::span<const std::byte> bytes) {
+    l.arguments.insert(l.arguments.end(), bytes.begin(), bytes.end());
+  };
+  add(std::as_bytes(std::span(&head, 1)));
+  add(std::as_bytes(at));
+  add(std::as_bytes(places));
+  return l;
+}
 
 // One load of eight elements into in[i]; `raw` is where a tile's bytes are already, or empty.
 std::string load_eight(const Step& step, size_t i, const std::string& raw = "");

@@ -10,13 +10,7 @@
 
 namespace tenon::cuda {
 
-// The texts of device/*.cuh, embedded by the build.
-extern const char kWordsSkeleton[];
-extern const char kMapSkeleton[];
-extern const char kPlainSkeleton[];
-extern const char kVectorSkeleton[];
-extern const char kTileSkeleton[];
-extern const char kRowSkeleton[];
+extern const char kRowSkeleton[];  // embedded by the build
 
 namespace {
 
@@ -90,8 +84,7 @@ RowProgram::RowProgram(const Step& step) : step_(step) {
   const int64_t vectors = cdiv(cdiv(step.cols, kEight), threads_of(step.cols));
   const char* const where = "TenonI64 row, TenonI64 column";
   text_ = str(
-      kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton, "\n", kVectorSkeleton, "\n",
-      kTileSkeleton, "\n", kRowSkeleton, "\nusing Arguments = TenonPlainArguments<",
+      tile_skeletons(), kRowSkeleton, "\nusing Arguments = TenonPlainArguments<",
       step.loads.size() + step.stores.size(),
       ", 1>;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
       ", kStores = ", step.stores.size(), ", kRoots = ", step.stores.size() + step.totals.size(),
@@ -136,17 +129,7 @@ std::vector<Launch> RowProgram::launches(const RunArgs& args) const {
   std::vector<Launch> list;
   const auto launch = [&](const std::string& entry, int64_t blocks, unsigned threads,
                           const PlainHead& head) {
-    Launch& l = list.emplace_back();
-    l.entry = entry;
-    l.blocks = static_cast<unsigned>(blocks);
-    l.threads = threads;
-    const auto add = [&](const void* data, size_t bytes) {
-      const auto* from = static_cast<const std::byte*>(data);
-      l.arguments.insert(l.arguments.end(), from, from + bytes);
-    };
-    add(&head, sizeof head);
-    add(at.data(), at.size() * sizeof(Access));
-    add(&none, sizeof none);
+    list.push_back(launch_of(entry, blocks, threads, head, at, std::span(&none, 1)));
   };
   const size_t sums = stores_to(step_, Store::To::column_sum).size();
   const int64_t blocks = sums > 0 ? cdiv(args.rows, kSumRows) : args.rows;

@@ -9,13 +9,6 @@
 
 namespace tenon::cuda {
 
-// The texts of device/*.cuh, embedded by the build.
-extern const char kWordsSkeleton[];
-extern const char kMapSkeleton[];
-extern const char kPlainSkeleton[];
-extern const char kVectorSkeleton[];
-extern const char kTileSkeleton[];
-
 namespace {
 
 constexpr int64_t kTile = 128;
@@ -109,8 +102,7 @@ TileProgram::TileProgram(const Step& step) : step_(step) {
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
   text_ = str(
-      kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton, "\n", kVectorSkeleton, "\n",
-      kTileSkeleton, "\n", scalings, "using Arguments = TenonPlainArguments<",
+      tile_skeletons(), scalings, "using Arguments = TenonPlainArguments<",
       step.loads.size() + step.stores.size(), ", ", places,
       ">;\nstruct Body {\n  static constexpr int kTurned = ", turned_stores(step).size(), ";\n",
       tile_members(step, t, "int r, const TenonWords2 (*codes)[4], "),
@@ -157,18 +149,7 @@ std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
   if (places.empty()) places.emplace_back();
   const auto launch = [&](const std::string& entry, int64_t blocks, unsigned threads,
                           const PlainHead& head) {
-    Launch l{.entry = entry,
-             .blocks = static_cast<unsigned>(blocks),
-             .threads = threads,
-             .arguments = {}};
-    const auto add = [&](const void* data, size_t bytes) {
-      const auto* from = static_cast<const std::byte*>(data);
-      l.arguments.insert(l.arguments.end(), from, from + bytes);
-    };
-    add(&head, sizeof head);
-    add(at.data(), at.size() * sizeof(Access));
-    add(places.data(), places.size() * sizeof(Place));
-    return l;
+    return launch_of(entry, blocks, threads, head, at, places);
   };
   PlainHead head{.rows = args.rows, .cols = step_.cols, .random = args.random};
   head.to = args.workspace;

@@ -11,12 +11,6 @@
 
 namespace tenon::cuda {
 
-// The texts of device/*.cuh, embedded by the build.
-extern const char kWordsSkeleton[];
-extern const char kMapSkeleton[];
-extern const char kPlainSkeleton[];
-extern const char kVectorSkeleton[];
-
 namespace {
 
 constexpr const char* kEntry = "tenon_vector_kernel";
@@ -103,23 +97,23 @@ VectorProgram::VectorProgram(const Step& step) : step_(step) {
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   for (size_t i = 0; i < step.loads.size(); ++i) loads += load_eight(step, i);
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
-  text_ = str(
-      kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton, "\n", kVectorSkeleton, "\n",
-      scalings, "using Arguments = TenonVectorArguments<", step.loads.size() + step.stores.size(),
-      ", ", places, ">;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
-      ", kStores = ", step.stores.size(), ", kAmax = ", stores_to(step, Store::To::amax).size(),
-      ";\n  __device__ static void load(const TenonAccess* at, const TenonU64* random, "
-      "TenonI64 row, TenonI64 column, float (*in)[8]) {\n",
-      indented(loads), "  }\n  __device__ static void compute(const float* in, float* out) {\n",
-      indented(compute_lines(step)),
-      "  }\n  __device__ static void store(const Arguments& a, TenonI64 row, TenonI64 "
-      "column, const float (&out)[kStores][8], TenonU32* most) {\n",
-      indented(store_text(step)),
-      "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most) {\n",
-      indented(finish_lines(step)), "  }\n};\nextern \"C\" __launch_bounds__(", size.threads, ", ",
-      size.blocks, ") __global__ void ", kEntry,
-      "(const __grid_constant__ Arguments a) {\n  tenon_vectors<Body, ", size.vectors,
-      ">(a);\n}\n");
+  text_ =
+      str(vector_skeletons(), scalings, "using Arguments = TenonVectorArguments<",
+          step.loads.size() + step.stores.size(), ", ", places,
+          ">;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
+          ", kStores = ", step.stores.size(), ", kAmax = ", stores_to(step, Store::To::amax).size(),
+          ";\n  __device__ static void load(const TenonAccess* at, const TenonU64* random, "
+          "TenonI64 row, TenonI64 column, float (*in)[8]) {\n",
+          indented(loads), "  }\n  __device__ static void compute(const float* in, float* out) {\n",
+          indented(compute_lines(step)),
+          "  }\n  __device__ static void store(const Arguments& a, TenonI64 row, TenonI64 "
+          "column, const float (&out)[kStores][8], TenonU32* most) {\n",
+          indented(store_text(step)),
+          "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most) {\n",
+          indented(finish_lines(step)), "  }\n};\nextern \"C\" __launch_bounds__(", size.threads,
+          ", ", size.blocks, ") __global__ void ", kEntry,
+          "(const __grid_constant__ Arguments a) {\n  tenon_vectors<Body, ", size.vectors,
+          ">(a);\n}\n");
   const std::string clear = clear_lines(step);
   if (clear.empty()) return;
   entries_.emplace_back(kClear);
@@ -145,16 +139,9 @@ std::vector<Launch> VectorProgram::launches(const RunArgs& args) const {
     for (const Place& p : encoder_places(e, args)) places.push_back(p);
   if (places.empty()) places.emplace_back();
   const Size size = size_of(step_);
-  Launch l{.entry = kEntry, .threads = size.threads, .arguments = {}};
   const uint64_t each = uint64_t{size.threads} * size.vectors;
-  l.blocks = static_cast<unsigned>((all + each - 1) / each);
-  const auto add = [&](const void* data, size_t bytes) {
-    const auto* from = static_cast<const std::byte*>(data);
-    l.arguments.insert(l.arguments.end(), from, from + bytes);
-  };
-  add(&head, sizeof head);
-  add(at.data(), at.size() * sizeof(Access));
-  add(places.data(), places.size() * sizeof(Place));
+  Launch l = launch_of(kEntry, static_cast<int64_t>((all + each - 1) / each), size.threads, head,
+                       at, places);
   std::vector<Launch> list;
   if (entries_.size() > 1) {
     list.push_back(l);
