@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <stdexcept>
 #include <thread>
 
@@ -174,16 +175,30 @@ TEST(Pool, SplitsCoverTheRangeOnce) {
     EXPECT_EQ(tenon::threads(), threads);
     for (const int64_t n : {0, 1, 2, 6, 7, 8, 1000}) {
       std::vector<std::atomic<int>> hits(static_cast<size_t>(n));
-      std::atomic<int> parts = 0;
       cpu::parallel_for(n, [&](int64_t begin, int64_t end) {
-        ++parts;
         EXPECT_LT(begin, end);
         for (int64_t i = begin; i < end; ++i) ++hits[static_cast<size_t>(i)];
       });
       for (const auto& h : hits) EXPECT_EQ(h.load(), 1);
-      EXPECT_EQ(parts.load(), n < 2 ? n : std::min<int64_t>(n, threads));
     }
   }
+}
+
+// The piece that holds the first number waits for all others, also those of its own thread's part.
+TEST(Pool, ASlowThreadHoldsNobodyUp) {
+  const Threads scope(2);
+  constexpr int64_t kCount = 1000;
+  std::atomic<int64_t> done = 0;
+  bool alone = false;
+  cpu::parallel_for(kCount, [&](int64_t begin, int64_t end) {
+    done += end - begin;
+    const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (begin == 0 && done < kCount && !alone) {
+      alone = std::chrono::steady_clock::now() > late;
+      std::this_thread::yield();
+    }
+  });
+  EXPECT_FALSE(alone) << "the rest of the slow thread's part waited for it";
 }
 
 TEST(Pool, NestedCallsRunInline) {

@@ -87,7 +87,7 @@ class Finisher {
       stack.push(loops_, b, 0, part, width);
     }
     if (blocks > 0) stack.collapse(loops_, blocks, sum, width);
-    store_columns(loops_, s, out, 0, c, n, sum);
+    store_columns(loops_.store[index(s.dtype)], s, out, 0, c, n, sum);
   }
 
   void finish_rows(const Store& s, const View& out, const Grid& g, const float* parts) const {

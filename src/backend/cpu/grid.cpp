@@ -1,6 +1,10 @@
 // The sizes of tiles, blocks and chunks.
 #include "backend/cpu/grid.h"
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include <bit>
 #include <vector>
 
@@ -103,7 +107,7 @@ std::vector<PanelRange> panels(const Step& step, int64_t begin, int64_t n) {
 }
 
 Grid make_grid(const Step& step, int64_t rows) {
-  Grid g{.rows = rows, .cols = step.cols};
+  Grid g{.rows = rows, .cols = step.cols, .stream = step.bytes(rows) >= kStreamBytes};
   const int64_t cols = std::max<int64_t>(g.cols, 1);
   if (cols < kTileCols)
     g.tile_rows = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kTileCols / cols)));
@@ -129,6 +133,12 @@ Grid make_grid(const Step& step, int64_t rows) {
   if (stores_any(step, Store::To::column_sum))
     while (g.block_rows < rows && g.block_rows < kSumRows) g.block_rows *= 2;
   return g;
+}
+
+void end_stream() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 float* scratch_memory(size_t floats) {

@@ -15,6 +15,8 @@ namespace tenon::cpu {
 inline constexpr int64_t kTileCols = static_cast<int64_t>(kTile);
 inline constexpr int64_t kOrderedRows = 32;  // rows that an ordered column sum adds one by one
 inline constexpr size_t kTreeLevels = 64;    // enough for the sum of any row
+// Steps that move less leave results which are likely read from the cache next.
+inline constexpr int64_t kStreamBytes = 1 << 21;
 
 // Items are blocks of 2^k rows by chunks of columns; an item walks its tiles row by row.
 struct Grid {
@@ -23,6 +25,7 @@ struct Grid {
   int64_t band_rows = 1;   // a power of two tiles: what encoders look at together
   int64_t block_rows = 1;  // a power of two bands
   int64_t chunk_cols = 1;  // a power of two tiles, or all columns
+  bool stream = false;     // results go past the cache; each item ends with end_stream()
   bool columns = false;    // numbers that only depend on the row are stored, even if it is empty
 
   [[nodiscard]] int64_t blocks() const { return cdiv(rows, block_rows); }
@@ -56,6 +59,9 @@ struct PanelRange {
 };
 // The panels of the step columns [begin, begin + n), which are a chunk of the grid.
 std::vector<PanelRange> panels(const Step& step, int64_t begin, int64_t n);
+
+// Before other threads may read what this one wrote past the cache.
+void end_stream();
 
 // One thread's memory, 64-byte aligned; grows once and is kept.
 float* scratch_memory(size_t floats);

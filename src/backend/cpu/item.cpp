@@ -42,11 +42,10 @@ void* element(const View& v, int64_t r, int64_t c) {
   return static_cast<char*>(v.data) + (r * v.stride + c) * info(v.dtype).bytes;
 }
 
-void store_columns(const Loops& loops, const Store& s, const View& v, int64_t row, int64_t begin,
+void store_columns(StoreLoop loop, const Store& s, const View& v, int64_t row, int64_t begin,
                    int64_t n, const float* from) {
   for_runs(s.columns, begin, n, [&](int64_t first, int64_t c, int64_t count, int64_t stride) {
-    loops.store[index(s.dtype)](element(v, row, c), stride, from + first,
-                                static_cast<size_t>(count));
+    loop(element(v, row, c), stride, from + first, static_cast<size_t>(count));
   });
 }
 
@@ -112,6 +111,7 @@ void Item::run() {
       walk_rows(r, std::min(grid_.tile_rows, end - r));
     encode_band(band_, end - band_);
   }
+  if (grid_.stream) end_stream();
   close();
 }
 
@@ -298,7 +298,8 @@ void Item::store(size_t k, const Tile& t) {
   switch (s.to) {
     case Store::To::tile:
       for (int64_t i = 0; i < t.rows; ++i)
-        store_columns(loops_, s, args_.out[s.arg], t.row + i, t.col, t.cols, value + i * t.cols);
+        store_columns((grid_.stream ? loops_.stream : loops_.store)[index(s.dtype)], s,
+                      args_.out[s.arg], t.row + i, t.col, t.cols, value + i * t.cols);
       break;
     case Store::To::column_sum:
       s.ordered ? sum_ordered(k, t, value) : sum_columns(k, t, value);

@@ -33,8 +33,8 @@ struct ProductRange {
 void* element(const View& view, int64_t r, int64_t c);
 
 // The columns [begin, begin + n) of a step, through the column map of a store.
-void store_columns(const Loops& loops, const Store& store, const View& view, int64_t row,
-                   int64_t begin, int64_t n, const float* from);
+void store_columns(StoreLoop loop, const Store& store, const View& view, int64_t row, int64_t begin,
+                   int64_t n, const float* from);
 
 class Item {
  public:

@@ -28,6 +28,7 @@ struct Loops {
   std::array<WordLoop, kDTypes.size()> round;
   std::array<LoadLoop, kDTypes.size()> load;
   std::array<StoreLoop, kDTypes.size()> store;
+  std::array<StoreLoop, kDTypes.size()> stream;  // the same, whole lines past the cache
   std::array<ScaleLoop, kDTypes.size()> store_scaled;
   std::array<ScalesLoop, kDTypes.size()> store_scales;
   void (*add_into)(float* sum, const float* in, size_t n);       // sum[i] = sum[i] + in[i]

@@ -1,6 +1,10 @@
 // The loops, written once; each instruction set compiles them with its own tag and flags.
 #pragma once
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <cstring>
 #include <utility>
 
@@ -80,6 +84,40 @@ struct LoopMaker {
         p[static_cast<int64_t>(i) * stride].code = static_cast<Storage<d>>(encode<d>(from[i]));
   }
 
+  static constexpr size_t kLineBytes = 64;
+
+  static void stream_line(void* to, const void* line) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_load_si512(line));
+#elif defined(__AVX2__)
+    for (int i = 0; i < 2; ++i)
+      _mm256_stream_si256(static_cast<__m256i*>(to) + i,
+                          _mm256_load_si256(static_cast<const __m256i*>(line) + i));
+#else
+    std::memcpy(to, line, kLineBytes);
+#endif
+  }
+
+  template <DType d>
+  [[gnu::noinline]] static void stream_loop(void* to, int64_t stride, const float* __restrict from,
+                                            size_t n) {
+    constexpr size_t kSize = sizeof(Storage<d>);
+    constexpr size_t kLine = kLineBytes / kSize;
+    const size_t over = reinterpret_cast<uintptr_t>(to) % kLineBytes;
+    const size_t head = (kLineBytes - over) % kLineBytes / kSize;
+    if (stride != 1 || over % kSize != 0 || n < head + kLine)
+      return store_loop<d>(to, stride, from, n);
+    store_loop<d>(to, 1, from, head);
+    auto* p = static_cast<Storage<d>*>(to);
+    size_t i = head;
+    for (; i + kLine <= n; i += kLine) {
+      alignas(kLineBytes) Storage<d> line[kLine];
+      for (size_t j = 0; j < kLine; ++j) line[j] = static_cast<Storage<d>>(encode<d>(from[i + j]));
+      stream_line(p + i, line);
+    }
+    store_loop<d>(p + i, 1, from + i, n - i);
+  }
+
   // One multiplication in fp32, then one rounding: the order of the specification.
   template <DType d>
   [[gnu::noinline]] static void store_scaled_loop(void* to, const float* __restrict from, size_t n,
@@ -146,6 +184,7 @@ struct LoopMaker {
             .round = {round_loop<static_cast<DType>(d)>...},
             .load = {load_loop<static_cast<DType>(d)>...},
             .store = {store_loop<static_cast<DType>(d)>...},
+            .stream = {stream_loop<static_cast<DType>(d)>...},
             .store_scaled = {store_scaled_loop<static_cast<DType>(d)>...},
             .store_scales = {store_scales_loop<static_cast<DType>(d)>...},
             .add_into = add_into,

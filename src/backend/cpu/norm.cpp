@@ -10,17 +10,13 @@
 #include "backend/cpu/item.h"
 #include "backend/cpu/pool.h"
 #include "core/fp_mode.h"
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
 namespace tenon::cpu {
 
 namespace {
 
-constexpr int64_t kLeastCols = 128;        // shorter rows go better several to a tile
-constexpr int64_t kSumRows = 128;          // rows that leave one partial sum a column
-constexpr int64_t kStreamBytes = 1 << 21;  // smaller results are likely read from the cache next
+constexpr int64_t kLeastCols = 128;  // shorter rows go better several to a tile
+constexpr int64_t kSumRows = 128;    // rows that leave one partial sum a column
 
 // A norm's loads and stores; none: it has no such.
 struct Norm {
@@ -235,9 +231,7 @@ class NormKernel final : public Kernel {
     call.stream = step_.bytes(args.rows) >= kStreamBytes;
     parallel_for(cdiv(args.rows, item), [&](int64_t begin, int64_t end) {
       rows(call, begin * item, std::min(end * item, args.rows));
-#if defined(__x86_64__)
-      _mm_sfence();
-#endif
+      end_stream();
     });
     if (norm_.dgamma) finish(call, *norm_.dgamma, 0);
     if (norm_.dbeta) finish(call, *norm_.dbeta, 1);
@@ -413,7 +407,7 @@ class NormKernel final : public Kernel {
         if (blocks > 0) stack.collapse(loops_, blocks, sum, n);
         const int64_t count = std::min(piece, step_.cols - c);
         norms_.from_lines(part, sum, count);
-        store_columns(loops_, s, call.args.out[s.arg], 0, c, count, part);
+        store_columns(loops_.store[index(s.dtype)], s, call.args.out[s.arg], 0, c, count, part);
       }
     });
   }

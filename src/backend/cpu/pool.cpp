@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -36,6 +37,44 @@ void run_part(const Range& body, int64_t begin, int64_t end) {
   inside = false;
 }
 
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Until what it waits for has come, or for the time in which a caller that runs one step after
+// another comes back: who sleeps is woken late, and often on the processor of who wakes it.
+template <class Ready>
+bool spin(const Ready& ready) {
+  constexpr auto kTime = std::chrono::microseconds(100);
+  constexpr int kLooks = 64;  // between two looks at the clock
+  const auto start = std::chrono::steady_clock::now();
+  do {
+    for (int i = 0; i < kLooks; ++i) {
+      if (ready()) return true;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() - start < kTime);
+  return false;
+}
+
+// Systems like to wake a thread on the processor of who wakes it, where the two would take turns
+// until the system notices. Off it, and then free to move again.
+void leave(int cpu) {
+  cpu_set_t all;
+  if (cpu < 0 || sched_getcpu() != cpu || sched_getaffinity(0, sizeof(all), &all) != 0) return;
+  cpu_set_t others = all;
+  CPU_CLR(static_cast<size_t>(cpu), &others);
+  if (CPU_COUNT(&others) == 0) return;
+  sched_setaffinity(0, sizeof(others), &others);
+  sched_setaffinity(0, sizeof(all), &all);
+}
+
+// Each thread has a part of the range and takes it piece by piece, then what others have left: a
+// thread that comes late or runs slowly holds nobody up.
 class Pool {
  public:
   explicit Pool(int count) {
@@ -44,7 +83,6 @@ class Pool {
     } catch (const std::system_error&) {
       // The system has no more threads for us; those that started are enough.
     }
-    count_ = static_cast<int>(workers_.size()) + 1;
   }
   ~Pool() {
     {
@@ -61,59 +99,94 @@ class Pool {
   bool run(int64_t n, const Range& body) {
     const std::unique_lock use(use_, std::try_to_lock);
     if (!use) return false;
+    const auto count = static_cast<int64_t>(workers_.size()) + 1;
+    body_ = &body;
+    error_ = nullptr;
+    caller_ = sched_getcpu();
+    piece_ = std::max<int64_t>(1, n / (count * kPieces));
+    if (parts_.size() != static_cast<size_t>(count)) parts_ = std::vector<Part>(count);
+    for (int64_t i = 0; i < count; ++i) {
+      Part& part = parts_[static_cast<size_t>(i)];
+      part.next.store(n * i / count, std::memory_order_relaxed);
+      part.end = n * (i + 1) / count;
+    }
+    gate_.fetch_and(~kClosed, std::memory_order_release);
     {
       const std::lock_guard guard(mutex_);
-      body_ = &body;
-      size_ = n;
-      pending_ = count_ - 1;
-      error_ = nullptr;
       ++round_;
     }
     wake_.notify_all();
-    part(0);
-    std::unique_lock guard(mutex_);
-    done_.wait(guard, [&] { return pending_ == 0; });
-    body_ = nullptr;
+    share(0);
+    gate_.fetch_or(kClosed);
+    const auto alone = [&] { return gate_.load() == kClosed; };
+    if (!spin(alone)) {
+      std::unique_lock guard(mutex_);
+      done_.wait(guard, alone);
+    }
     if (error_) std::rethrow_exception(error_);
     return true;
   }
 
  private:
-  void part(int i) {
-    const int64_t begin = size_ * i / count_;
-    const int64_t end = size_ * (i + 1) / count_;
-    if (begin == end) return;
+  struct alignas(64) Part {
+    std::atomic<int64_t> next = 0;
+    int64_t end = 0;
+  };
+  static constexpr int64_t kPieces = 8;          // of a part
+  static constexpr uint32_t kClosed = 1U << 31;  // nobody may begin; below it, how many are in
+
+  void share(size_t first) {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      Part& part = parts_[(first + i) % parts_.size()];
+      while (true) {
+        const int64_t begin = part.next.fetch_add(piece_, std::memory_order_relaxed);
+        if (begin >= part.end) break;
+        run_piece(begin, std::min(begin + piece_, part.end));
+      }
+    }
+  }
+
+  void run_piece(int64_t begin, int64_t end) {
     try {
       run_part(*body_, begin, end);
     } catch (...) {
       const std::lock_guard guard(mutex_);
       error_ = std::current_exception();
+      for (Part& part : parts_) part.next.store(part.end, std::memory_order_relaxed);
     }
   }
 
   void work(int i) {
     uint64_t seen = 0;
-    std::unique_lock guard(mutex_);
+    const auto news = [&] { return stop_ || round_ != seen; };
     while (true) {
-      wake_.wait(guard, [&] { return stop_ || round_ != seen; });
+      if (!spin(news)) {
+        std::unique_lock guard(mutex_);
+        wake_.wait(guard, news);
+      }
       if (stop_) return;
       seen = round_;
-      guard.unlock();
-      part(i);
-      guard.lock();
-      if (--pending_ == 0) done_.notify_one();
+      if ((gate_.fetch_add(1) & kClosed) == 0) {
+        leave(caller_);
+        share(static_cast<size_t>(i));
+      }
+      if (gate_.fetch_sub(1) == (kClosed | 1)) {
+        const std::lock_guard guard(mutex_);
+        done_.notify_one();
+      }
     }
   }
 
-  int count_ = 1;
   std::mutex use_, mutex_;
   std::condition_variable wake_, done_;
   const Range* body_ = nullptr;
-  int64_t size_ = 0;
-  int pending_ = 0;
-  uint64_t round_ = 0;
-  bool stop_ = false;
+  int64_t piece_ = 1;
+  int caller_ = -1;  // its processor
+  std::vector<Part> parts_;
   std::exception_ptr error_;
+  std::atomic<uint32_t> gate_ = kClosed;
+  std::atomic<uint64_t> round_ = 0;
+  std::atomic<bool> stop_ = false;
   std::vector<std::thread> workers_;
 };
 

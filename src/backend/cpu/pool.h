@@ -8,8 +8,8 @@ namespace tenon::cpu {
 
 using Range = std::function<void(int64_t begin, int64_t end)>;
 
-// Splits [0, n) into one contiguous part a thread. Nested calls, and calls while another thread
-// uses the pool, run inline. An exception of a part reaches the caller.
+// Splits [0, n) into contiguous pieces, neighbours to one thread if it keeps up. Nested calls, and
+// calls while another thread uses the pool, run inline. An exception of a part reaches the caller.
 void parallel_for(int64_t n, const Range& body);
 
 // A host's own scheduler in place of the pool; an empty function restores the pool.
