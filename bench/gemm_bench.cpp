@@ -146,6 +146,15 @@ void measure(benchmark::State& state, const Problem& p) {
   calls.emplace_back("onednn_packed",
                      by_onednn(p, a.data(), b.data(), bias.data(), other.data(), true));
 #endif
+  Problem bare = p;
+  bare.kind = Work::plain;
+  const Step product = make_step(bare);
+  std::vector<char> products(static_cast<size_t>(p.m * p.n * info(p.dtype).bytes));
+  const std::vector<View> all{matrix(products.data(), p.dtype, p.m, p.n)};
+  if (p.kind != Work::plain)
+    calls.emplace_back("plain", [&] {
+      execute(product, {.rows = p.m, .in = in, .out = all, .parameters = {}}, {});
+    });
   std::vector<std::vector<double>> times(calls.size());
   for (const auto& [name, call] : calls) call();
   for (auto _ : state) {  // NOLINT

@@ -21,7 +21,9 @@ constexpr int64_t kRows = 14, kCols = 32;  // 28 sums, 2 vectors of b, 1 of a
   return static_cast<__mmask16>((1U << std::clamp<int64_t>(n, 0, 16)) - 1);
 }
 
-constexpr int64_t kAhead = 8;  // lines may lie pages apart, where no processor looks ahead
+// Lines may lie pages apart, where no processor looks ahead.
+constexpr int64_t kAhead = 8;       // lines of k
+constexpr int64_t kLinesAhead = 4;  // of each of 16 lanes
 
 [[maybe_unused]] void copy(float* out, int64_t width, const void* in, int64_t stride, int64_t lanes,
                            int64_t k) {
@@ -73,11 +75,11 @@ constexpr int64_t kAhead = 8;  // lines may lie pages apart, where no processor 
       __m512 v[16];
       const __mmask16 some = first(k - i);
 #pragma GCC unroll 16
-      for (int r = 0; r < 16; ++r)
-        v[r] = l + r < lanes
-                   ? _mm512_maskz_loadu_ps(
-                         some, reinterpret_cast<const float*>(from + (l + r) * stride) + i)
-                   : _mm512_setzero_ps();
+      for (int r = 0; r < 16; ++r) {
+        const auto* line = reinterpret_cast<const float*>(from + (l + r) * stride) + i;
+        _mm_prefetch(reinterpret_cast<const char*>(line + kLinesAhead * 16), _MM_HINT_T0);
+        v[r] = l + r < lanes ? _mm512_maskz_loadu_ps(some, line) : _mm512_setzero_ps();
+      }
       transpose_16x16(v);
       float* to = out + i * width + l;
       const __mmask16 store = first(width - l);
