@@ -220,7 +220,7 @@ class NormKernel final : public Kernel {
 
   void run(const RunArgs& args) const override {
     const FpMode ieee;
-    Call call{args};
+    Call call{.args = args, .gamma = {}, .beta = {}};
     auto* memory = static_cast<float*>(args.workspace);
     if (norm_.gamma) call.gamma = row_vector(args, *norm_.gamma, norm_.shifts_gamma, memory);
     if (norm_.beta) call.beta = row_vector(args, *norm_.beta, false, memory);
@@ -240,15 +240,13 @@ class NormKernel final : public Kernel {
  private:
   struct Call {
     const RunArgs& args;
-    const float* gamma = nullptr;
-    const float* beta = nullptr;
+    NormVector gamma, beta;
     float* partials = nullptr;  // by sum, then block, then column
     bool stream = false;
     bool finite = true;  // gamma and beta are
   };
 
-  // As fp32 in the order of the loops.
-  const float* row_vector(const RunArgs& args, uint32_t load, bool shifted, float*& memory) const {
+  NormVector row_vector(const RunArgs& args, uint32_t load, bool shifted, float*& memory) const {
     const Load& l = step_.loads[load];
     float* plain = scratch_memory(static_cast<size_t>(width_));
     loops_.load[index(l.dtype)](plain, element(args.in[l.arg], 0, l.columns.offset), 1,
@@ -256,7 +254,9 @@ class NormKernel final : public Kernel {
     if (shifted)
       for (int64_t c = 0; c < step_.cols; ++c) plain[c] = plain[c] + 1.0F;
     norms_.to_lines(memory, plain, step_.cols);
-    return std::exchange(memory, memory + width_);
+    const bool own = !shifted && l.dtype == norm_.dtype && step_.cols % norms_.line == 0;
+    const void* data = element(args.in[l.arg], 0, l.columns.offset);
+    return {std::exchange(memory, memory + width_), own ? static_cast<const char*>(data) : nullptr};
   }
 
   [[nodiscard]] char* row_of(std::span<const View> views, std::optional<uint32_t> arg,

@@ -11,14 +11,20 @@ namespace tenon::cpu {
 // them.
 inline constexpr int kNormRows = 2;
 
-// A few neighbouring rows. Row vectors and running sums are fp32 in the order of the loops' lines.
+// A row vector as fp32 in the order of the loops' lines, and its own elements where they are of the
+// streams' dtype and fill whole lines: those take half the cache.
+struct NormVector {
+  const float* wide = nullptr;
+  const char* own = nullptr;
+};
+
+// A few neighbouring rows. Running sums are fp32 in the order of the loops' lines.
 struct NormRows {
   int64_t cols = 0;
   const char *x[kNormRows] = {}, *residual[kNormRows] = {}, *grad[kNormRows] = {};
   char *y[kNormRows] = {}, *sum[kNormRows] = {};
   int64_t ahead_x = 0, ahead_residual = 0, ahead_grad = 0;  // bytes to the rows that come next
-  const float* gamma = nullptr;
-  const float* beta = nullptr;
+  NormVector gamma, beta;
   float mean[kNormRows] = {}, rstdev[kNormRows] = {};
   float total[kNormRows] = {}, second[kNormRows] = {};  // what the loops found, or their means
   float* dgamma = nullptr;                              // running sums over the rows
