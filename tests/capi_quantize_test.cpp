@@ -49,8 +49,8 @@ T sized() {
 }
 
 const tenon_options* strict() {
-  static const tenon_options kStrict{sizeof(tenon_options), TENON_STRICT, TENON_ONCE, TENON_CPU,
-                                     nullptr};
+  static const tenon_options kStrict{
+      sizeof(tenon_options), TENON_STRICT, TENON_ONCE, TENON_CPU, nullptr, nullptr, nullptr};
   return &kStrict;
 }
 

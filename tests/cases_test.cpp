@@ -44,19 +44,29 @@ std::string requantize(const std::string& mode) { return "requantize(" + mode + 
 
 bool has_dbias(const std::string& bias) { return bias.find("dbias") != std::string::npos; }
 
-const std::vector<Case>& list() {
-  static const std::vector<Case> kList = cli::cases();
-  return kList;
-}
+// The list, and the one for devices that compile: both keep all the rules.
+class Cases : public testing::TestWithParam<bool> {
+ protected:
+  static std::vector<Case> made() {
+    return GetParam() ? cli::cases_of_few_kernels() : cli::cases();
+  }
+  static const std::vector<Case>& list() {
+    static std::map<bool, std::vector<Case>> lists;
+    const auto [at, added] = lists.try_emplace(GetParam());
+    if (added) at->second = made();
+    return at->second;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Lists, Cases, testing::Bool());
 
-TEST(Cases, TheRegistryIsTheSpecifications) {
+TEST(CaseTable, TheRegistryIsTheSpecifications) {
   std::set<std::string> expected(kUnary.begin(), kUnary.end());
   expected.insert(kGated.begin(), kGated.end());
   const auto names = activation_names();
   EXPECT_EQ(expected, std::set<std::string>(names.begin(), names.end()));
 }
 
-TEST(Cases, CellsAreAllThatTheSpecificationAllows) {
+TEST(CaseTable, CellsAreAllThatTheSpecificationAllows) {
   std::set<std::string> expected;
   const auto add = [&](const std::string& op, const std::string& rest) {
     EXPECT_TRUE(expected.insert(op + " " + rest).second) << op << " " << rest;
@@ -88,17 +98,17 @@ TEST(Cases, CellsAreAllThatTheSpecificationAllows) {
   EXPECT_EQ(got, expected);
 }
 
-TEST(Cases, EveryCellHasACase) {
+TEST_P(Cases, EveryCellHasACase) {
   std::set<std::string> covered;
   for (const Case& c : list()) covered.insert(c.cell());
   for (const std::string& cell : cli::cells()) EXPECT_TRUE(covered.contains(cell)) << cell;
   EXPECT_EQ(covered.size(), cli::cells().size());
 }
 
-TEST(Cases, NoTwoAreEqualAndTheListIsStable) {
+TEST_P(Cases, NoTwoAreEqualAndTheListIsStable) {
   std::set<std::string> seen;
   for (const Case& c : list()) EXPECT_TRUE(seen.insert(c.text()).second) << c.text();
-  const std::vector<Case> again = cli::cases();
+  const std::vector<Case> again = made();
   ASSERT_EQ(again.size(), list().size());
   for (size_t i = 0; i < again.size(); ++i) EXPECT_EQ(again[i].values, list()[i].values);
 }
@@ -157,7 +167,7 @@ bool allowed_shape(const std::string& layout, const std::string& shape) {
   return sizes(shape).second % std::stol(layout.substr(12)) == 0;
 }
 
-TEST(Cases, AllCasesAreAllowed) {
+TEST_P(Cases, AllCasesAreAllowed) {
   for (const Case& c : list()) {
     EXPECT_TRUE(
         allowed_cell(c) &&
@@ -166,13 +176,13 @@ TEST(Cases, AllCasesAreAllowed) {
         << c.text();
     const cli::ShapeCase s = cli::parse_shape(c[Column::shape]);
     EXPECT_TRUE((std::pair<long, long>(s.rows, s.cols)) == sizes(c[Column::shape]));
-    EXPECT_EQ(s.strided, c[Column::shape].find("strided") != std::string::npos);
-    EXPECT_EQ(s.unaligned, c[Column::shape].find("unaligned") != std::string::npos);
+    EXPECT_EQ(s.pad, c[Column::shape].find("strided") != std::string::npos ? 3 : 0);
+    EXPECT_EQ(s.shift, c[Column::shape].find("unaligned") != std::string::npos ? 1 : 0);
   }
   EXPECT_GE(list().size(), 5000U);
 }
 
-TEST(Cases, ColumnsHaveTheValuesOfTheSpecification) {
+TEST_P(Cases, ColumnsHaveTheValuesOfTheSpecification) {
   const auto values = [](Column column) {
     std::set<std::string> result;
     for (const Case& c : list()) result.insert(c[column]);
@@ -215,7 +225,7 @@ size_t pair_index(size_t a, size_t i, size_t b, size_t j) {
   return ((a * kColumns + b) * kMost + i) * kMost + j;
 }
 
-TEST(Cases, EveryTwoValuesThatMayMeetDoMeet) {
+TEST_P(Cases, EveryTwoValuesThatMayMeetDoMeet) {
   Numbering number;
   for (size_t c = 0; c < kColumns; ++c) {
     std::set<std::string> seen;
@@ -286,6 +296,50 @@ TEST(Cases, EveryTwoValuesThatMayMeetDoMeet) {
         }
   EXPECT_EQ(missing, 0U);
   EXPECT_GT(expected, 5000U);  // the enumeration above is not empty by mistake
+}
+
+// Cells of one kernel: where the halves of one tensor lie is an argument.
+TEST(CaseTable, LayoutsShareKernels) {
+  const auto kernels = [](const std::vector<Case>& list) {
+    std::set<std::string> all;
+    for (Case c : list) {
+      c.values[static_cast<size_t>(Column::shape)].clear();
+      std::string& layout = c.values[static_cast<size_t>(Column::layout)];
+      if (layout != "separate") layout.clear();
+      all.insert(c.text());
+    }
+    return all.size();
+  };
+  EXPECT_LT(2 * kernels(cli::cases_of_few_kernels()), kernels(cli::cases()));
+}
+
+TEST(CaseTable, RandomCasesAreOfFewFormsAndTheSeedDecides) {
+  const std::vector<Case> all = cli::random_cases(2000, 50, 7);
+  ASSERT_EQ(all.size(), 2000U);
+  std::set<std::string> forms, shapes, layouts;
+  bool no_rows = false, no_cols = false, pad = false, shift = false, parameters = false;
+  for (const Case& c : all) {
+    EXPECT_EQ(c[Column::precision], "strict");
+    EXPECT_TRUE(allowed_shape(c[Column::layout], c[Column::shape])) << c.text();
+    const std::string op = c[Column::op].substr(0, c[Column::op].find('='));
+    forms.insert(c[Column::direction] + c[Column::input] + c[Column::output] + c[Column::mode] +
+                 c[Column::orientation] + c[Column::bias] + c[Column::rounding]);
+    shapes.insert(c[Column::shape]);
+    layouts.insert(c[Column::layout]);
+    const cli::ShapeCase s = cli::parse_shape(c[Column::shape]);
+    no_rows |= s.rows == 0, no_cols |= s.cols == 0;
+    pad |= s.pad != 0, shift |= s.shift != 0;
+    parameters |= op.size() < c[Column::op].size();
+  }
+  EXPECT_LE(forms.size(), 50U);
+  EXPECT_GT(forms.size(), 30U);
+  EXPECT_GT(shapes.size(), 1000U);
+  EXPECT_GT(layouts.size(), 10U);
+  EXPECT_TRUE(no_rows && no_cols && pad && shift && parameters);
+  const std::vector<Case> again = cli::random_cases(2000, 50, 7);
+  const std::vector<Case> other = cli::random_cases(2000, 50, 8);
+  EXPECT_EQ(again[1999].text(), all[1999].text());
+  EXPECT_NE(other[0].text() + other[1].text(), all[0].text() + all[1].text());
 }
 
 }  // namespace

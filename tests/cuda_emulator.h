@@ -19,6 +19,7 @@ namespace tenon::test {
 // What a text may use of the language, and the scheduler.
 inline const char* const kEmulation = R"emulation(
 #include <ucontext.h>
+#include <cmath>
 #include <cstring>
 #include <cstdint>
 #include <vector>
@@ -76,6 +77,8 @@ extern "C" void emulate(void (*f)(const void*), const void* arguments, unsigned 
 }
 static inline unsigned __float_as_uint(float v) { unsigned u; std::memcpy(&u, &v, 4); return u; }
 static inline float __uint_as_float(unsigned u) { float v; std::memcpy(&v, &u, 4); return v; }
+template <class T>
+static inline T __ldg(const T* at) { return *at; }
 static inline float __fsqrt_rn(float v) { return __builtin_sqrtf(v); }
 static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 // All warps of a block change lanes at once. threadIdx is that of the fiber again after a pause.

@@ -344,11 +344,20 @@ TEST_F(Emulated, RowsGiveTheBitsOfNorms) {
     const char* chain;
     int64_t rows, cols;
     DType dtype;
+    const char* recipe = "none";
   };
-  const Case cases[] = {{"rmsnorm", 70, 64, DType::bf16},    {"rmsnorm", 33, 1032, DType::f32},
-                        {"layernorm", 70, 264, DType::bf16}, {"layernorm", 5, 8, DType::f16},
-                        {"l2norm", 9, 2056, DType::f32},     {"rmsnorm", 3, 5000, DType::bf16},
-                        {"add rmsnorm", 40, 96, DType::bf16}};
+  const Case cases[] = {{"rmsnorm", 70, 64, DType::bf16},
+                        {"rmsnorm", 33, 1032, DType::f32},
+                        {"layernorm", 70, 264, DType::bf16},
+                        {"layernorm", 5, 8, DType::f16},
+                        {"l2norm", 9, 2056, DType::f32},
+                        {"rmsnorm", 3, 5000, DType::bf16},
+                        {"add rmsnorm", 40, 96, DType::bf16},
+                        // What a product reads is quantised, rowwise and columnwise.
+                        {"rmsnorm linear(64,32)", 40, 64, DType::bf16, "delayed"},
+                        {"layernorm linear(264,32)", 36, 264, DType::bf16, "current"},
+                        {"rmsnorm linear(160,32)", 40, 160, DType::bf16, "mxfp8"},
+                        {"layernorm linear(264,32)", 9, 264, DType::f32, "block"}};
   set_observer([this](const Step& s, const RunArgs& a, const Options&,
                       const std::function<void()>& go) { note(s, a, go); });
   for (const Case& c : cases) {
@@ -356,6 +365,7 @@ TEST_F(Emulated, RowsGiveTheBitsOfNorms) {
     PlanRequest request;
     request.dtype = c.dtype;
     request.cols = c.cols;
+    request.recipe = recipe(c.recipe);
     request.options.precision = Precision::strict;
     Session s(c.chain, request, c.rows);
     std::map<std::string, Numbers> given;

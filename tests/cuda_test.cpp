@@ -3,11 +3,16 @@
 #include <cstring>
 
 #include "backend/cuda/driver.h"
+#include "backend/cuda/eight.h"
 #include "backend/cuda/map.h"
 #include "backend/cuda/nvrtc.h"
+#include "backend/cuda/tile.h"
+#include "backend/cuda/vector.h"
+#include "cuda_emulator.h"
 #include "ops/activation.h"
 #include "ops/builder.h"
 #include "plan/execute.h"
+#include "step/verify.h"
 #include "support.h"
 
 namespace tenon::test {
@@ -194,6 +199,161 @@ void expect_same_bits_in_place() {
           {.precision = Precision::strict, .device = Device::cuda});
   buffer.to_host(actual.data());
   EXPECT_EQ(std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(float)), 0);
+}
+
+// A native call over every bf16 number; what is stored is checked against float64.
+struct NativeCall {
+  std::string where;
+  std::vector<std::unique_ptr<Mat>> memory;
+  std::shared_ptr<Step> step;
+  std::vector<View> in, out;
+  std::vector<float> parameters;
+
+  [[nodiscard]] RunArgs args() const {
+    return {.rows = in[0].rows, .in = in, .out = out, .parameters = parameters};
+  }
+};
+
+std::unique_ptr<NativeCall> native_call(const std::string& name, bool backward, DType result) {
+  constexpr int64_t kRows = 64, kCols = 1024;
+  constexpr float kOthers[] = {1, -2.5F, 0.003F, 100};
+  const Activation f = activation(name);
+  auto call = std::make_unique<NativeCall>();
+  call->where = str(name, backward ? " backward " : " ", info(result).name);
+  const auto made = [&](DType d, int64_t cols) -> Mat& {
+    return *call->memory.emplace_back(std::make_unique<Mat>(d, kRows, cols));
+  };
+  Mat& x = made(DType::bf16, f.inputs * kCols);
+  Mat& g = made(DType::bf16, kCols);
+  for (int64_t r = 0; r < kRows; ++r)
+    for (int64_t c = 0; c < kCols; ++c) {
+      const auto code = static_cast<uint32_t>(r * kCols + c);
+      x.set(r, c, decode(DType::bf16, code));
+      if (f.inputs == 2) x.set(r, kCols + c, kOthers[code / 4 % 4]);
+      g.set(r, c, kOthers[code % 4]);
+    }
+  const Mat& y = made(result, backward ? f.inputs * kCols : kCols);
+  set_observer([&](const Step& s, const RunArgs& a, const Options&, const std::function<void()>&) {
+    call->step = std::make_shared<Step>(s);
+    call->in.assign(a.in.begin(), a.in.end());
+    call->out.assign(a.out.begin(), a.out.end());
+    call->parameters.assign(a.parameters.begin(), a.parameters.end());
+  });
+  if (backward)
+    tenon::backward(f, {.grad = g.view(), .x = x.view(), .dx = y.view()}, {});
+  else
+    tenon::forward(f, {.x = x.view(), .y = y.view()}, {});
+  set_observer({});
+  return call;
+}
+
+void run_on_gpu(const NativeCall& call) {
+  std::vector<std::unique_ptr<cuda::DeviceBuffer>> buffers;
+  const auto uploaded = [&](std::vector<View> views) {
+    for (View& v : views) {
+      buffers.push_back(std::make_unique<cuda::DeviceBuffer>(
+          static_cast<size_t>(v.rows * v.stride * info(v.dtype).bytes)));
+      buffers.back()->from_host(v.data);
+      v.data = buffers.back()->data();
+    }
+    return views;
+  };
+  const std::vector<View> in = uploaded(call.in);
+  const size_t first = buffers.size();
+  const std::vector<View> out = uploaded(call.out);
+  RunArgs args = call.args();
+  args.in = in;
+  args.out = out;
+  kernel_for(*call.step, Device::cuda).kernel->run(args);
+  for (size_t i = 0; i < call.out.size(); ++i) buffers[first + i]->to_host(call.out[i].data);
+}
+
+// On a GPU by its approximations, else by exact functions in their place, which shows mistakes of
+// the formulas.
+TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
+  std::vector<std::unique_ptr<NativeCall>> calls;
+  for (const std::string& name : activation_names())
+    for (const bool backward : {false, true})
+      for (const DType d : {DType::bf16, DType::f16})
+        calls.push_back(native_call(name, backward, d));
+  const bool gpu = !cuda::why_no_gpu();
+  Emulator emulator(cuda::vector_skeletons());
+  std::vector<std::unique_ptr<cuda::VectorProgram>> programs;
+  for (const auto& call : calls) {
+    ASSERT_EQ(cuda::VectorProgram::refusal(*call->step), "") << call->where;
+    programs.push_back(std::make_unique<cuda::VectorProgram>(*call->step));
+    ASSERT_TRUE(programs.back()->fits(call->args())) << call->where;
+    emulator.add(programs.back()->text());
+  }
+  if (!gpu) emulator.compile();
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (gpu)
+      run_on_gpu(*calls[i]);
+    else
+      for (const cuda::Launch& l : programs[i]->launches(calls[i]->args()))
+        emulator.run(i, l.entry, l.blocks, l.threads, l.arguments.data());
+    const auto wrong = verify(*calls[i]->step, calls[i]->args());
+    EXPECT_FALSE(wrong.has_value()) << calls[i]->where << ": " << *wrong;
+  }
+}
+
+// The bytes of local memory a thread of each kernel of a cubin has: spills, or arrays that an index
+// keeps out of registers. From the entries of .nv.info: kind, attribute, size, then symbol, bytes.
+std::vector<uint32_t> local_bytes(const std::string& cubin) {
+  const auto number = [&](size_t at, size_t bytes) {
+    uint64_t v = 0;
+    std::memcpy(&v, cubin.data() + at, bytes);
+    return v;
+  };
+  constexpr uint64_t kSized = 4, kFrameSize = 0x11;
+  const uint64_t sections = number(0x28, 8), size = number(0x3a, 2), count = number(0x3c, 2);
+  const auto section = [&](uint64_t i) { return sections + i * size; };
+  const uint64_t names = number(section(number(0x3e, 2)) + 0x18, 8);
+  std::vector<uint32_t> all;
+  for (uint64_t i = 0; i < count; ++i) {
+    if (std::strcmp(cubin.data() + names + number(section(i), 4), ".nv.info") != 0) continue;
+    const uint64_t begin = number(section(i) + 0x18, 8), end = begin + number(section(i) + 0x20, 8);
+    for (uint64_t at = begin; at < end;) {
+      const bool sized = number(at, 1) == kSized;
+      if (sized && number(at + 1, 1) == kFrameSize)
+        all.push_back(static_cast<uint32_t>(number(at + 8, 4)));
+      at += 4 + (sized ? number(at + 2, 2) : 0);
+    }
+  }
+  return all;
+}
+
+// What the vector map and the tiled map promise for the activations that all models use.
+TEST(Cuda, MainKernelsHaveNoLocalMemory) {
+  if (!have_nvrtc()) return;
+  // A local array with a variable index is found.
+  const std::vector<uint32_t> some =
+      local_bytes(cuda::compile("extern \"C\" __global__ void f(int* p, int n) { int a[64];\n"
+                                "for (int i = 0; i < 64; ++i) a[i * n % 64] = p[i];\n"
+                                "for (int i = 0; i < n; ++i) p[i] = a[p[i]]; }",
+                                "sm_90a")
+                      .image);
+  ASSERT_EQ(some.size(), 1U);
+  EXPECT_GE(some[0], 256U);
+  for (const char* name : {"gelu", "silu", "swiglu"})
+    for (const bool backward : {false, true})
+      for (const int encoded : {0, 1, 2}) {
+        const auto call = native_call(name, backward, DType::bf16);
+        Step step = *call->step;
+        if (encoded > 0) {
+          const auto outputs = static_cast<uint32_t>(step.stores.size());
+          step.encoders.push_back({.format = {.dtype = DType::e4m3, .scaling = Scaling::delayed},
+                                   .cols = 1024 * outputs,
+                                   .columnwise = encoded == 2});
+          for (Store& s : step.stores) s.to = Store::To::encoded, s.arg = 0, s.dtype = DType::e4m3;
+        }
+        const std::string text =
+            encoded == 2 ? cuda::TileProgram(step).text() : cuda::VectorProgram(step).text();
+        const std::vector<uint32_t> bytes = local_bytes(cuda::compile(text, "sm_90a").image);
+        EXPECT_FALSE(bytes.empty());
+        for (const uint32_t b : bytes)
+          EXPECT_EQ(b, 0U) << call->where << ", " << encoded << " sides encoded";
+      }
 }
 
 // With a GPU a call runs; without one it says why and touches nothing.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -22,6 +23,10 @@ struct Options {
   Rounding rounding = Rounding::once;
   Device device = Device::cpu;
   void* stream = nullptr;  // a CUstream on cuda, where views hold device pointers
+  // cuda: lends a call that many bytes, 64-byte aligned, for work in the order of the stream; null
+  // takes them from the device's own pool.
+  void* (*allocate)(void* user, size_t bytes) = nullptr;
+  void* user = nullptr;
 };
 
 // Where the activated half a and the linear half b lie in the 2H columns of a gated tensor.

@@ -47,6 +47,11 @@ typedef struct tenon_options {
   size_t size;
   int32_t precision, rounding, device;
   void* stream; /* CUDA only; views then hold device pointers */
+  /* CUDA only: lends a call that many bytes of device memory, 64-byte aligned, for work in the
+     order of the stream; it may be called more than once. NULL: the device's own pool lends them.
+   */
+  void* (*allocate)(void* user, size_t bytes);
+  void* user;
 } tenon_options;
 
 enum tenon_power_of_two { TENON_MODE_DEFAULT = 0, TENON_POWER_OF_TWO = 1, TENON_EXACT_SCALE = 2 };
@@ -122,9 +127,9 @@ typedef struct tenon_quantize_args {
   const tenon_tensor* y_encoded;
 } tenon_quantize_args;
 
-/* y = residual + dropout(x + bias). `random` is five numbers: seed, offset, row0, col0, columns;
-   element (r, c) is number (row0 + r)*columns + col0 + c of the stream. A training call moves the
-   offset on by one. */
+/* y = residual + dropout(x + bias). `random` is five numbers: seed, offset, row0, col0, columns, on
+   CUDA in its memory; element (r, c) is number (row0 + r)*columns + col0 + c of the stream. A
+   training call moves the offset on by one. */
 typedef struct tenon_dropout_args {
   size_t size;
   const tenon_view* x;
@@ -207,6 +212,12 @@ TENON_API int tenon_l2_normalization(const tenon_view* x, const tenon_view* y, c
 TENON_API int tenon_l2_normalization_backward(const tenon_view* grad, const tenon_view* x,
                                               const tenon_view* r, const tenon_view* dx,
                                               const tenon_options* options);
+
+/* From begin to end the calling thread's tenon_forward, tenon_backward and tenon_quantize run
+   nothing; end gives the most bytes of workspace that one of them would take. Their views have
+   addresses that nobody reads. No GPU is needed. */
+TENON_API int tenon_measure_begin(void);
+TENON_API int tenon_measure_end(size_t* bytes);
 
 /* Threads of the CPU backend; 0 restores the default. */
 TENON_API int tenon_set_threads(int32_t count);

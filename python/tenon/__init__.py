@@ -11,8 +11,8 @@
 
     dx, dbias = bias_gelu.grad(dy, x, bias)
 
-Arrays are NumPy's, or of anything with __dlpack__ on the CPU; `tenon.torch` and `tenon.jax` are the
-other front ends.
+Arrays are NumPy's, or of anything with __dlpack__, on the CPU or on CUDA; `tenon.torch` and
+`tenon.jax` are the other front ends.
 """
 
 from __future__ import annotations

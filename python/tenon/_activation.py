@@ -14,8 +14,9 @@ import numpy as np
 
 from . import _html
 from ._array import Array, Operand, dtype_named, line, matrix, place, rows_of
+from ._device import common, result
 from ._expr import Expr, as_expr, number_text
-from ._lib import BackwardArgs, ForwardArgs, check, encoded, lib, options, text_of
+from ._lib import BackwardArgs, ForwardArgs, check, encoded, lib, text_of
 from ._quantize import Format, operand, output
 from ._trace import inputs_of, trace
 
@@ -324,11 +325,12 @@ class Activation:
         shape = first.shape
         if self.inputs == 2 and b is None:
             shape = (*shape[:-1], rows_of(shape)[1] // 2)
-        y, written = output(shape, out, quantize)
+        where = common(op, ((n, o.owner) for n, o in ins.items()))
+        y, written = output(shape, out, quantize, where)
         args = ForwardArgs(layout=_encoded(op, layout))
         place(args, y=written, **{n: o.c for n, o in ins.items()})
-        check(lib.tenon_forward(self.text.encode(), byref(args), options(precision, rounding)))
-        return y
+        where.run(lib.tenon_forward, (precision, rounding), self.text.encode(), byref(args))
+        return result(y)
 
     def backward(
         self,
@@ -361,25 +363,26 @@ class Activation:
         ins = self._inputs(op, x, b, bias, scale)
         g = operand(op, "grad", grad)
         out = ins["x"].dtype if dtype is None else dtype_named(op, dtype)
+        where = common(op, (*((n, o.owner) for n, o in ins.items()), ("grad", g.owner)))
         outs: dict[str, Any] = {}
-        result: dict[str, Any] = {}
-        result["dx"], outs["dx"] = output(ins["x"].shape, out, quantize)
+        made: dict[str, Any] = {}
+        made["dx"], outs["dx"] = output(ins["x"].shape, out, quantize, where)
         if b is not None:
-            result["db"], outs["db"] = output(ins["b"].shape, out, quantize)
+            made["db"], outs["db"] = output(ins["b"].shape, out, quantize, where)
         if bias is not None if dbias is None else dbias:
             cols = rows_of(ins["x"].shape)[1] + (rows_of(ins["b"].shape)[1] if "b" in ins else 0)
             like = ins.get("bias")
-            sums = np.empty(like.shape if like else (cols,), like.dtype if like else g.dtype)
-            result["dbias"], outs["dbias"] = sums, matrix(sums, 1, sums.size)
+            sums = where.empty(like.shape if like else (cols,), like.dtype if like else g.dtype)
+            made["dbias"], outs["dbias"] = sums, matrix(sums, 1, sums.size)
         if scale is not None if dscale is None else dscale:
             like = ins.get("scale")
             rows = rows_of(ins["x"].shape)[0]
-            sums = np.empty(like.shape if like else (rows,), like.dtype if like else g.dtype)
-            result["dscale"], outs["dscale"] = sums, matrix(sums, sums.size, 1)
+            sums = where.empty(like.shape if like else (rows,), like.dtype if like else g.dtype)
+            made["dscale"], outs["dscale"] = sums, matrix(sums, sums.size, 1)
         args = BackwardArgs(layout=_encoded(op, layout))
         place(args, grad=g.c, **outs, **{n: o.c for n, o in ins.items()})
-        check(lib.tenon_backward(self.text.encode(), byref(args), options(precision, rounding)))
-        return Gradients(**result)
+        where.run(lib.tenon_backward, (precision, rounding), self.text.encode(), byref(args))
+        return Gradients(**{name: result(t) for name, t in made.items()})
 
     def _inputs(self, op: str, x: Any, b: Any, bias: Any, scale: Any) -> dict[str, Operand]:
         found = {"x": operand(op, "x", x)}

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _dlpack
+from . import _device, _dlpack
+from ._device import DeviceArray
 from ._lib import DTYPES, Tensor, View
 
 Array = npt.NDArray[Any]
@@ -51,8 +52,11 @@ def code_of(dtype: np.dtype[Any]) -> int:
     return CODES.get(dtype.name, len(NAMES)) if dtype.isnative else len(NAMES)
 
 
-def array(op: str, name: str, x: Any) -> Array:
-    """x as an array of float32, float16 or bfloat16, or an exception that says what to do."""
+def array(op: str, name: str, x: Any) -> Any:
+    """x as an array of float32, float16 or bfloat16, or an exception that says what to do.
+
+    It is NumPy's, or a DeviceArray on CUDA.
+    """
     found = _found(op, name, x)
     dtype = found.dtype
     if code_of(dtype) < len(PLAIN):
@@ -73,13 +77,13 @@ def array(op: str, name: str, x: Any) -> Array:
     )
 
 
-def _found(op: str, name: str, x: Any) -> Array:
+def _found(op: str, name: str, x: Any) -> Any:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{op}: {name} is a masked array; fill it first, {name}.filled(0)")
     if isinstance(x, (np.ndarray, np.generic)):
         return np.asarray(x)
     if hasattr(x, "__dlpack__"):
-        return _dlpack.read(op, name, x)
+        return _device.read(op, name, x) if _device.on_cuda(x) else _dlpack.read(op, name, x)
     if hasattr(x, "__array__"):
         return np.asarray(x)
     raise TypeError(
@@ -88,10 +92,10 @@ def _found(op: str, name: str, x: Any) -> Array:
     )
 
 
-def row_stride(x: Array) -> int | None:
+def row_stride(x: Any) -> int | None:
     """Elements from row to row where the leading dimensions fold into evenly spaced rows."""
     cols = x.shape[-1] if x.ndim else 1
-    if x.flags.c_contiguous:
+    if x.c_contiguous if isinstance(x, DeviceArray) else x.flags.c_contiguous:
         return cols
     if x.ndim < 2 or (cols > 1 and x.strides[-1] != x.itemsize):
         return None
@@ -101,7 +105,8 @@ def row_stride(x: Array) -> int | None:
     if any(outer != n * step for (_, outer), (n, step) in zip(lead, lead[1:], strict=False)):
         return None
     step = lead[-1][1]
-    return step // x.itemsize if step >= cols * x.itemsize and step % x.itemsize == 0 else None
+    fits = step >= cols * x.itemsize and step % x.itemsize == 0
+    return int(step // x.itemsize) if fits else None
 
 
 def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -109,7 +114,7 @@ def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
     return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 
-def matrix(x: Array, rows: int | None = None, cols: int | None = None) -> View:
+def matrix(x: Any, rows: int | None = None, cols: int | None = None) -> View:
     """A view of x, folded, or of another shape with as many elements; x must have a row_stride."""
     if rows is None or cols is None:
         rows, cols = rows_of(x.shape)
@@ -117,12 +122,18 @@ def matrix(x: Array, rows: int | None = None, cols: int | None = None) -> View:
         assert stride is not None
     else:
         stride = cols
-    return View(x.ctypes.data, rows, cols, stride, code_of(x.dtype))
+    address = x.address if isinstance(x, DeviceArray) else x.ctypes.data
+    return View(address, rows, cols, stride, code_of(x.dtype))
 
 
-def foldable(x: Array) -> Array:
+def contiguous(x: Any) -> Any:
+    """x, or a copy in row order."""
+    return x.contiguous() if isinstance(x, DeviceArray) else np.asarray(x, order="C")
+
+
+def foldable(x: Any) -> Any:
     """x itself where it needs no copy, else a copy in row order."""
-    return x if row_stride(x) is not None else np.ascontiguousarray(x)
+    return x if row_stride(x) is not None else contiguous(x)
 
 
 class Operand(NamedTuple):
@@ -136,7 +147,7 @@ class Operand(NamedTuple):
 
 def line(op: str, name: str, x: Any, column: bool = False) -> Operand:
     """All elements of an array as one row (a bias), or as one column (a scale for each row)."""
-    found = np.asarray(array(op, name, x), order="C")
+    found = contiguous(array(op, name, x))
     n = found.size
     if not column and found.ndim and found.shape[-1] != n:
         raise ValueError(

@@ -94,8 +94,8 @@ def read(op: str, name: str, x: Any) -> npt.NDArray[Any]:
         raise ValueError(f"{op}: {name} cannot be read by DLPack: {e}") from e
     if int(device[0]) not in _HOST:
         raise NotImplementedError(
-            f"{op}: {name} is on the DLPack device {tuple(map(int, device))}; the NumPy front end "
-            "works on the CPU, so move it there first"
+            f"{op}: {name} is on the DLPack device {tuple(map(int, device))}; arrays are on the "
+            "CPU or on CUDA, so move it there first"
         )
     try:
         capsule = x.__dlpack__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from ctypes import byref, c_uint64
+from ctypes import byref
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._array import F32, Array, array, dtype_named, foldable, line, matrix, place, rows_of
-from ._lib import DropoutArgs, DropoutBackwardArgs, check, lib, options
+from ._device import Host, common, place_of, result
+from ._lib import DropoutArgs, DropoutBackwardArgs, lib
 
 
 @dataclass
@@ -42,9 +43,9 @@ class Random:
         """The same state, for the backward call or a replay."""
         return replace(self)
 
-    def _numbers(self, cols: int) -> Any:
+    def _numbers(self, cols: int) -> tuple[int, ...]:
         columns = self.columns or self.col0 + cols
-        return (c_uint64 * 5)(self.seed, self.offset, self.row0, self.col0, columns)
+        return self.seed, self.offset, self.row0, self.col0, columns
 
 
 class DropoutGradients(NamedTuple):
@@ -79,25 +80,28 @@ def bias_dropout_add(
     """
     op = "bias_dropout_add"
     given = foldable(array(op, "x", x))
-    y = np.empty(given.shape, given.dtype if dtype is None else dtype_named(op, dtype))
     args = DropoutArgs(p=p, training=int(training))
-    owners: list[Any] = []  # of the memory until the call is over
-    place(args, x=matrix(given), y=matrix(y))
+    owners: dict[str, Any] = {"x": given}  # of the memory until the call is over
+    place(args, x=matrix(given))
     if bias is not None:
-        owners.append(line(op, "bias", bias))
-        place(args, bias=owners[-1].c)
+        row = line(op, "bias", bias)
+        owners["bias"] = row.owner
+        place(args, bias=row.c)
     if residual is not None:
         other = foldable(array(op, "residual", residual))
         _same_shape(op, "residual", other.shape, "x", given.shape)
-        owners.append(other)
+        owners["residual"] = other
         place(args, residual=matrix(other))
-    numbers = _state(op, random, training, given.shape)
+    where = common(op, owners.items())
+    y = where.empty(given.shape, given.dtype if dtype is None else dtype_named(op, dtype))
+    place(args, y=matrix(y))
+    numbers = _state(op, random, training, given.shape, where)
     if numbers is not None:
         args.random = numbers
-    check(lib.tenon_bias_dropout_add(byref(args), options(precision, rounding)))
+    where.run(lib.tenon_bias_dropout_add, (precision, rounding), byref(args))
     if random is not None and numbers is not None:
-        random.offset = int(numbers[1])
-    return y
+        random.offset = (random.offset + 1) % 2**64
+    return result(y)
 
 
 def bias_dropout_add_backward(
@@ -119,23 +123,26 @@ def bias_dropout_add_backward(
     op = "bias_dropout_add backward"
     g = foldable(array(op, "grad", grad))
     out = g.dtype if dtype is None else dtype_named(op, dtype)
-    dx = np.empty(g.shape, out)
-    sums = np.empty(rows_of(g.shape)[1], out) if dbias else None
-    passed = np.empty(g.shape, out) if dresidual else None
+    where = place_of(g)
+    dx = where.empty(g.shape, out)
+    sums = where.empty((rows_of(g.shape)[1],), out) if dbias else None
+    passed = where.empty(g.shape, out) if dresidual else None
     args = DropoutBackwardArgs(p=p, training=int(training))
     place(args, grad=matrix(g), dx=matrix(dx))
     if sums is not None:
         place(args, dbias=matrix(sums, 1, sums.size))
     if passed is not None:
         place(args, dresidual=matrix(passed))
-    numbers = _state(op, random, training, g.shape)
+    numbers = _state(op, random, training, g.shape, where)
     if numbers is not None:
         args.random = numbers
-    check(lib.tenon_bias_dropout_add_backward(byref(args), options(precision, rounding)))
-    return DropoutGradients(dx, sums, passed)
+    where.run(lib.tenon_bias_dropout_add_backward, (precision, rounding), byref(args))
+    return DropoutGradients(result(dx), result(sums), result(passed))
 
 
-def _state(op: str, random: Random | None, training: bool, shape: tuple[int, ...]) -> Any:
+def _state(
+    op: str, random: Random | None, training: bool, shape: tuple[int, ...], where: Host
+) -> Any:
     if not training:
         return None
     if not isinstance(random, Random):
@@ -144,7 +151,7 @@ def _state(op: str, random: Random | None, training: bool, shape: tuple[int, ...
             f"{op}: random is {what}; training needs a state, random=tenon.Random(seed), and "
             "evaluation training=False"
         )
-    return random._numbers(rows_of(shape)[1])
+    return where.numbers(random._numbers(rows_of(shape)[1]))
 
 
 def _same_shape(op: str, name: str, found: object, like: str, wanted: object) -> None:
@@ -184,11 +191,12 @@ def l2_normalization_forward(
     """y = x*r with r = rsqrt(sum x² + eps) for each row; r is float32, [..., 1]."""
     op = "l2_normalization"
     given = foldable(array(op, "x", x))
-    y = np.empty(given.shape, given.dtype if dtype is None else dtype_named(op, dtype))
-    r = np.empty((*given.shape[:-1], 1) if given.ndim else (), F32)
-    column = matrix(r, r.size, 1)
-    check(lib.tenon_l2_normalization(matrix(given), matrix(y), column, eps, options(precision)))
-    return Normalized(y, r)
+    where = place_of(given)
+    y = where.empty(given.shape, given.dtype if dtype is None else dtype_named(op, dtype))
+    r = where.empty((*given.shape[:-1], 1) if given.ndim else (), F32)
+    views = (matrix(given), matrix(y), matrix(r, r.size, 1))
+    where.run(lib.tenon_l2_normalization, (precision, "once"), *views, eps)
+    return Normalized(result(y), result(r))
 
 
 def l2_normalization(
@@ -212,12 +220,10 @@ def l2_normalization_backward(
     g, given = foldable(array(op, "grad", grad)), foldable(array(op, "x", x))
     _same_shape(op, "grad", g.shape, "x", given.shape)
     if r is None:
-        r = l2_normalization_forward(given, eps, precision=precision).r
+        r = l2_normalization_forward(result(given), eps, precision=precision).r
     rows = line(op, "r", r, column=True)
-    dx = np.empty(given.shape, given.dtype if dtype is None else dtype_named(op, dtype))
-    check(
-        lib.tenon_l2_normalization_backward(
-            matrix(g), matrix(given), rows.c, matrix(dx), options(precision)
-        )
-    )
-    return dx
+    where = common(op, (("x", given), ("grad", g), ("r", rows.owner)))
+    dx = where.empty(given.shape, given.dtype if dtype is None else dtype_named(op, dtype))
+    views = (matrix(g), matrix(given), rows.c, matrix(dx))
+    where.run(lib.tenon_l2_normalization_backward, (precision, "once"), *views)
+    return result(dx)  # type: ignore[no-any-return]

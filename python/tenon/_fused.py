@@ -13,40 +13,51 @@ import numpy as np
 from . import _html
 from ._activation import Activation, activation
 from ._array import F32, Array, array, dtype_named, foldable, matrix, rows_of
+from ._device import HOST, DeviceArray, Host, common, ones_like, place_of, result
 from ._expr import Expr, constant
-from ._lib import View, check, lib, options, text_of
+from ._lib import View, lib, options, text_of
 from ._trace import inputs_of, trace
 
 
 class _Argument:
     """An argument of a call and how it broadcasts to the result."""
 
-    __slots__ = ("array", "given", "shape")
+    __slots__ = ("array", "given", "number", "shape")
 
     def __init__(self, op: str, name: str, x: Any) -> None:
-        if isinstance(x, (int, float)) and not isinstance(x, bool):
-            self.given = np.asarray(x, F32)  # a Python number takes the precision of the others
-        else:
-            self.given = array(op, name, x)
-        self.shape = self.given.shape
+        self.number = isinstance(x, (int, float)) and not isinstance(x, bool)
+        # A Python number takes the precision of the others.
+        self.given = np.asarray(x, F32) if self.number else array(op, name, x)
+        self.shape: tuple[int, ...] = self.given.shape
+
+    def move(self, where: Host) -> None:
+        """A number is wherever the arrays are."""
+        if self.number and where is not HOST:
+            self.given = where.full((), float(self.given))
 
     def fit(self, shape: tuple[int, ...]) -> None:
         """Sees to it that it folds into [M,K], [1,K], [M,1] or [1,1] beside a result of `shape`."""
         lead, cols = self.shape[:-1], rows_of(self.shape)[1]
         x = self.given
         if math.prod(lead) != 1 and (1,) * (len(shape) - x.ndim) + lead != shape[:-1]:
+            if isinstance(x, DeviceArray):
+                raise NotImplementedError(
+                    f"tenon: on CUDA an argument of shape {self.shape} does not broadcast to "
+                    f"{shape}; expand its leading dimensions first, or all but the last to 1"
+                )
             x = np.broadcast_to(x, (*shape[:-1], cols))  # some of the leading dimensions
         self.array = foldable(x)
 
     def gradient(self) -> Array:
         """An array for this argument's gradient, as it is fitted."""
         same = self.array.size == self.given.size
-        return np.empty(self.array.shape, self.given.dtype if same else F32)
+        where = place_of(self.given)
+        return where.empty(self.array.shape, self.given.dtype if same else F32)  # type: ignore[no-any-return]
 
     def reduced(self, out: Array) -> Array:
         """The gradient in the argument's own shape: sums over what was expanded."""
         if out.size == self.given.size:
-            return out.reshape(self.shape)
+            return result(out.reshape(self.shape))  # type: ignore[no-any-return]
         own = (1,) * (out.ndim - len(self.shape)) + self.shape
         axes = tuple(i for i, n in enumerate(own) if n != out.shape[i])
         sums = out.sum(axis=axes, keepdims=True, dtype=F32)
@@ -79,7 +90,8 @@ class Fused:
                 f"fuse: {self.name} has an argument named 'dtype', which is that of the result; "
                 "give it another name"
             )
-        self._options = options(precision, rounding)
+        options(precision, rounding)  # what is wrong with them is said now
+        self._how = (precision, rounding)
         self._formula: str | None = None
 
     @property
@@ -119,7 +131,7 @@ class Fused:
                 )
         return given, keywords
 
-    def _fitted(self, given: Sequence[Any]) -> tuple[list[_Argument], tuple[int, ...]]:
+    def _fitted(self, given: Sequence[Any]) -> tuple[list[_Argument], tuple[int, ...], Host]:
         if len(given) != len(self.arguments):
             raise TypeError(
                 f"{self.name}: {len(given)} arguments given, it takes {len(self.arguments)} "
@@ -134,9 +146,13 @@ class Fused:
                 f"{self.name}: the shapes do not broadcast: {shapes}; dimensions must be equal or "
                 "1, from the last one on"
             ) from None
+        named = zip(self.arguments, found, strict=True)
+        arrays = [(n, a.given) for n, a in named if not a.number]
+        where = common(self.name, arrays) if arrays else HOST
         for a in found:
+            a.move(where)
             a.fit(shape)
-        return found, shape
+        return found, shape, where
 
     def _views(self, found: Sequence[_Argument]) -> tuple[Any, Any]:
         views = [matrix(a.array) for a in found]
@@ -147,16 +163,13 @@ class Fused:
         if any(isinstance(a, Expr) for a in (*given, *keywords.values())):
             return self._function(*given, **keywords)
         arguments, parameters = self._bound(given, keywords)
-        found, shape = self._fitted(arguments)
+        found, shape, where = self._fitted(arguments)
         out = _common(arguments, found) if dtype is None else dtype_named(self.name, dtype)
-        y = np.empty(shape, out)
+        y = where.empty(shape, out)
         views, names = self._views(found)
-        check(
-            lib.tenon_fused_forward(
-                self._text(parameters), names, views, len(found), matrix(y), self._options
-            )
-        )
-        return y
+        call = (self._text(parameters), names, views, len(found), matrix(y))
+        where.run(lib.tenon_fused_forward, self._how, *call)
+        return result(y)
 
     def grad(self, grad: Any, *given: Any, **keywords: Any) -> tuple[Array, ...]:
         """Gradients of the arguments, in their order, for the gradient of the result.
@@ -164,7 +177,7 @@ class Fused:
         Each has its argument's shape and dtype; one that was broadcast gets the sum.
         """
         arguments, parameters = self._bound(given, keywords)
-        found, shape = self._fitted(arguments)
+        found, shape, where = self._fitted(arguments)
         g = foldable(array(f"{self.name} grad", "grad", grad))
         if g.shape != shape:
             raise ValueError(
@@ -172,13 +185,11 @@ class Fused:
                 "result"
             )
         views, names = self._views(found)
+        common(f"{self.name} grad", ((self.arguments[0], found[0].given), ("grad", g)))
         made = [a.gradient() for a in found]
         outs = (View * len(made))(*map(matrix, made))
-        check(
-            lib.tenon_fused_backward(
-                self._text(parameters), names, views, len(found), matrix(g), outs, self._options
-            )
-        )
+        call = (self._text(parameters), names, views, len(found), matrix(g), outs)
+        where.run(lib.tenon_fused_backward, self._how, *call)
         return tuple(a.reduced(out) for a, out in zip(found, made, strict=True))
 
     def show(self, backward: bool = False) -> _html.Text:
@@ -263,7 +274,7 @@ def grad(function: Any) -> Callable[..., Any]:
 
         def of_activation(x: Any, b: Any = None, **settings: Any) -> Any:
             y = f(x, b, **settings)
-            found = f.backward(np.ones_like(y), x, b, **settings)
+            found = f.backward(ones_like(y), x, b, **settings)
             wanted = tuple(g for g in found if g is not None)
             return wanted if len(wanted) > 1 else wanted[0]
 
@@ -272,7 +283,7 @@ def grad(function: Any) -> Callable[..., Any]:
 
     def of_arguments(*arguments: Any, **parameters: float) -> Any:
         y = fused(*arguments, **parameters)
-        found = fused.grad(np.ones_like(y), *arguments, **parameters)
+        found = fused.grad(ones_like(y), *arguments, **parameters)
         return found if len(found) > 1 else found[0]
 
     return of_arguments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import (
+    CFUNCTYPE,
     POINTER,
     byref,
     c_char_p,
@@ -21,8 +22,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 __all__ = [
+    "DEVICES",
     "DTYPES",
     "SCALINGS",
+    "Allocate",
     "BackwardArgs",
     "DropoutArgs",
     "DropoutBackwardArgs",
@@ -43,6 +46,7 @@ __all__ = [
 
 # Numbers of tenon_dtype, in order.
 DTYPES = ("f32", "f16", "bf16", "e4m3", "e5m2", "e8m0")
+DEVICES = {"cpu": 0, "cuda": 1}
 SCALINGS = ("none", "delayed", "current", "mxfp8", "block1x128", "block128x128")
 
 
@@ -70,12 +74,18 @@ class _Sized(ctypes.Structure):
         super().__init__(size=ctypes.sizeof(self), **fields)
 
 
+# Lends device memory for the time of a call: (user, bytes) -> address.
+Allocate = CFUNCTYPE(c_void_p, c_void_p, c_size_t)
+
+
 class Options(_Sized):
     _fields_ = (
         ("precision", c_int32),
         ("rounding", c_int32),
         ("device", c_int32),
         ("stream", c_void_p),
+        ("allocate", Allocate),
+        ("user", c_void_p),
     )
 
 
@@ -223,6 +233,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         c_int,
         [c_void_p, c_int32, c_int64, POINTER(c_void_p), c_size_t, c_void_p, c_int32, c_void_p],
     ),
+    "tenon_measure_begin": (c_int, []),
+    "tenon_measure_end": (c_int, [POINTER(c_size_t)]),
     "tenon_set_threads": (c_int, [c_int32]),
     "tenon_threads": (c_int, []),
 }
@@ -285,17 +297,22 @@ def text_of(function: object, *arguments: object) -> str:
 
 _PRECISIONS = {"native": 0, "strict": 1}
 _ROUNDINGS = {"once": 0, "eager": 1}
-_OPTIONS: dict[tuple[str, str], Options] = {}
+_OPTIONS: dict[tuple[str, str, str], Options] = {}
 
 
-def options(precision: str = "native", rounding: str = "once") -> Options:
-    """Options of a call on the CPU; equal ones are one object."""
-    found = _OPTIONS.get((precision, rounding))
+def options(precision: str = "native", rounding: str = "once", device: str = "cpu") -> Options:
+    """Options of a call on the CPU, or of a plan; equal ones are one object."""
+    found = _OPTIONS.get((precision, rounding, device))
     if found is None:
         if precision not in _PRECISIONS:
             raise ValueError(f"tenon: precision={precision!r}; it must be 'native' or 'strict'")
         if rounding not in _ROUNDINGS:
             raise ValueError(f"tenon: rounding={rounding!r}; it must be 'once' or 'eager'")
-        found = Options(precision=_PRECISIONS[precision], rounding=_ROUNDINGS[rounding])
-        _OPTIONS[precision, rounding] = found
+        if device not in DEVICES:
+            raise ValueError(f"tenon: device={device!r}; it must be 'cpu' or 'cuda'")
+        found = _OPTIONS[precision, rounding, device] = Options(
+            precision=_PRECISIONS[precision],
+            rounding=_ROUNDINGS[rounding],
+            device=DEVICES[device],
+        )
     return found

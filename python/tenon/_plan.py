@@ -57,6 +57,7 @@ class Plan:
         extra_grads: Sequence[bool | str] = (),
         precision: str = "native",
         rounding: str = "once",
+        device: str = "cpu",
         rows: int = 256,
     ) -> None:
         for name, value in (("dtype", dtype), ("parameter_dtype", parameter_dtype)):
@@ -81,7 +82,7 @@ class Plan:
             extra_grad_count=len(extra_grads),
         )
         handle = ctypes.c_void_p()
-        chosen = options(precision, rounding)
+        chosen = options(precision, rounding, device)
         text = encoded(chain, "plan: the chain")
         check(lib.tenon_plan_build(text, request, chosen, byref(handle)))
         self._handle = handle
@@ -112,10 +113,17 @@ class Plan:
             known = self._known[rows] = (tuple(each), workspace.value)
         return known
 
-    def run(self, backward: bool, rows: int, memory: Any, workspace: int | None) -> None:
+    def run(
+        self,
+        backward: bool,
+        rows: int,
+        memory: Any,
+        workspace: int | None,
+        stream: int | None = None,
+    ) -> None:
         """One pass; `memory` is an array of c_void_p, an address for each buffer that it uses."""
         code = lib.tenon_plan_run(
-            self._handle, backward, rows, memory, len(memory), workspace, 0, None
+            self._handle, backward, rows, memory, len(memory), workspace, 0, stream
         )
         if code:
             check(code)
@@ -185,7 +193,7 @@ def plan(chain: str, **request: Any) -> Plan:
     `request`: cols of the input where the chain does not say, dtype, parameter_dtype, recipe
     ('none', 'delayed', 'current', 'mxfp8', 'block'), keep ('input', 'fp8', 'recompute'), training,
     backward, input_grad, parameter_grads and extra_grads (for each whether it is wanted, or the
-    dtype that it is wanted in), precision, rounding, and the rows that descriptions are for.
-    Nothing is computed.
+    dtype that it is wanted in), precision, rounding, device ('cpu', or 'cuda', which needs no GPU
+    here), and the rows that descriptions are for. Nothing is computed.
     """
     return Plan(chain, **request)

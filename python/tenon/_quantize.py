@@ -24,6 +24,7 @@ from ._array import (
     place,
     rows_of,
 )
+from ._device import HOST, DeviceArray, Host, common, on_cuda, place_of, read, result
 from ._lib import DTYPES, SCALINGS, QuantizeArgs, Tensor, View, check, lib, options
 
 # Elements that share a scale, for people.
@@ -88,7 +89,7 @@ class Format:
         """Tenon's name of the dtype, "e4m3" or "e5m2"."""
         return DTYPES[code_of(self.dtype)]
 
-    def empty(self, shape: tuple[int, ...], dtype: Any = F32) -> Quantized:
+    def empty(self, shape: tuple[int, ...], dtype: Any = F32, where: Host = HOST) -> Quantized:
         """A Quantized of that shape to be written by a call."""
         q = Quantized(self, shape, dtype)
         rows, cols = rows_of(shape)
@@ -101,32 +102,33 @@ class Format:
             d, s = (c_int64 * 2)(), (c_int64 * 2)()
             check(lib.tenon_encoding_shape(self.scaling.encode(), rows, cols, columnwise, d, s))
             transposed = columnwise and self.scaling != "mxfp8"
-            data = np.empty((cols, *shape[:-1]) if transposed else shape, self.dtype)
+            data = where.empty((cols, *shape[:-1]) if transposed else shape, self.dtype)
             if columnwise and q.scale_inv is not None and self.scaling in _ONE_SCALE:
                 scale_inv = q.scale_inv  # both encodings share it
             else:
-                scale_inv = np.empty((1,) if self.scaling in _ONE_SCALE else tuple(s), scales)
+                one = self.scaling in _ONE_SCALE
+                scale_inv = result(where.empty((1,) if one else tuple(s), scales))
             if columnwise:
-                q.columnwise_data, q.columnwise_scale_inv = data, scale_inv
+                q.columnwise_data, q.columnwise_scale_inv = result(data), scale_inv
             else:
-                q.data, q.scale_inv = data, scale_inv
+                q.data, q.scale_inv = result(data), scale_inv
         if self.scaling == "delayed":
             if self.scale is None:
                 raise ValueError(
                     "quantize: delayed scaling needs its scale; give scale=, e.g. 1.0 in the "
                     "first step, or use 'current'"
                 )
-            q._scale = _one("scale", self.scale)
-            if not q._scale[0] > 0:
+            q._scale = _one("scale", self.scale, where)
+            if where is HOST and not q._scale[0] > 0:
                 raise ValueError(f"quantize: scale={q._scale[0]}; it must be greater than 0")
-            q.amax = np.zeros(1, F32) if self.amax is None else _cell(self.amax)
+            q.amax = result(where.full((1,), 0.0)) if self.amax is None else _cell(self.amax, where)
         elif self.scaling == "current":
             if self.scale is not None:
                 raise ValueError(
                     "quantize: current finds its scale by itself; leave scale out, or use 'delayed'"
                 )
-            q.amax = np.zeros(1, F32) if self.amax is None else _one("amax", self.amax)
-            if q.amax[0] < 0:
+            q.amax = _one("amax", 0.0 if self.amax is None else self.amax, where)
+            if where is HOST and q.amax[0] < 0:
                 raise ValueError(
                     f"quantize: amax={q.amax[0]}; it is the largest |x| and must be at least 0"
                 )
@@ -136,28 +138,42 @@ class Format:
                 "or use 'delayed' (scale) or 'current' (amax)"
             )
         if self.health:
-            q._health = np.zeros(3, F32)
+            q._health = result(where.full((3,), 0.0))
         return q
 
 
-def _one(name: str, value: Any) -> Array:
+def _one(name: str, value: Any, where: Host) -> Any:
     if not isinstance(value, (int, float)):
         found = array("quantize", name, value)
         if found.size != 1:
             raise ValueError(
                 f"quantize: {name} has {found.size} elements; it is one number for the tensor"
             )
-        value = found.reshape(()).astype(F32)
-    return np.full(1, value, F32)
+        if isinstance(found, DeviceArray):  # nothing is read back, so it must serve as it is
+            return result(_there(name, found, where))
+        value = float(found.reshape(()).astype(F32))
+    return result(where.full((1,), value))
 
 
-def _cell(amax: Any) -> Array:
-    found = in_place("quantize", "amax", amax)
+def _there(name: str, found: Any, where: Host) -> Any:
+    if place_of(found) != where or found.dtype != F32:
+        raise ValueError(
+            f"quantize: {name} is {found.dtype.name} on {place_of(found).name}; it must be "
+            f"float32 on {where.name}, where x is"
+        )
+    return found
+
+
+def _cell(amax: Any, where: Host) -> Any:
+    if where is HOST:
+        found = in_place("quantize", "amax", amax)
+    else:
+        found = _there("amax", array("quantize", "amax", amax), where)
     if found.size != 1:
         raise ValueError(
             f"quantize: amax has {found.size} elements; pass the tensor's own, history[0, i:i+1]"
         )
-    return found
+    return result(found)
 
 
 class Quantized:
@@ -209,10 +225,13 @@ class Quantized:
         f, owners = self.format, []
         rows, cols = rows_of(self.shape)
 
-        def view(x: Array | None, shape: tuple[int, int]) -> Any:
-            if x is None:
+        def view(given: Any, shape: tuple[int, int], coded: Any = F32) -> Any:
+            if given is None:
                 return None
-            x = np.asarray(x, order="C")
+            if isinstance(given, np.ndarray) or not on_cuda(given):
+                x: Any = np.asarray(given, order="C")
+            else:
+                x = read("Quantized", "a part", given, coded).contiguous()
             owners.append(x)
             if x.size != shape[0] * shape[1]:
                 raise ValueError(
@@ -227,14 +246,17 @@ class Quantized:
             return (d[0], d[1]), (s[0], s[1])
 
         (data, scales), (columnwise_data, columnwise_scales) = shapes(False), shapes(True)
+        kind = F32
+        if self.scaling == "mxfp8":
+            kind = dtype_named("quantize", "e8m0", ("float8_e8m0fnu",))
         t = Tensor(
             scaling=self.scaling.encode(),
             dtype=code_of(f.dtype),
             swizzled=f.swizzled,
-            data=view(self.data, data),
-            scale_inv=view(self.scale_inv, scales),
-            columnwise_data=view(self.columnwise_data, columnwise_data),
-            columnwise_scale_inv=view(self.columnwise_scale_inv, columnwise_scales),
+            data=view(self.data, data, f.dtype),
+            scale_inv=view(self.scale_inv, scales, kind),
+            columnwise_data=view(self.columnwise_data, columnwise_data, f.dtype),
+            columnwise_scale_inv=view(self.columnwise_scale_inv, columnwise_scales, kind),
         )
         if written:
             t.power_of_two = 0 if f.power_of_two is None else 1 if f.power_of_two else 2
@@ -244,18 +266,29 @@ class Quantized:
             t.amax = view(self.amax, (1, 1))
             t.health = view(self._health, (1, 3))
         t.owners = owners
+        common("Quantized", ((f"part {i} of its memory", x) for i, x in enumerate(owners)))
         return t
+
+    def where(self) -> Host:
+        """Where its arrays are."""
+        data = self.columnwise_data if self.data is None else self.data
+        if data is None or isinstance(data, np.ndarray) or not on_cuda(data):
+            return HOST
+        return read("Quantized", "data", data, self.format.dtype).place
 
     def dequantize(self, dtype: Any = None) -> Array:
         """The numbers, data*scale_inv, in `dtype` (that of the original by default)."""
-        y = np.empty(self.shape, self.dtype if dtype is None else dtype_named("dequantize", dtype))
-        _run(self.c_tensor(), matrix(y))
-        return y
+        where = self.where()
+        kind = self.dtype if dtype is None else dtype_named("dequantize", dtype)
+        y = where.empty(self.shape, kind)
+        _run(self.c_tensor(), matrix(y), where)
+        return result(y)  # type: ignore[no-any-return]
 
     def requantize(self, format: Format | str, **settings: Any) -> Quantized:  # noqa: A002
         """The same numbers in another format, in one pass; settings as for tenon.quantize."""
-        q = _read_format(format, **settings).empty(self.shape, self.dtype)
-        _run(self.c_tensor(), q.c_tensor(written=True))
+        where = self.where()
+        q = _read_format(format, **settings).empty(self.shape, self.dtype, where)
+        _run(self.c_tensor(), q.c_tensor(written=True), where)
         return q
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -304,28 +337,29 @@ def _read_format(given: Format | str, **settings: Any) -> Format:
     return Format(given, **settings)
 
 
-def _run(x: View | Tensor, y: View | Tensor) -> None:
+def _run(x: View | Tensor, y: View | Tensor, where: Host) -> None:
     args = QuantizeArgs()
     place(args, x=x, y=y)
-    check(lib.tenon_quantize(byref(args), options()))
+    where.run(lib.tenon_quantize, ("native", "once"), byref(args))
 
 
 def operand(op: str, name: str, x: Any) -> Operand:
     """An array, or a Quantized, as input of a call."""
     if isinstance(x, Quantized):
-        return Operand(x.shape, x.dtype, x.c_tensor(), x)
+        c = x.c_tensor()
+        return Operand(x.shape, x.dtype, c, c.owners[0] if c.owners else x)
     found = foldable(array(op, name, x))
     return Operand(found.shape, found.dtype, matrix(found), found)
 
 
 def output(
-    shape: tuple[int, ...], dtype: Any, quantize: Format | str | None
+    shape: tuple[int, ...], dtype: Any, quantize: Format | str | None, where: Host
 ) -> tuple[Any, View | Tensor]:
     """What a call writes and returns, plain or encoded, and its struct."""
     if quantize is None:
-        y = np.empty(shape, dtype)
+        y = where.empty(shape, dtype)
         return y, matrix(y)
-    q = _read_format(quantize).empty(shape, dtype)
+    q = _read_format(quantize).empty(shape, dtype, where)
     return q, q.c_tensor(written=True)
 
 
@@ -363,8 +397,9 @@ def quantize(
                 "quantize: a Format and further settings are both given; set them in the Format"
             )
     source = operand("quantize", "x", x)
-    q = _read_format(format).empty(source.shape, source.dtype)
-    _run(source.c, q.c_tensor(written=True))
+    where = place_of(source.owner)
+    q = _read_format(format).empty(source.shape, source.dtype, where)
+    _run(source.c, q.c_tensor(written=True), where)
     return q
 
 
@@ -393,6 +428,12 @@ def delayed_update(
     largest finite entry, or of row 0 alone if `most_recent`.
     """
     op = "delayed_update"
+    for name, x in (("history", history), ("scale", scale)):
+        if not isinstance(x, np.ndarray) and on_cuda(x):
+            raise NotImplementedError(
+                f"{op}: {name} is on CUDA; here the update is the CPU's, use "
+                "tenon.torch.quantizer.delayed_update for tensors of torch"
+            )
     h, s = in_place(op, "history", history), in_place(op, "scale", scale)
     if not isinstance(margin, (int, np.integer)) or isinstance(margin, bool):
         raise TypeError(f"{op}: margin={margin!r}; it must be a whole number, of powers of two")

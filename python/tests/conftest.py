@@ -5,8 +5,15 @@ import os
 import sys
 from pathlib import Path
 
-# The handlers are those of the CPU, also on machines where JAX would choose a GPU.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# TENON_TEST_DEVICE=cuda runs the tests of torch and JAX on the GPU; else they are the CPU's, also
+# on machines where JAX would choose a GPU.
+_ON_CUDA = os.environ.get("TENON_TEST_DEVICE") == "cuda"
+os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if _ON_CUDA else "cpu")
+if _ON_CUDA:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch needs memory too
+    import torch
+
+    torch.set_default_device("cuda")
 
 _PYTHON = Path(__file__).resolve().parents[1]
 _BUILT = _PYTHON.parent / "build" / "lib" / "libtenon.so"

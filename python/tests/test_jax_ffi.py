@@ -8,7 +8,7 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 from tenon import _lib  # noqa: E402
-from tenon.jax import QuantizeLayout, _ffi, act_lu, quantize_dact_dbias  # noqa: E402
+from tenon.jax import QuantizeLayout, _ffi, _workspace, act_lu, quantize_dact_dbias  # noqa: E402
 from tenon.jax.cpp_extensions import _primitives  # noqa: E402
 from test_jax_quantize import FP8, MODES, backward, forward, numbers, same  # noqa: E402
 
@@ -124,3 +124,25 @@ def test_initialising_touches_nothing(mode, monkeypatch):
     jax.block_until_ready(y.dequantize())
     assert [s for s, _ in seen] == ["tenon_ActLu", "tenon_DActLuDBiasQuantize", "tenon_Dequantize"]
     assert not any(error for _, error in seen)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_workspace_for_cuda_changes_nothing(mode, monkeypatch):
+    """Where JAX has a GPU, results have a place for what CUDA's kernels need."""
+    monkeypatch.setattr(_workspace, "_has_cuda", lambda: True)
+    q = MODES[mode](FP8[0], QuantizeLayout.ROWWISE_COLWISE)
+    x, dz = numbers((300, 2, 40)), numbers((300, 40), seed=1)
+    seen = []
+    measured = _workspace._measured
+    monkeypatch.setattr(
+        _workspace, "_measured", lambda *a: seen.append(measured(*a)) or max(seen[-1], 64)
+    )
+    key = ("silu", "linear")
+    y = act_lu(x, key, q)
+    same(y, forward("gated(silu)", x, q))
+    dx, dbias = quantize_dact_dbias(dz, x, key, True, q)
+    want = backward("gated(silu)", dz, x, q)
+    np.testing.assert_array_equal(dbias, want.pop("dbias"))
+    same(dx, want)
+    # Sums over blocks of at most 128 rows are kept in fp32.
+    assert len(seen) == 2 and seen[1] >= 3 * 80 * 4

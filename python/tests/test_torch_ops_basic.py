@@ -92,7 +92,9 @@ SHAPES = [(38,), (3, 14), (2, 5, 6), (2, 1, 3, 34), (0, 6), (2, 0, 4)]
 
 
 def data(shape, dtype, seed=0, grad=True):
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    x = torch.randn(
+        shape, generator=torch.Generator(torch.get_default_device()).manual_seed(seed)
+    ).to(dtype)
     return x.requires_grad_(grad)
 
 

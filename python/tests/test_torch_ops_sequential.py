@@ -251,7 +251,7 @@ def test_state_dict_round_trip():
 def test_autocast(dtype):
     model = ops.Sequential(*mlp(), ops.Bias(8), ops.Dropout(0.0), ops.L2Normalization())
     x = torch.randn(3, 8, requires_grad=True)
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(torch.get_default_device().type, dtype):
         for part in model:
             assert part(torch.randn(3, 8 if not isinstance(part, ops.Linear)
                                     else part.in_features)).dtype == dtype  # fmt: skip
@@ -264,15 +264,15 @@ def test_autocast(dtype):
     assert all(p.grad.dtype == torch.float32 for p in model.parameters())
     exact = ops.Sequential(*mlp(), ops.Bias(8), ops.L2Normalization())(x.detach())
     torch.testing.assert_close(y.float(), exact, rtol=0.1, atol=0.05)
-    with torch.autocast("cpu", dtype):
-        with torch.autocast("cpu", enabled=False):
+    with torch.autocast(torch.get_default_device().type, dtype):
+        with torch.autocast(torch.get_default_device().type, enabled=False):
             assert model(x).dtype == torch.float32
     # Backward inside autocast computes in the dtypes of the forward pass.
     plain, inside = mlp(), mlp()
     plain(x).sum().backward()
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast(torch.get_default_device().type, enabled=False):
         y = inside(x)
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(torch.get_default_device().type, dtype):
         y.sum().backward()
     assert torch.equal(plain[0].weight.grad, inside[0].weight.grad)
 

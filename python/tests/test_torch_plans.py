@@ -12,18 +12,20 @@ import tenon  # noqa: E402
 import tenon.torch as tt  # noqa: E402
 import tenon.torch.ops as ops  # noqa: E402
 from tenon._plan import Plan  # noqa: E402
+from tenon.torch import _memory  # noqa: E402
 from tenon.torch.ops import _gemm, fuser  # noqa: E402
 from tenon.torch.ops.fused import Planned  # noqa: E402
 from tenon.torch.quantizer import MXFP8Quantizer  # noqa: E402
 
 F = torch.nn.functional
+_CHOOSE = _gemm.torch_multiplies.__wrapped__
 EPS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 @pytest.fixture(autouse=True)
 def plans_multiply(monkeypatch):
     """Linears belong to plans on every CPU."""
-    monkeypatch.setattr(_gemm, "torch_multiplies", lambda dtype: False)
+    monkeypatch.setattr(_gemm, "torch_multiplies", lambda on_cpu: False)
 
 
 @pytest.fixture
@@ -673,7 +675,7 @@ def test_gradients_of_extra_outputs_with_the_negative_bit():
 
 def test_what_a_plan_does_not_serve(runs):
     """Today's ops run instead, with the semantics and the messages they have."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
         small = ops.Sequential(ops.Linear(4, 4), ops.GELU())
         assert small(torch.randn(2, 4)).dtype == torch.bfloat16
     x = torch.randn(4, 32)
@@ -817,7 +819,7 @@ def test_many_threads_at_once():
 
 def test_products_of_torch(monkeypatch, runs):
     """Where torch multiplies, linears are its own and plans lie between them."""
-    monkeypatch.setattr(_gemm, "torch_multiplies", lambda dtype: True)
+    monkeypatch.setattr(_gemm, "torch_multiplies", lambda on_cpu: True)
     model = ops.Sequential(
         *(ops.Linear(8, 16), ops.GELU(), ops.L2Normalization(), ops.ConstantScale(2.0)),
         *(ops.Linear(16, 8), ops.GELU()),
@@ -834,27 +836,40 @@ def test_products_of_torch(monkeypatch, runs):
 
 
 def test_whose_product_is_taken(monkeypatch):
-    choose = _gemm._choose
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    choose = _CHOOSE
     monkeypatch.delenv("TENON_TORCH_GEMM", raising=False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert not choose(torch.bfloat16)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
-    assert choose(torch.bfloat16) and not choose(torch.float32) and not choose(torch.float16)
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    assert not choose(torch.bfloat16)
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core_amx")
-    assert choose(torch.bfloat16)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
-    assert not choose(torch.bfloat16)
+    assert not choose(True) and choose(False)
     monkeypatch.setenv("TENON_TORCH_GEMM", "torch")
-    assert choose(torch.float32)
+    assert choose(True) and choose(False)
     monkeypatch.setenv("TENON_TORCH_GEMM", "tenon")
-    assert not choose(torch.bfloat16)
+    assert not choose(True) and not choose(False)
     monkeypatch.setenv("TENON_TORCH_GEMM", "mkl")
     with pytest.raises(ValueError, match="TENON_TORCH_GEMM='mkl'; it must be"):
-        choose(torch.float32)
+        choose(True)
+
+
+def test_saved_memory_is_used_again():
+    """A later forward gets the memory of a backward that is done, never that of one that is not."""
+    model = ops.Sequential(ops.Linear(64, 4096), ops.GELU(), ops.Linear(4096, 64))
+    x = torch.randn(1024, 64)
+    reference = [torch.randn(1024, 64) for _ in range(3)]
+
+    def gradients(y, dy):
+        return [g.clone() for g in torch.autograd.grad(y, list(model.parameters()), dy)]
+
+    alone = [gradients(model(x * (i + 1)), dy) for i, dy in enumerate(reference)]
+    results = [model(x * (i + 1)) for i in range(3)]  # three graphs at once
+    pairs = zip(results, reference, strict=True)
+    for wanted, got in zip(alone, [gradients(y, dy) for y, dy in pairs], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
+    del results, pairs
+    idle = {t.data_ptr() for blocks in _memory._idle.values() for t in blocks}
+    assert idle
+    y = model(x)
+    left = {t.data_ptr() for blocks in _memory._idle.values() for t in blocks}
+    assert left < idle
+    for wanted, got in zip(alone[0], gradients(y, reference[0]), strict=True):
+        assert torch.equal(wanted, got)
 
 
 def test_explain_shows_the_plan():

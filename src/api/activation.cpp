@@ -24,6 +24,7 @@ std::optional<Operand> operand(const Tensor& t) {
 
 std::vector<float> values(const Activation& f) {
   std::vector<float> result;
+  result.reserve(f.parameters.size());
   for (const Parameter& p : f.parameters) {
     require(p.value >= p.least && p.value <= p.most, f.name, ": ", p.name, " = ", p.value,
             " is outside [", p.least, ", ", p.most, "]; give a value inside");
@@ -123,6 +124,8 @@ void run(ActivationForm form, Inputs in, Outputs out, const Tensor& y, const Ten
     View& scale = in[A::y_scale + i];
     View& amax = out[A::y_amax + i];
     const bool finds = finds_amax(t);
+    require(!finds || t.amax.given() || options.device != Device::cuda, form.f.name,
+            ": current scaling on cuda needs a place for the amax; give amax, [1,1] f32 there");
     amax = t.amax.given() ? t.amax : matrix(&found[i], DType::f32, 1, 1);
     scale = t.format.scaling == Scaling::delayed ? t.scale : amax;
     writes_amax = finds || (t.format.scaling == Scaling::delayed && t.amax.given());
@@ -162,6 +165,8 @@ void forward(const Activation& f, const Forward& c, const Options& options) {
   check_amax(op, c.amax);
   std::vector<Named> inputs;
   std::vector<Named> outputs;
+  inputs.reserve(ActivationArgs::inputs);
+  outputs.reserve(ActivationArgs::outputs);
   append_inputs(inputs, {"x", c.x});
   append_inputs(inputs, {"b", c.b});
   inputs.insert(inputs.end(), {{"bias", c.bias}, {"scale", c.scale}});
@@ -177,7 +182,7 @@ void forward(const Activation& f, const Forward& c, const Options& options) {
   in[A::scale] = c.scale;
   Outputs out{};
   out[A::amax] = c.amax;
-  run(form, in, out, c.y, {}, rows, options);
+  run(std::move(form), in, out, c.y, {}, rows, options);
 }
 
 void backward(const Activation& f, const Backward& c, const Options& options) {
@@ -210,6 +215,8 @@ void backward(const Activation& f, const Backward& c, const Options& options) {
   check_amax(op, c.amax);
   std::vector<Named> inputs;
   std::vector<Named> outputs;
+  inputs.reserve(ActivationArgs::inputs);
+  outputs.reserve(ActivationArgs::outputs);
   append_inputs(inputs, {"grad", c.grad});
   append_inputs(inputs, {"x", c.x});
   append_inputs(inputs, {"b", c.b});
@@ -234,7 +241,7 @@ void backward(const Activation& f, const Backward& c, const Options& options) {
   out[A::dbias] = c.dbias;
   out[A::dscale] = c.dscale;
   out[A::amax] = c.amax;
-  run(form, in, out, c.dx, c.db, rows, options);
+  run(std::move(form), in, out, c.dx, c.db, rows, options);
 }
 
 }  // namespace tenon

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "api/validate.h"
+#include "backend/list.h"
 #include "core/fp_mode.h"
 #include "plan/execute.h"
 #include "tenon/error.h"
@@ -83,7 +84,8 @@ void bias_dropout_add(const BiasDropoutAdd& c, const Options& options) {
       prepared(key(form, false), nullptr, options.device, [&] { return dropout_step(form); });
   const std::array in{c.x, c.bias, c.residual};
   run(*step, c.x.rows, in, std::span(&c.y, 1), dropout_rule(c.p), c.random, options);
-  if (c.training && options.device == Device::cpu) ++c.random->offset;
+  auto* const state = reinterpret_cast<uint64_t*>(c.random);
+  if (c.training) backend_for(options.device).draw(state, state, 1, options.stream);
 }
 
 void bias_dropout_add_backward(const BiasDropoutAddBackward& c, const Options& options) {

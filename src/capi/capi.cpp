@@ -7,12 +7,15 @@
 
 #include "capi/common.h"
 #include "core/text.h"
+#include "plan/execute.h"
 #include "tenon/tenon.hpp"
 
 namespace {
 
 using tenon::require;
 using namespace tenon::capi;  // NOLINT: this file is its only user beside plan.cpp
+
+thread_local size_t measured = 0;  // bytes of workspace, since tenon_measure_begin
 
 tenon::View view(const tenon_view& v) {
   require(v.dtype >= 0 && v.dtype < static_cast<int32_t>(tenon::kDTypes.size()),
@@ -327,6 +330,24 @@ int tenon_l2_normalization_backward(const tenon_view* grad, const tenon_view* x,
     tenon::l2_normalization_backward(needed(grad, kName, "grad"), needed(x, kName, "x"),
                                      needed(r, kName, "r"), needed(dx, kName, "dx"),
                                      options(given, kName));
+  });
+}
+
+int tenon_measure_begin(void) {
+  return guarded([&] {
+    measured = 0;
+    tenon::set_observer([](const tenon::Step& step, const tenon::RunArgs& args,
+                           const tenon::Options& options, const std::function<void()>& /*run*/) {
+      const tenon::Chosen chosen = tenon::kernel_for(step, options.device);
+      measured = std::max(measured, chosen.kernel->workspace(args.rows));
+    });
+  });
+}
+
+int tenon_measure_end(size_t* bytes) {
+  return guarded([&] {
+    tenon::set_observer({});
+    if (bytes) *bytes = measured;
   });
 }
 

@@ -68,7 +68,9 @@ inline tenon::Options options(const tenon_options* given, const char* function) 
   return {.precision = chosen<tenon::Precision>(o.precision, 2, function, "precision"),
           .rounding = chosen<tenon::Rounding>(o.rounding, 2, function, "rounding"),
           .device = chosen<tenon::Device>(o.device, 2, function, "device"),
-          .stream = o.stream};
+          .stream = o.stream,
+          .allocate = o.allocate,
+          .user = o.user};
 }
 
 // Text into a caller's buffer: at most `capacity` bytes, the final zero included.

@@ -151,6 +151,10 @@ class Table {
     return piece == 0 || shapes_[row[at(Column::shape)]].cols % piece == 0;
   }
 
+  [[nodiscard]] bool is_activation(const Indices& row) const {
+    return ops_[row[at(Column::op)]].kind == Kind::activation;
+  }
+
   [[nodiscard]] Case make(const Indices& row) const {
     Case c;
     for (size_t i = 0; i < kColumns; ++i) c.values[i] = values_[i][row[i]];
@@ -173,14 +177,23 @@ class Table {
   std::vector<Number> inputs_, outputs_;
 };
 
-// A fixed generator, so that the list is the same everywhere.
+// A generator of our own, so that lists are the same everywhere.
 class Random {
  public:
+  Random() = default;
+  explicit Random(uint64_t seed) : state_((seed + 1) * 0x9E3779B97F4A7C15ULL | 1) {
+    for (int i = 0; i < 16; ++i) below(2);  // seeds that are close part
+  }
+
   size_t below(size_t n) {
     state_ ^= state_ << 13;
     state_ ^= state_ >> 7;
     state_ ^= state_ << 17;
     return static_cast<size_t>(state_ % n);
+  }
+  template <class T, size_t n>
+  T of(const std::array<T, n>& values) {
+    return values[below(n)];
   }
 
  private:
@@ -303,8 +316,12 @@ ShapeCase parse_shape(const std::string& text) {
   char* end = nullptr;
   s.rows = std::strtoll(text.c_str(), &end, 10);
   s.cols = std::strtoll(end + 1, nullptr, 10);
-  s.strided = text.find("+strided") != std::string::npos;
-  s.unaligned = text.find("+unaligned") != std::string::npos;
+  const auto number = [&](const std::string& name, int64_t otherwise) {
+    const size_t found = text.find(name);
+    return found == std::string::npos ? otherwise : std::atoll(text.c_str() + found + name.size());
+  };
+  s.pad = number("+pad", text.find("+strided") != std::string::npos ? 3 : 0);
+  s.shift = number("+shift", text.find("+unaligned") != std::string::npos ? 1 : 0);
   return s;
 }
 
@@ -319,9 +336,21 @@ std::vector<std::string> cells() {
   return result;
 }
 
-std::vector<Case> cases() {
+namespace {
+
+// A cell without its layout, where that is no matter of the kernel: two tensors are.
+std::string kernel_cell(const Case& c) {
+  Case same = c;
+  std::string& layout = same.values[at(Column::layout)];
+  if (layout != "separate") layout = "-";
+  return same.cell();
+}
+
+std::vector<Case> covering(bool few_kernels) {
   constexpr int kTries = 2000;       // cells are never empty; most tries fit
   constexpr int kPairTries = 20000;  // a pair may be rare, or not exist
+  constexpr std::array kOfKernels{Column::bias, Column::input, Column::output, Column::precision,
+                                  Column::rounding};
   const Table table;
   Cover cover(table);
   std::vector<Case> result;
@@ -332,8 +361,17 @@ std::vector<Case> cases() {
     if (seen.insert(c.text()).second) result.push_back(std::move(c));
   };
   Indices row{};
-  for (const Fixed& fixed : cell_rows(table))
-    if (cover.complete(fixed, row, kTries)) add(row);
+  std::map<std::string, Indices> first;  // of the cells with the same kernels
+  for (Fixed& fixed : cell_rows(table)) {
+    for (const auto& [column, value] : fixed) row[at(column)] = value;
+    const std::string kernel = kernel_cell(table.make(row));
+    const auto found = few_kernels ? first.find(kernel) : first.end();
+    if (found != first.end())
+      for (const Column c : kOfKernels) fixed.emplace_back(c, found->second[at(c)]);
+    if (!cover.complete(fixed, row, kTries)) continue;
+    add(row);
+    first.try_emplace(kernel, row);
+  }
   // What the cells left open; a pair that no allowed case has is left out.
   for (size_t a = 0; a < kColumns; ++a)
     for (size_t b = a + 1; b < kColumns; ++b)
@@ -343,6 +381,86 @@ std::vector<Case> cases() {
               cover.complete({{static_cast<Column>(a), i}, {static_cast<Column>(b), j}}, row,
                              kPairTries))
             add(row);
+  return result;
+}
+
+// Whole vectors and tiles in one half of the cases, anything in the other.
+std::string random_shape(Random& random) {
+  constexpr std::array<int64_t, 8> kPads{0, 0, 0, 8, 16, 1, 3, 7};
+  constexpr std::array<int64_t, 8> kShifts{0, 0, 0, 0, 16, 1, 2, 8};
+  const bool whole = random.below(2) == 0;
+  int64_t rows = static_cast<int64_t>(random.below(4) == 0 ? random.below(4) : random.below(300));
+  int64_t cols = static_cast<int64_t>(random.below(700));
+  if (random.below(16) == 0) cols += 4000, rows %= 8;
+  if (whole) cols = (cols / 8 + 1) * 8;
+  if (whole && random.below(2) == 0) rows = (rows + 15) / 16 * 16;
+  const int64_t pad = whole ? kPads[random.below(5)] : random.of(kPads);
+  const int64_t shift = whole ? kShifts[random.below(5)] : random.of(kShifts);
+  std::string text = std::to_string(rows) + "x" + std::to_string(cols);
+  if (pad) text += "+pad" + std::to_string(pad);
+  if (shift) text += "+shift" + std::to_string(shift);
+  return text;
+}
+
+// Another place for the halves of a gated tensor; two tensors stay two.
+std::string random_layout(const std::string& layout, int64_t cols, Random& random) {
+  constexpr std::array<std::string_view, 2> kHalves{"stacked", "swapped"};
+  if (layout == "-" || layout == "separate") return layout;
+  std::vector<int64_t> pieces;
+  for (int64_t k = 1; k <= cols; ++k)
+    if (cols % k == 0) pieces.push_back(k);
+  if (pieces.empty() || random.below(2) == 0) return std::string(random.of(kHalves));
+  return "interleaved(" + std::to_string(pieces[random.below(pieces.size())]) + ")";
+}
+
+// `name(parameter=value)` within gated() and scaled(); values around 1 suit every parameter.
+std::string random_parameters(const std::string& op, Random& random) {
+  const size_t open = op.rfind('(');
+  const size_t begin = open == std::string::npos ? 0 : open + 1;
+  const size_t end = op.find(')');
+  const std::string name = op.substr(begin, end == std::string::npos ? end : end - begin);
+  std::string values;
+  for (const Parameter& p : activation(name).parameters)
+    values += (values.empty() ? "" : ",") + p.name + "=" +
+              std::to_string(static_cast<float>(1 + random.below(400)) / 64.0F);
+  if (values.empty() || random.below(4) == 0) return op;
+  return op.substr(0, begin) + name + "(" + values + ")" + op.substr(begin + name.size());
+}
+
+}  // namespace
+
+std::vector<Case> cases() { return covering(false); }
+std::vector<Case> cases_of_few_kernels() { return covering(true); }
+
+std::vector<Case> random_cases(size_t count, size_t forms, uint64_t seed) {
+  const Table table;
+  Random random(seed);
+  std::vector<Indices> kinds;
+  while (kinds.size() < forms) {
+    Indices row{};
+    for (size_t c = 0; c < kColumns; ++c) row[c] = random.below(table.size(c));
+    if (!table.allowed(row)) continue;
+    const Case c = table.make(row);
+    // Every second kind is one that the fast kernels take.
+    const bool fast =
+        c[Column::input].find("e") == std::string::npos && !c[Column::op].starts_with("scaled(");
+    if (kinds.size() % 2 == 0 && !fast) continue;
+    kinds.push_back(row);
+  }
+  std::vector<Case> result;
+  while (result.size() < count) {
+    const Indices& kind = kinds[random.below(kinds.size())];
+    Case c = table.make(kind);
+    const auto set = [&](Column column, std::string value) {
+      c.values[at(column)] = std::move(value);
+    };
+    set(Column::precision, "strict");
+    set(Column::shape, random_shape(random));
+    set(Column::layout,
+        random_layout(c[Column::layout], parse_shape(c[Column::shape]).cols, random));
+    if (table.is_activation(kind)) set(Column::op, random_parameters(c[Column::op], random));
+    result.push_back(std::move(c));
+  }
   return result;
 }
 

@@ -37,15 +37,22 @@ struct Case {
   [[nodiscard]] std::string cell() const;
 };
 
-// Sizes and placement of a shape such as "37x96+strided+unaligned"; cols are the output's.
+// Sizes and placement of a shape such as "37x96+pad3+shift1"; cols are the output's. "+strided" is
+// a pad of 3 elements behind each row, "+unaligned" a shift by one byte.
 struct ShapeCase {
   int64_t rows = 0, cols = 0;
-  bool strided = false, unaligned = false;
+  int64_t pad = 0, shift = 0;
 };
 ShapeCase parse_shape(const std::string& text);
 
 // All cells that exist, and the list that covers them; the same list in every run.
 std::vector<std::string> cells();
 std::vector<Case> cases();
+// The same for a device that compiles: cells that differ in nothing but where a gated tensor's
+// halves lie have their numbers, bias, precision and rounding in common, and so their kernels.
+std::vector<Case> cases_of_few_kernels();
+
+// Strict cases of `forms` kinds with any shape, stride, address, layout and parameters.
+std::vector<Case> random_cases(size_t count, size_t forms, uint64_t seed);
 
 }  // namespace tenon::cli

@@ -18,6 +18,9 @@ struct CheckArgs {
   bool list = false;
   std::string device = "cpu";
   std::string precision;  // empty: both
+  int every = 1;
+  int random = 0;  // how many cases by chance, in place of the list
+  uint64_t seed = 1;
 };
 
 struct QuantizeArgs {
@@ -63,6 +66,15 @@ struct DemoArgs {
   uint64_t seed = 1;
 };
 
+struct BenchArgs {
+  std::string device = "cpu", dtype = "bf16", precision = "native", cases = "default";
+  std::vector<std::string> filters, shapes;
+  int64_t rows = 0, cols = 0;  // 0: the device's own
+  int shots = 11;
+  std::string json, arch = "sm_90a";
+  bool list = false, compile_only = false, costs = true;
+};
+
 int doctor(bool json);
 int list(bool markdown);
 int show(const std::string& text, bool backward);
@@ -72,5 +84,6 @@ int quantize(const QuantizeArgs& args);
 int plan(const PlanArgs& args);
 int run(const ChainRunArgs& args);
 int cache(const CacheArgs& args);
+int bench(const BenchArgs& args);
 
 }  // namespace tenon::cli

@@ -20,11 +20,8 @@ int doctor(bool json) {
     out["cpu"] = {{"isa", std::string(cpu::loops().isa)},
                   {"threads", threads()},
                   {"cores", std::thread::hardware_concurrency()}};
-    out["cuda"] = {{"usable", cuda.gpu},
-                   {"device", cuda.device},
-                   {"driver", cuda.driver},
-                   {"nvrtc", cuda.nvrtc},
-                   {"why", cuda.why}};
+    out["cuda"] = {{"usable", cuda.gpu},  {"device", cuda.device},     {"driver", cuda.driver},
+                   {"nvrtc", cuda.nvrtc}, {"cublaslt", cuda.cublaslt}, {"why", cuda.why}};
     for (const Backend* b : backends()) {
       nlohmann::json makers = nlohmann::json::array();
       for (const Maker& m : b->makers) makers.push_back(std::string(m.name));

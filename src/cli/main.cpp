@@ -64,6 +64,14 @@ int command(int argc, char** argv) {
   check->add_flag("--list", args.list, "print the cases, run nothing");
   check->add_option("--device", args.device)->check(CLI::IsMember({"cpu", "cuda"}));
   check->add_option("--precision", args.precision)->check(CLI::IsMember({"strict", "native"}));
+  check->add_option("--every", args.every, "only each Nth of the cases")
+      ->check(CLI::Range(1, 1000000));
+  check
+      ->add_option("--random", args.random,
+                   "so many strict cases by chance, in place of the list; on cuda over at most "
+                   "400 kernel texts")
+      ->check(CLI::Range(0, 1000000));
+  check->add_option("--seed", args.seed, "of those")->capture_default_str();
 
   cli::DemoArgs shown;
   auto* demo = app.add_subcommand(
@@ -136,6 +144,37 @@ int command(int argc, char** argv) {
   add_chain_options(*warm, cached);
   warm->add_option("--arch", cached.arch, "e.g. sm_90a; this machine's GPU unless given");
 
+  cli::BenchArgs timed;
+  bool no_costs = false;
+  auto* bench = app.add_subcommand(
+      "bench", "time kernels as shares of the fastest copy with the same reads and writes");
+  bench->add_option("--device", timed.device)
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  bench->add_option("--cases", timed.cases, "default, or all: every activation in every format")
+      ->check(CLI::IsMember({"default", "all"}))
+      ->capture_default_str();
+  bench->add_option("--filter", timed.filters,
+                    "cases with all these words, e.g. \"gelu rowcol\"; several: any of them");
+  bench->add_option("--rows", timed.rows, "16384 on cuda, 2048 on cpu");
+  bench->add_option("--cols", timed.cols, "14336 on cuda, 4096 on cpu");
+  bench->add_option("--shape", timed.shapes, "ROWSxCOLS in place of these; several are timed");
+  bench->add_option("--dtype", timed.dtype, "of inputs and plain results")
+      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
+      ->capture_default_str();
+  bench->add_option("--precision", timed.precision)
+      ->check(CLI::IsMember({"native", "strict"}))
+      ->capture_default_str();
+  bench->add_option("--shots", timed.shots, "how often each case is timed")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  bench->add_option("--json", timed.json, "write everything to this file");
+  bench->add_flag("--list", timed.list, "print the cases and their makers, run nothing");
+  bench->add_flag("--compile-only", timed.compile_only,
+                  "compile every kernel and print what it takes; needs no GPU");
+  bench->add_option("--arch", timed.arch, "for --compile-only")->capture_default_str();
+  bench->add_flag("--no-costs", no_costs, "leave out host and compile times");
+
   const auto known = [&](const std::string& name) {
     const auto all = app.get_subcommands([](const CLI::App*) { return true; });
     return std::ranges::any_of(all, [&](const CLI::App* c) { return c->get_name() == name; });
@@ -156,6 +195,8 @@ int command(int argc, char** argv) {
   if (*demo) return cli::demo(shown);
   if (*quantize) return cli::quantize(quantise);
   if (*plan) return cli::plan(planned);
+  timed.costs = !no_costs;
+  if (*bench) return cli::bench(timed);
   if (*cache) {
     cached.action = cache->get_subcommands().front()->get_name();
     return cli::cache(cached);

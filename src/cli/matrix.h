@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -13,15 +15,38 @@
 
 namespace tenon::cli {
 
+// Device memory that goes from one matrix to the next: allocating waits for the device.
+class DeviceMemory {
+ public:
+  struct GiveBack {
+    void operator()(cuda::DeviceBuffer* b) const { free_of(b->size()).emplace_back(b); }
+  };
+  using Pointer = std::unique_ptr<cuda::DeviceBuffer, GiveBack>;
+
+  static Pointer take(size_t bytes) {
+    auto& list = free_of(bytes);
+    if (list.empty()) return Pointer(new cuda::DeviceBuffer(bytes));
+    Pointer taken(list.back().release());
+    list.pop_back();
+    return taken;
+  }
+
+ private:
+  static std::vector<std::unique_ptr<cuda::DeviceBuffer>>& free_of(size_t bytes) {
+    thread_local std::map<size_t, std::vector<std::unique_ptr<cuda::DeviceBuffer>>> free;
+    return free[bytes];
+  }
+};
+
 class Matrix {
  public:
   Matrix(DType dtype, int64_t rows, int64_t cols, const ShapeCase& shape, bool device) {
-    const int64_t stride = shape.strided ? cols + 3 : cols;
-    const size_t offset = shape.unaligned ? 64 + 1 : 64;
-    const auto size = static_cast<size_t>(rows * stride * info(dtype).bytes);
-    bytes.assign(offset + size + 64, kPoison);
+    const int64_t stride = cols + shape.pad;
+    const size_t offset = 64 + static_cast<size_t>(shape.shift);
+    const size_t size = offset + static_cast<size_t>(rows * stride * info(dtype).bytes) + 64;
+    bytes.assign(device ? std::bit_ceil(size) : size, kPoison);
     view = matrix(bytes.data() + offset, dtype, rows, cols, stride);
-    if (device) buffer = std::make_unique<cuda::DeviceBuffer>(bytes.size());
+    if (device) buffer = DeviceMemory::take(bytes.size());
   }
 
   void set(int64_t r, int64_t c, float value) {
@@ -78,7 +103,7 @@ class Matrix {
 
   std::vector<uint8_t> bytes;
   View view;
-  std::unique_ptr<cuda::DeviceBuffer> buffer;
+  DeviceMemory::Pointer buffer;
 };
 
 }  // namespace tenon::cli

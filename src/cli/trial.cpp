@@ -3,8 +3,6 @@
 
 #include <cmath>
 
-#include "backend/cuda/map.h"
-#include "backend/cuda/nvrtc.h"
 #include "plan/execute.h"
 
 namespace tenon::cli {
@@ -37,6 +35,15 @@ DType dtype_of(const std::string& number) {
   return *dtype_named(number.substr(0, number.find('+')));
 }
 
+// Of the columns that say what a kernel reads and writes.
+uint64_t form_seed(const Case& c) {
+  std::string text;
+  for (const Column column : {Column::direction, Column::input, Column::output, Column::mode,
+                              Column::orientation, Column::bias, Column::rounding})
+    text += c[column] + " ";
+  return std::hash<std::string>{}(text);
+}
+
 Layout layout_of(const std::string& text) {
   if (text == "swapped") return Layout::swapped();
   if (text.starts_with("interleaved(")) return Layout::interleaved(std::atoll(text.c_str() + 12));
@@ -50,6 +57,7 @@ Trial::Trial(const Case& c, Device device)
       device_(device),
       shape_(parse_shape(c[Column::shape])),
       random_(std::hash<std::string>{}(c.text())),
+      form_(form_seed(c)),
       backward_(c[Column::direction] == "bwd"),
       finite_(c[Column::mode] != "none" && random_() % 2 == 0) {
   options_.device = device;
@@ -68,15 +76,17 @@ std::optional<std::string> Trial::run(const Inspect& inspect) {
   return wrong_;
 }
 
-std::optional<std::string> Trial::compile_for(const std::string& arch) {
+std::vector<std::string> Trial::cuda_texts() {
   options_.device = Device::cuda;
-  set_observer([&](const Step& s, const RunArgs&, const Options&, const Run&) {
-    cuda::compile(cuda::map_source(s), arch);
-    ++steps_;
+  std::vector<std::string> all;
+  set_observer([&](const Step& s, const RunArgs& a, const Options&, const Run&) {
+    for (std::string& text : kernel_for(s, Device::cuda).kernel->texts_for(a))
+      all.push_back(std::move(text));
+    // What follows would be advancing the state, which is not on the device.
+    if (a.random) fail(Code::runtime, "a trial of texts runs nothing");
   });
   call();
-  if (!wrong_ && steps_ == 0) wrong_ = "no step was compiled";
-  return wrong_;
+  return all;
 }
 
 void Trial::call() {
@@ -104,6 +114,7 @@ Matrix& Trial::add(DType dtype, int64_t rows, int64_t cols) {
 // other sums stay finite.
 View Trial::filled(DType dtype, int64_t rows, int64_t cols) {
   Matrix& m = add(dtype, rows, cols);
+  if (options_.device != device_) return m.placed();  // nothing will read it
   std::normal_distribution<float> normal(0, 2);
   std::uniform_real_distribution<float> exponent(-30, 4);
   const size_t skipped = finite_ ? kNonfinite : 0;
@@ -152,8 +163,8 @@ Tensor Trial::encoded(const std::string& number, const std::string& mode, const 
     e[i].data = empty(f.dtype, data.rows, data.cols);
     const Shape scale = f.scale_shape(rows, cols, o);
     if (f.scaling == Scaling::none) continue;
-    const ShapeCase placed{.strided = shape_.strided && !f.swizzled && !f.blocks(o).single(),
-                           .unaligned = shape_.unaligned};
+    const bool whole = f.swizzled || f.blocks(o).single();
+    const ShapeCase placed{.pad = whole ? 0 : shape_.pad, .shift = shape_.shift};
     Matrix& m = matrices_.emplace_back(info(f.scaling).scale, scale.rows, scale.cols, placed,
                                        device_ == Device::cuda);
     m.upload();
@@ -164,15 +175,18 @@ Tensor Trial::encoded(const std::string& number, const std::string& mode, const 
   if (f.scaling == Scaling::delayed) {
     t.scale = single(kScales[random_() % kScales.size()]);
     t.amax = single(0.25F);
+  } else if (f.scaling == Scaling::current && options_.device == Device::cuda) {
+    t.amax = single(0.25F);
   }
-  if (f.scaling != Scaling::none && backward_) t.health = empty(DType::f32, 1, 3);
+  const bool counts = backward_ && !case_[Column::bias].starts_with("bias");
+  if (f.scaling != Scaling::none && counts) t.health = empty(DType::f32, 1, 3);
   return t;
 }
 
-// Numbers in a mode and orientation that the case's own text picks.
+// Numbers in a mode and orientation that the case's form picks.
 Tensor Trial::encoded_input(DType dtype, int64_t rows, int64_t cols) {
-  const auto mode = static_cast<Scaling>(1 + random_() % (kScalings.size() - 1));
-  const std::string side = random_() % 2 ? "row" : "col";
+  const auto mode = static_cast<Scaling>(1 + form_() % (kScalings.size() - 1));
+  const std::string side = form_() % 2 ? "row" : "col";
   Tensor t = encoded(std::string(info(dtype).name), std::string(info(mode).name), side, rows, cols);
   quantize(filled(DType::f32, rows, cols), t, options_);
   t.scale = t.amax = t.health = {};  // of the writer only
@@ -200,9 +214,7 @@ void Trial::run_activation() {
   const Tensor b = separate ? tensor(rows, cols) : Tensor{};
   const View bias = has_bias ? filled(input, 1, all) : View{};
   const View scale = f.scaled ? filled(input, rows, 1) : View{};
-  // An amax is a by-product that a flat map does not have.
-  const bool sums = options_.device == Device::cpu;
-  const View amax = sums ? single(0) : View{};
+  const View amax = single(0);
   if (!backward_) {
     const Tensor y = output(rows, shape_.cols);
     return forward(f, {x, b, bias, scale, y, amax, layout}, options_);
@@ -219,7 +231,7 @@ void Trial::run_activation() {
             .dx = output(rows, cols),
             .db = separate ? output(rows, cols) : Tensor{},
             .dbias = has_dbias ? empty(info(sum).plain ? sum : input, 1, all) : View{},
-            .dscale = f.scaled && sums ? empty(input, rows, 1) : View{},
+            .dscale = f.scaled ? empty(input, rows, 1) : View{},
             .amax = amax,
             .layout = layout},
            options_);
@@ -240,7 +252,7 @@ void Trial::run_l2() {
 // quantize, dequantize and requantize(mode); the last two read what a first call wrote.
 void Trial::run_quantize() {
   const std::string& op = case_[Column::op];
-  const auto [rows, cols, strided, unaligned] = shape_;
+  const auto [rows, cols, pad, shift] = shape_;
   const std::string& number = case_[Column::input];
   if (op == "quantize") {
     const View x = filled(dtype_of(number), rows, cols);
@@ -260,7 +272,7 @@ void Trial::run_quantize() {
 
 void Trial::run_dropout() {
   constexpr std::array<double, 5> kP{0.0, 0.1, 0.5, 0.9, 1.0};
-  const auto [rows, cols, strided, unaligned] = shape_;
+  const auto [rows, cols, pad, shift] = shape_;
   const DType input = dtype_of(case_[Column::input]);
   const DType result = dtype_of(case_[Column::output]);
   const double p = kP[random_() % kP.size()];
@@ -271,25 +283,35 @@ void Trial::run_dropout() {
                .row0 = random_() % 7,
                .col0 = random_() % 7,
                .columns = static_cast<uint64_t>(cols) + 9};
+  // Where the device can advance it.
+  Matrix& memory = matrices_.emplace_back(DType::f32, 1, sizeof state / sizeof(float), ShapeCase{},
+                                          device_ == Device::cuda);
+  std::memcpy(memory.view.data, &state, sizeof state);
+  memory.upload();
+  auto* const random = static_cast<Random*>(memory.placed().data);
   const View g = filled(input, rows, cols);
-  if (backward_) {
-    return bias_dropout_add_backward({.grad = g,
-                                      .dx = empty(result, rows, cols),
-                                      .dbias = with_bias ? empty(result, 1, cols) : View{},
-                                      .dresidual = empty(result, rows, cols),
-                                      .p = p,
-                                      .training = training,
-                                      .random = &state},
-                                     options_);
-  }
-  bias_dropout_add({.x = g,
-                    .bias = with_bias ? filled(input, 1, cols) : View{},
-                    .residual = filled(input, rows, cols),
-                    .y = empty(result, rows, cols),
-                    .p = p,
-                    .training = training,
-                    .random = &state},
-                   options_);
+  if (backward_)
+    bias_dropout_add_backward({.grad = g,
+                               .dx = empty(result, rows, cols),
+                               .dbias = with_bias ? empty(result, 1, cols) : View{},
+                               .dresidual = empty(result, rows, cols),
+                               .p = p,
+                               .training = training,
+                               .random = random},
+                              options_);
+  else
+    bias_dropout_add({.x = g,
+                      .bias = with_bias ? filled(input, 1, cols) : View{},
+                      .residual = filled(input, rows, cols),
+                      .y = empty(result, rows, cols),
+                      .p = p,
+                      .training = training,
+                      .random = random},
+                     options_);
+  memory.download();
+  state.offset += !backward_ && training ? 1 : 0;
+  if (!wrong_ && std::memcmp(memory.view.data, &state, sizeof state) != 0)
+    wrong_ = "the random state is not what a run leaves";
 }
 
 // Host views of what a step reads and writes; memory that is not ours is taken as it is.
@@ -319,9 +341,17 @@ void Trial::observe(const Step& step, const RunArgs& args, const Run& go, const 
   RunArgs host = args;
   host.in = in;
   host.out = out;
+  if (args.random) host.random = random_state(args.random, before);
   if (!wrong_) wrong_ = inspect(step, host);
-  if (!wrong_ && device_ == Device::cuda && options_.precision == Precision::strict)
+  if (!wrong_ && device_ == Device::cuda && step.effective_precision() == Precision::strict)
     compare_with_cpu(step, host, before, args);
+}
+
+// The state where a step can read it on the host.
+const uint64_t* Trial::random_state(const uint64_t* state,
+                                    std::vector<std::vector<uint8_t>>& copies) const {
+  const View there = matrix(state, DType::f32, 1, 1);
+  return static_cast<const uint64_t*>(on_host(std::span(&there, 1), copies)[0].data);
 }
 
 // Strict: the same bits as the CPU's, any NaN being any NaN.
@@ -329,24 +359,32 @@ void Trial::compare_with_cpu(const Step& step, const RunArgs& host,
                              std::vector<std::vector<uint8_t>> copies, const RunArgs& args) {
   const std::vector<View> out = on_host(args.out, copies);
   const Chosen cpu = kernel_for(step, Device::cpu);
-  std::vector<char> workspace(cpu.kernel->workspace(args.rows) + 64);
+  constexpr size_t kAlignment = 64;
+  std::vector<char> memory(cpu.kernel->workspace(args.rows) + kAlignment);
+  const auto address = reinterpret_cast<uintptr_t>(memory.data());
   RunArgs again = host;
   again.out = out;
-  again.workspace = workspace.data();
+  again.workspace = memory.data() + (kAlignment - address % kAlignment) % kAlignment;
   cpu.kernel->run(again);
-  for (const Store& s : step.stores)
-    for (int64_t r = 0; r < args.rows; ++r)
-      for (int64_t c = 0; c < step.cols; ++c) {
-        uint32_t a = 0;
-        uint32_t b = 0;
-        const auto size = static_cast<size_t>(info(s.dtype).bytes);
-        std::memcpy(&a, Matrix::element(host.out[s.arg], r, s.columns(c)), size);
-        std::memcpy(&b, Matrix::element(out[s.arg], r, s.columns(c)), size);
-        const float x = decode(s.dtype, a);
-        const float y = decode(s.dtype, b);
-        if (a == b || (x != x && y != y) || wrong_) continue;
-        wrong_ = str("(", r, ", ", c, "): cuda code ", a, ", cpu code ", b);
-      }
+  for (size_t i = 0; i < matrices_.size(); ++i) compare(matrices_[i], copies[i]);
+}
+
+void Trial::compare(const Matrix& m, const std::vector<uint8_t>& cpu) {
+  if (wrong_ || m.bytes == cpu) return;
+  View other = m.view;
+  other.data = const_cast<uint8_t*>(cpu.data()) + m.offset();
+  const auto size = static_cast<size_t>(info(other.dtype).bytes);
+  for (int64_t r = 0; r < other.rows; ++r)
+    for (int64_t c = 0; c < other.cols; ++c) {
+      uint32_t a = 0;
+      uint32_t b = 0;
+      std::memcpy(&a, Matrix::element(m.view, r, c), size);
+      std::memcpy(&b, Matrix::element(other, r, c), size);
+      const bool nans = std::isnan(decode(other.dtype, a)) && std::isnan(decode(other.dtype, b));
+      if (a == b || (nans && info(other.dtype).plain) || wrong_) continue;
+      wrong_ = str(info(other.dtype).name, " (", r, ", ", c, ") of ", other.rows, "x", other.cols,
+                   ": cuda code ", a, ", cpu code ", b);
+    }
 }
 
 }  // namespace tenon::cli

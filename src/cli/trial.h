@@ -24,8 +24,9 @@ class Trial {
   // Nothing if the case passes: every step, and no byte written outside of a view.
   std::optional<std::string> run(const Inspect& inspect);
 
-  // The case's kernels compiled for CUDA and not run; the views stay on the host.
-  std::optional<std::string> compile_for(const std::string& arch);
+  // What CUDA's compiler is given for the case, whose calls are made and not run; of a trial for
+  // the CPU, whose views need no device.
+  std::vector<std::string> cuda_texts();
 
  private:
   using Run = std::function<void()>;
@@ -47,14 +48,18 @@ class Trial {
 
   std::vector<View> on_host(std::span<const View> views,
                             std::vector<std::vector<uint8_t>>& copies) const;
+  [[nodiscard]] const uint64_t* random_state(const uint64_t* state,
+                                             std::vector<std::vector<uint8_t>>& copies) const;
   void observe(const Step& step, const RunArgs& args, const Run& go, const Inspect& inspect);
   void compare_with_cpu(const Step& step, const RunArgs& host,
                         std::vector<std::vector<uint8_t>> copies, const RunArgs& args);
+  void compare(const Matrix& m, const std::vector<uint8_t>& cpu);
 
   Case case_;
   Device device_;
   ShapeCase shape_;
   std::mt19937_64 random_;
+  std::mt19937_64 form_;  // what kernels depend on; shapes and layouts have no part in it
   Options options_;
   bool backward_;
   bool finite_;  // no special value is infinite or NaN, so that blocks keep their scales

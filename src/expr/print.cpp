@@ -34,7 +34,7 @@ std::string_view infix(Word w) {
 }
 
 template <class Name>
-std::string statement(const Node& n, const Name& in) {
+std::string statement(const Node& n, const Name& in, std::string_view (*name)(Word)) {
   switch (n.word) {
     case Word::load:
       return str("in[", n.slot, "]");
@@ -47,7 +47,7 @@ std::string statement(const Node& n, const Name& in) {
       return call(str("round_", info(n.dtype()).name), n, in);
     default:
       if (!infix(n.word).empty()) return str(in(n.in[0]), infix(n.word), in(n.in[1]));
-      return call(info(n.word).name, n, in);
+      return call(name(n.word), n, in);
   }
 }
 
@@ -70,7 +70,10 @@ std::string literal(float value) {
   return std::signbit(value) ? str("(-", digits, ")") : digits;
 }
 
-std::string print(const Graph& graph, std::span<const uint32_t> roots) {
+std::string_view word_name(Word w) { return info(w).name; }
+
+std::string print(const Graph& graph, std::span<const uint32_t> roots,
+                  std::string_view (*name)(Word)) {
   std::string text;
   // Numbered in order of use, so that the text does not depend on how the graph was built.
   std::vector<uint32_t> number(graph.size(), 0);
@@ -81,7 +84,7 @@ std::string print(const Graph& graph, std::span<const uint32_t> roots) {
   for (const uint32_t id : order(graph, roots)) {
     if (graph[id].word == Word::constant) continue;
     number[id] = next++;
-    text += str("const float ", in(id), " = ", statement(graph[id], in), ";\n");
+    text += str("const float ", in(id), " = ", statement(graph[id], in, name), ";\n");
   }
   for (size_t i = 0; i < roots.size(); ++i) text += str("out[", i, "] = ", in(roots[i]), ";\n");
   return text;

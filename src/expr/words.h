@@ -184,7 +184,7 @@ struct Words {
     return select(a < V(kErfSmall), V(1.0f) - erf_small(x), large);
   }
 
- private:
+ protected:  // a processor's own words share them
   template <class V>
   [[gnu::always_inline]] static inline V with_sign(V y, V x) {
     return select(x < V(0.0f), -y, y);

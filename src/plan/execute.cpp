@@ -67,6 +67,12 @@ void run(const Step& step, const Chosen& chosen, RunArgs args, const Options& op
   if (options.device == Device::cpu) {
     const size_t bytes = chosen.kernel->workspace(args.rows);
     args.workspace = bytes ? workspace(bytes) : nullptr;
+  } else if (!args.workspace && options.allocate) {
+    const size_t bytes = chosen.kernel->workspace(args.rows);
+    if (bytes) args.workspace = options.allocate(options.user, bytes);
+    if (bytes && !args.workspace)
+      fail(Code::runtime, step.name, ": the caller's allocate gave no memory for ", bytes,
+           " bytes of workspace; free some, or give fewer rows");
   }
   args.stream = options.stream;
   const bool log = logging();

@@ -16,8 +16,9 @@ struct Chosen {
 // The kernel of a step on a device; throws with every maker's reason if all refuse.
 Chosen kernel_for(const Step& step, Device device);
 
-// Stands around every step of the calling thread and must call `run` once; an empty one is none.
-// `tenon check` looks at inputs and outputs this way, whatever entry point was called.
+// Stands around every step of the calling thread and calls `run` once, or never where a call is
+// only to make its kernels; an empty one is none. `tenon check` looks at inputs and outputs this
+// way, whatever entry point was called.
 using Observer = std::function<void(const Step&, const RunArgs&, const Options&,
                                     const std::function<void()>& run)>;
 void set_observer(Observer observer);

@@ -30,8 +30,13 @@ class Kernel {
   virtual ~Kernel() = default;
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
   virtual void prepare() const {}  // does ahead what the first run would do, e.g. compile
+  virtual void prepare_for(const RunArgs& /*call*/) const { prepare(); }  // what this one would
   // What a device's own compiler is given, for those who compile ahead or want to read it.
   [[nodiscard]] virtual std::vector<std::string> texts() const { return {}; }
+  // Those of them that a call runs.
+  [[nodiscard]] virtual std::vector<std::string> texts_for(const RunArgs& /*call*/) const {
+    return texts();
+  }
   virtual void run(const RunArgs& args) const = 0;
 };
 

@@ -1,17 +1,11 @@
 // The XLA FFI handlers of activations, as C symbols: arguments and results in Transformer Engine's
 // order, every scaling mode, activations by name. Initialising makes the kernels and touches no
-// buffer; XLA asks for it on CUDA.
+// buffer; XLA asks for it on CUDA, before it records a command buffer.
 #include "xla/frame.h"
 
 namespace tenon::ffi {
 
 namespace {
-
-// What a handler knows besides its buffers.
-struct Place {
-  Stage stage;
-  Device device;
-};
 
 void check_inputs(std::string_view op, const Request& request, const Folded& x) {
   require(x.inputs == request.f.inputs, op, ": x has ", x.inputs, " in its last axis but one; ",
@@ -19,14 +13,18 @@ void check_inputs(std::string_view op, const Request& request, const Folded& x) 
           ", so it must be [..., ", request.f.inputs, ", H]");
 }
 
-void act_lu(Place place, const Buffer& x, const Buffer& scale, const Buffer& amax,
-            const Frame::Results& y, const Attributes& attributes) {
+// A sixth result, if there is one, is a workspace.
+void act_lu(const Place& given, Buffer x, Buffer scale, Buffer amax, Result data,
+            Result columnwise_data, Result scale_inv, Result columnwise_scale_inv,
+            Result updated_amax, ::xla::ffi::RemainingRets rest, const Attributes& attributes) {
   constexpr std::string_view kOp = "act_lu";
-  const Request r = request(kOp, attributes, place.device, false);
+  const Place place = rest.size() > 0 ? given.with(**rest.get<Buffer>(0)) : given;
+  const Request r = request(kOp, attributes, place, false);
+  const Frame::Results y{*data, *columnwise_data, *scale_inv, *columnwise_scale_inv, *updated_amax};
   Folded in = folded(kOp, "x", x);
   check_inputs(kOp, r, in);
-  if (place.stage == Stage::kInitialize) in.rows = 0;
-  Frame frame(kOp, place.stage);
+  Frame frame(kOp, place, x);
+  in.rows = frame.rows(in.rows);
   frame.carry(amax, y.amax);
   Forward call{.x = frame.view("x", x, {in.rows, in.inputs * in.columns}),
                .y = frame.tensor(r, {in.rows, in.columns}, scale, y)};
@@ -34,51 +32,32 @@ void act_lu(Place place, const Buffer& x, const Buffer& scale, const Buffer& ama
   forward(r.f, call, r.options);
 }
 
-void dact_lu_dbias_quantize(Place place, const Buffer& dz, const Buffer& x, const Buffer& scale,
-                            const Buffer& amax, const Frame::Results& dx, const Buffer& dbias,
-                            const Attributes& attributes) {
+void dact_lu_dbias_quantize(const Place& given, Buffer dz, Buffer x, Buffer scale, Buffer amax,
+                            Result data, Result columnwise_data, Result scale_inv,
+                            Result columnwise_scale_inv, Result updated_amax, Result dbias,
+                            Result workspace, const Attributes& attributes) {
   constexpr std::string_view kOp = "dact_lu";
-  const Request r = request(kOp, attributes, place.device, true);
+  const Place place = given.with(*workspace);
+  const Request r = request(kOp, attributes, place, true);
+  const Frame::Results dx{*data, *columnwise_data, *scale_inv, *columnwise_scale_inv,
+                          *updated_amax};
   Folded in = folded(kOp, "x", x);
   check_inputs(kOp, r, in);
-  if (place.stage == Stage::kInitialize) in.rows = 0;
+  Frame frame(kOp, place, x);
+  in.rows = frame.rows(in.rows);
   const Shape shape{in.rows, in.inputs * in.columns};
-  Frame frame(kOp, place.stage);
   frame.carry(amax, dx.amax);
   Backward call{.grad = frame.view("dz", dz, {in.rows, in.columns}),
                 .x = frame.view("x", x, shape),
                 .dx = frame.tensor(r, shape, scale, dx)};
-  if (r.wants_dbias) call.dbias = frame.view("dbias", dbias, {1, shape.cols});
+  if (r.wants_dbias) call.dbias = frame.view("dbias", *dbias, {1, shape.cols});
   if (r.wants_amax) call.amax = frame.view("amax", dx.amax, {1, 1});
   backward(r.f, call, r.options);
 }
 
-template <Stage stage, Device device>
-::xla::ffi::Error handle_act_lu(Buffer x, Buffer scale, Buffer amax, Result y, Result columnwise_y,
-                                Result scale_inv, Result columnwise_scale_inv, Result updated_amax,
-                                Attributes attributes) {
-  return guarded([&] {
-    act_lu({stage, device}, x, scale, amax,
-           {*y, *columnwise_y, *scale_inv, *columnwise_scale_inv, *updated_amax}, attributes);
-  });
-}
-
-// The workspace has its place in the order of results; nothing needs it.
-template <Stage stage, Device device>
-::xla::ffi::Error handle_dact_lu(Buffer dz, Buffer x, Buffer scale, Buffer amax, Result dx,
-                                 Result columnwise_dx, Result scale_inv,
-                                 Result columnwise_scale_inv, Result updated_amax, Result dbias,
-                                 Result /*workspace*/, Attributes attributes) {
-  return guarded([&] {
-    dact_lu_dbias_quantize({stage, device}, dz, x, scale, amax,
-                           {*dx, *columnwise_dx, *scale_inv, *columnwise_scale_inv, *updated_amax},
-                           *dbias, attributes);
-  });
-}
-
-template <Stage stage>
-auto act_lu_binding() {
-  return ::xla::ffi::Ffi::Bind<stage>()
+template <class Binding>
+auto act_lu_arguments(Binding binding) {
+  return std::move(binding)
       .template Arg<Buffer>()
       .template Arg<Buffer>()
       .template Arg<Buffer>()
@@ -87,12 +66,13 @@ auto act_lu_binding() {
       .template Ret<Buffer>()
       .template Ret<Buffer>()
       .template Ret<Buffer>()
+      .RemainingRets()
       .template Attrs<Attributes>();
 }
 
-template <Stage stage>
-auto dact_lu_binding() {
-  return ::xla::ffi::Ffi::Bind<stage>()
+template <class Binding>
+auto dact_lu_arguments(Binding binding) {
+  return std::move(binding)
       .template Arg<Buffer>()
       .template Arg<Buffer>()
       .template Arg<Buffer>()
@@ -111,19 +91,8 @@ auto dact_lu_binding() {
 
 #pragma GCC visibility push(default)
 // NOLINTBEGIN(readability-identifier-naming): the handlers have Transformer Engine's names.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(tenon_ActLu, (handle_act_lu<Stage::kExecute, Device::cpu>),
-                              act_lu_binding<Stage::kExecute>(),
-                              {::xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(tenon_ActLuInitialize,
-                              (handle_act_lu<Stage::kInitialize, Device::cpu>),
-                              act_lu_binding<Stage::kInitialize>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(tenon_DActLuDBiasQuantize,
-                              (handle_dact_lu<Stage::kExecute, Device::cpu>),
-                              dact_lu_binding<Stage::kExecute>(),
-                              {::xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(tenon_DActLuDBiasQuantizeInitialize,
-                              (handle_dact_lu<Stage::kInitialize, Device::cpu>),
-                              dact_lu_binding<Stage::kInitialize>());
+TENON_XLA_HANDLERS(tenon_ActLu, act_lu, act_lu_arguments);
+TENON_XLA_HANDLERS(tenon_DActLuDBiasQuantize, dact_lu_dbias_quantize, dact_lu_arguments);
 // NOLINTEND(readability-identifier-naming)
 #pragma GCC visibility pop
 

@@ -40,7 +40,35 @@ DType dtype(std::string_view op, std::string_view name, DataType type) {
   }
 }
 
+constexpr size_t kAlignment = 64;  // of a workspace
+
 }  // namespace
+
+Place Place::with(const Buffer& workspace) const {
+  Place p = *this;
+  p.memory = workspace.untyped_data();
+  p.bytes = workspace.size_bytes();
+  return p;
+}
+
+Options Place::options() const {
+  Options o{.device = device, .stream = stream};
+  if (scratch) {
+    o.user = const_cast<Place*>(this);  // NOLINT(cppcoreguidelines-pro-type-const-cast): C's way
+    o.allocate = [](void* user, size_t bytes) {
+      const auto& place = *static_cast<const Place*>(user);
+      if (bytes <= place.bytes) return place.memory;
+      return place.scratch->Allocate(bytes, kAlignment).value_or(nullptr);
+    };
+  }
+  return o;
+}
+
+Ahead::Ahead() {
+  set_observer([](const Step& step, const RunArgs& args, const Options& options, const auto&) {
+    kernel_for(step, options.device).kernel->prepare_for(args);
+  });
+}
 
 int64_t choice(std::string_view op, const Attributes& all, std::string_view name, size_t count,
                std::optional<int64_t> otherwise) {
@@ -50,7 +78,7 @@ int64_t choice(std::string_view op, const Attributes& all, std::string_view name
   return value;
 }
 
-Request request(std::string_view op, const Attributes& all, Device device, bool backward) {
+Request request(std::string_view op, const Attributes& all, const Place& place, bool backward) {
   for (const std::string_view name : all)
     require(std::find(kNames.begin(), kNames.end(), name) != kNames.end() &&
                 (backward || name != "is_dbias"),
@@ -73,10 +101,9 @@ Request request(std::string_view op, const Attributes& all, Device device, bool 
   if (const int64_t power = choice(op, all, "power_of_two", 3, 0); power != 0)
     r.format.power_of_two = power == 1;
   r.format.swizzled = attribute<bool>(op, all, "swizzled", false);
-  r.options = {
-      .precision = static_cast<Precision>(choice(op, all, "precision", kPrecisions.size(), 0)),
-      .rounding = static_cast<Rounding>(choice(op, all, "rounding", kRoundings.size(), 0)),
-      .device = device};
+  r.options = place.options();
+  r.options.precision = static_cast<Precision>(choice(op, all, "precision", kPrecisions.size(), 0));
+  r.options.rounding = static_cast<Rounding>(choice(op, all, "rounding", kRoundings.size(), 0));
   return r;
 }
 
@@ -144,8 +171,20 @@ void Frame::carry(const Buffer& from, const Buffer& to) const {
   if (dry_ || from.untyped_data() == to.untyped_data()) return;
   require(from.size_bytes() == to.size_bytes(), op_, ": amax has ", from.size_bytes(),
           " bytes and the updated amax ", to.size_bytes(), "; they must be alike");
-  if (from.size_bytes() != 0)
-    std::memcpy(to.untyped_data(), from.untyped_data(), from.size_bytes());
+  if (from.size_bytes() == 0) return;
+  if (place_.device == Device::cpu) {
+    if (!place_.initialises())
+      std::memcpy(to.untyped_data(), from.untyped_data(), from.size_bytes());
+    return;
+  }
+  // There a copy is a step too.
+  const auto one = [](const Buffer& b) {
+    const auto count = static_cast<int64_t>(b.element_count());
+    return matrix(b.untyped_data(), DType::f32, 1, count);
+  };
+  Options options = place_.options();
+  options.precision = Precision::strict;
+  quantize({.x = one(from), .y = one(to)}, options);
 }
 
 ::xla::ffi::Error caught() {

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "plan/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 
@@ -17,6 +19,21 @@ using Buffer = ::xla::ffi::AnyBuffer;
 using Result = ::xla::ffi::Result<Buffer>;
 using Attributes = ::xla::ffi::Dictionary;
 using Stage = ::xla::ffi::ExecutionStage;
+using Scratch = ::xla::ffi::ScratchAllocator;
+
+// When and where a handler runs.
+struct Place {
+  Stage stage;
+  Device device;
+  void* stream = nullptr;
+  Scratch* scratch = nullptr;
+  void* memory = nullptr;  // a result that is lent as workspace: a command buffer allocates nothing
+  size_t bytes = 0;
+
+  [[nodiscard]] bool initialises() const { return stage == Stage::kInitialize; }
+  [[nodiscard]] Place with(const Buffer& workspace) const;
+  [[nodiscard]] Options options() const;  // which mention this place
+};
 
 // The attributes of a call. These must be given:
 //   act                          a registered name or the text of a formula
@@ -34,7 +51,8 @@ struct Request {
   bool wants_amax = false, wants_dbias = false;
   Options options;
 };
-Request request(std::string_view op, const Attributes& attributes, Device device, bool backward);
+Request request(std::string_view op, const Attributes& attributes, const Place& place,
+                bool backward);
 
 // An attribute; without a default it must be given.
 template <class T>
@@ -57,11 +75,14 @@ struct Folded {
 };
 Folded folded(std::string_view op, std::string_view name, const Buffer& buffer);
 
-// Buffers as views. An initialising call has no data yet: its views have memory of their own.
+// Buffers as views. Where an initialising call has no data yet, its views have memory of their own
+// and no rows.
 class Frame {
  public:
-  Frame(std::string_view op, Stage stage) : op_(op), dry_(stage == Stage::kInitialize) {}
+  Frame(std::string_view op, const Place& place, const Buffer& x)
+      : op_(op), place_(place), dry_(place.initialises() && x.untyped_data() == nullptr) {}
 
+  [[nodiscard]] int64_t rows(int64_t given) const { return dry_ ? 0 : given; }
   View view(std::string_view name, const Buffer& buffer, Shape shape);
   // The tensor of `shape` that the first four results of a handler hold, and the fifth, its amax.
   struct Results {
@@ -79,6 +100,7 @@ class Frame {
                     const Buffer& scale_inv);
 
   std::string_view op_;
+  const Place& place_;
   bool dry_;
   std::vector<std::vector<std::byte>> scratch_;
 };
@@ -86,14 +108,61 @@ class Frame {
 // The FFI error of an exception in flight.
 ::xla::ffi::Error caught();
 
+// While it lives, the steps of this thread make their kernels and touch no buffer.
+class Ahead {
+ public:
+  Ahead();
+  ~Ahead() { set_observer({}); }
+  Ahead(const Ahead&) = delete;
+  Ahead& operator=(const Ahead&) = delete;
+};
+
 template <class F>
-::xla::ffi::Error guarded(F f) {
+::xla::ffi::Error guarded(const Place& place, F f) {
   try {
-    f();
+    std::optional<Ahead> ahead;
+    if (place.initialises()) ahead.emplace();
+    f(place);
     return ::xla::ffi::Error::Success();
   } catch (...) {
     return caught();
   }
 }
+
+// A call of a Place, buffers and attributes as a handler.
+template <auto call, Stage stage, Device device>
+struct Handler {
+  template <class... Given>
+  ::xla::ffi::Error operator()(Given... given) const {
+    return guarded({stage, device}, [&](const Place& place) { call(place, given...); });
+  }
+};
+// The same with what executing on CUDA takes before the buffers.
+template <auto call>
+struct CudaHandler {
+  template <class... Given>
+  ::xla::ffi::Error operator()(void* stream, Scratch scratch, Given... given) const {
+    return guarded({Stage::kExecute, Device::cuda, stream, &scratch},
+                   [&](const Place& place) { call(place, given...); });
+  }
+};
+
+// The C symbols of a call for both platforms; `arguments` adds what it takes to a binding.
+// NOLINTBEGIN(bugprone-macro-parentheses): names cannot stand in parentheses.
+#define TENON_XLA_HANDLERS(name, call, arguments)                                                 \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, (Handler<call, Stage::kExecute, Device::cpu>{}),            \
+                                arguments(::xla::ffi::Ffi::Bind()),                               \
+                                {::xla::ffi::Traits::kCmdBufferCompatible});                      \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Initialize,                                                 \
+                                (Handler<call, Stage::kInitialize, Device::cpu>{}),               \
+                                arguments(::xla::ffi::Ffi::Bind<Stage::kInitialize>()));          \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                                                  \
+      name##Cuda, (CudaHandler<call>{}),                                                          \
+      arguments(::xla::ffi::Ffi::Bind().Ctx<::xla::ffi::PlatformStream<void*>>().Ctx<Scratch>()), \
+      {::xla::ffi::Traits::kCmdBufferCompatible});                                                \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name##CudaInitialize,                                             \
+                                (Handler<call, Stage::kInitialize, Device::cuda>{}),              \
+                                arguments(::xla::ffi::Ffi::Bind<Stage::kInitialize>()))
+// NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace tenon::ffi

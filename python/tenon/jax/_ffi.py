@@ -18,8 +18,8 @@ ACT_LU = "tenon_act_lu_ffi"
 DACT_LU = "tenon_dact_dbias_quantize_ffi"
 DEQUANTIZE = "tenon_dequantize_ffi"
 
-# XLA's name of a target: the C symbol that executes it; its initialiser has the same name and a
-# suffix.
+# XLA's name of a target: the C symbol that executes it on the CPU. Those of CUDA and of
+# initialisers have suffixes.
 _SYMBOLS = {
     ACT_LU: "tenon_ActLu",
     DACT_LU: "tenon_DActLuDBiasQuantize",
@@ -27,23 +27,28 @@ _SYMBOLS = {
 }
 
 
+_PLATFORMS = {"cpu": "", "CUDA": "Cuda"}  # XLA's name: the suffix
+
+
 def register() -> None:
-    """Makes the handlers known to XLA for the platform cpu."""
+    """Makes the handlers known to XLA for CPU and CUDA; none of them needs a GPU to be known."""
     for target, symbol in _SYMBOLS.items():
-        try:
-            handlers = {
-                "initialize": getattr(_lib.lib, symbol + "Initialize"),
-                "execute": getattr(_lib.lib, symbol),
-            }
-        except AttributeError as e:
-            raise ImportError(
-                f"tenon.jax: {_lib.path_of_libtenon()} was built without the XLA handlers "
-                f"({symbol} is missing); install the wheel tenon-kernels, or pip install jaxlib "
-                "and build again (CMake: -DTENON_XLA_INCLUDE_DIR=$(python -c 'import jax; "
-                "print(jax.ffi.include_dir())'))"
-            ) from e
-        capsules = {stage: jax.ffi.pycapsule(handler) for stage, handler in handlers.items()}
-        jax.ffi.register_ffi_target(target, capsules, platform="cpu")
+        for platform, suffix in _PLATFORMS.items():
+            name = symbol + suffix
+            try:
+                handlers = {
+                    "initialize": getattr(_lib.lib, name + "Initialize"),
+                    "execute": getattr(_lib.lib, name),
+                }
+            except AttributeError as e:
+                raise ImportError(
+                    f"tenon.jax: {_lib.path_of_libtenon()} was built without the XLA handlers "
+                    f"({name} is missing); install the wheel tenon-kernels, or pip install jaxlib "
+                    "and build again (CMake: -DTENON_XLA_INCLUDE_DIR=$(python -c 'import jax; "
+                    "print(jax.ffi.include_dir())'))"
+                ) from e
+            capsules = {stage: jax.ffi.pycapsule(handler) for stage, handler in handlers.items()}
+            jax.ffi.register_ffi_target(target, capsules, platform=platform)
 
 
 register()

@@ -1,12 +1,13 @@
 """Calls of the C ABI on torch tensors: views without copies, one function a C function.
 
-A view holds its tensor, so a temporary copy lives as long as the view that reads it.
+A call runs where its tensors are, on CUDA in the current stream. A view holds its tensor, so a
+temporary copy lives as long as the view that reads it.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import POINTER, byref, c_uint64, cast
 from typing import Any
 
@@ -25,6 +26,7 @@ from .._lib import (
     check,
     lib,
 )
+from . import _cuda
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN_CODES: dict[torch.dtype, int] = {dtype: code for code, dtype in enumerate(PLAIN)}
@@ -91,7 +93,7 @@ def even(t: torch.Tensor) -> torch.Tensor:
 
 
 def refusal(t: object, name: str) -> Exception:
-    """Why `t` cannot be read: not a tensor, another dtype, another device."""
+    """Why `t` cannot be read: not a tensor, another dtype, not dense."""
     if not isinstance(t, torch.Tensor):
         return TypeError(f"tenon: {name} is a {type(t).__name__}; it must be a torch.Tensor")
     if t.dtype not in _PLAIN_CODES:
@@ -99,14 +101,10 @@ def refusal(t: object, name: str) -> Exception:
             f"tenon: {name} is {t.dtype}; it must be float32, float16 or bfloat16, "
             "convert it with .to(torch.float32)"
         )
-    if not dense(t):
-        kind = "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
-        return NotImplementedError(
-            f"tenon: {name} is {kind}; it must be dense, make it so with .to_dense() or "
-            "torch.nested.to_padded_tensor"
-        )
+    kind = "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
     return NotImplementedError(
-        f"tenon: {name} is on {t.device}; here tensors are on the cpu, move it with .cpu()"
+        f"tenon: {name} is {kind}; it must be dense, make it so with .to_dense() or "
+        "torch.nested.to_padded_tensor"
     )
 
 
@@ -139,21 +137,21 @@ def _product(sizes: Sequence[int]) -> int:
 
 def view(t: torch.Tensor, name: str = "tensor") -> View:
     """A foldable tensor of plain numbers as rows x last dimension; the view keeps it alive."""
-    if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES or not t.is_cpu:
+    if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES:
         raise refusal(t, name)
     return _fill(View(), t, _PLAIN_CODES[t.dtype])
 
 
 def memory(t: torch.Tensor, name: str = "tensor") -> View:
     """A foldable tensor of any dtype that a quantised tensor is made of: codes and scales too."""
-    if not isinstance(t, torch.Tensor) or t.dtype not in DTYPES or not t.is_cpu:
+    if not isinstance(t, torch.Tensor) or t.dtype not in DTYPES:
         raise refusal(t, name)
     return _fill(View(), t, DTYPES[t.dtype])
 
 
 def vector(t: torch.Tensor, name: str) -> View:
     """All elements of a contiguous tensor as one row."""
-    if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES or not t.is_cpu:
+    if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES:
         raise refusal(t, name)
     t = resolved(t)
     n = t.numel()
@@ -176,7 +174,7 @@ def row(t: torch.Tensor, name: str) -> View:
 
 def column(t: torch.Tensor, name: str) -> View:
     """All elements of a contiguous tensor, or of a strided 1-D one, as one column."""
-    if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES or not t.is_cpu:
+    if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES:
         raise refusal(t, name)
     t = resolved(t)
     stride = 1 if t.is_contiguous() else t.stride(0)
@@ -200,11 +198,33 @@ def _place(args: ctypes.Structure, views: dict[str, Any]) -> None:
             setattr(args, name, ViewPtr(v))
 
 
+def _run(
+    function: Any,
+    options: Options | None,
+    names: Iterable[str] | bytes,
+    owners: Iterable[Any],
+    *arguments: Any,
+) -> None:
+    """function(*arguments, options) where the named views' tensors are; a tensor is its own."""
+    for v in owners:
+        if v is not None and not getattr(v, "owner", v).is_cpu:
+            if isinstance(names, bytes):
+                names = names.decode().split(", ")
+            tensors = [None if v is None else getattr(v, "owner", v) for v in owners]
+            there = _cuda.index(zip(names, tensors, strict=True))
+            code = _cuda.run(function, there, options, *arguments)
+            break
+    else:
+        code = function(*arguments, options)
+    if code:
+        check(code)
+
+
 def forward(act: bytes, options: Options | None, layout: bytes | None = None, **views: Any) -> None:
     """tenon_forward; views by their names in tenon_forward_args, encoded ones as _lib.Tensor."""
     args = ForwardArgs(layout=layout)
     _place(args, views)
-    check(lib.tenon_forward(act, args, options))
+    _run(lib.tenon_forward, options, views.keys(), views.values(), act, args)
 
 
 def backward(
@@ -213,7 +233,7 @@ def backward(
     """tenon_backward; views by their names in tenon_backward_args."""
     args = BackwardArgs(layout=layout)
     _place(args, views)
-    check(lib.tenon_backward(act, args, options))
+    _run(lib.tenon_backward, options, views.keys(), views.values(), act, args)
 
 
 class _Frame:
@@ -233,7 +253,7 @@ _frames: list[_Frame] = []
 def elementwise(act: bytes, options: Options | None, x: torch.Tensor, y: torch.Tensor) -> None:
     """y = f(x) on two plain tensors of one shape, both contiguous or with equal dense strides."""
     dtype = x.dtype
-    if dtype not in _PLAIN_CODES or not x.is_cpu:
+    if dtype not in _PLAIN_CODES:
         raise refusal(x, "x")
     x = resolved(x)
     if y.dtype not in _PLAIN_CODES:
@@ -252,7 +272,11 @@ def elementwise(act: bytes, options: Options | None, x: torch.Tensor, y: torch.T
     v.rows = w.rows = rows
     v.cols = w.cols = v.stride = w.stride = cols
     v.dtype, w.dtype = _PLAIN_CODES[dtype], _PLAIN_CODES[y.dtype]
-    code = lib.tenon_forward(act, frame.args, options)
+    if x.is_cpu:
+        code = lib.tenon_forward(act, frame.args, options)
+    else:
+        there = _cuda.index((("x", x), ("y", y)))
+        code = _cuda.run(lib.tenon_forward, there, options, act, frame.args)
     _frames.append(frame)
     if code:
         check(code)
@@ -262,7 +286,7 @@ def quantize(options: Options | None, **views: Any) -> None:
     """tenon_quantize: x, y, dbias, amax; encoded ones as _lib.Tensor."""
     args = QuantizeArgs()
     _place(args, views)
-    check(lib.tenon_quantize(args, options))
+    _run(lib.tenon_quantize, options, views.keys(), views.values(), args)
 
 
 def state_pointer(state: torch.Tensor) -> Any:
@@ -278,7 +302,8 @@ def bias_dropout_add(
     _place(args, views)
     if random is not None:
         args.random = state_pointer(random)
-    check(lib.tenon_bias_dropout_add(args, options))
+    views["random"] = random
+    _run(lib.tenon_bias_dropout_add, options, views.keys(), views.values(), args)
 
 
 def bias_dropout_add_backward(
@@ -289,21 +314,23 @@ def bias_dropout_add_backward(
     _place(args, views)
     if random is not None:
         args.random = state_pointer(random)
-    check(lib.tenon_bias_dropout_add_backward(args, options))
+    views["random"] = random
+    _run(lib.tenon_bias_dropout_add_backward, options, views.keys(), views.values(), args)
 
 
 def l2_normalization(
     x: View, y: View, r: View | None, eps: float, options: Options | None = None
 ) -> None:
     """tenon_l2_normalization: y = x*r with r = rsqrt(sum x^2 + eps) a row."""
-    check(lib.tenon_l2_normalization(x, y, r, eps, options))
+    _run(lib.tenon_l2_normalization, options, ("x", "y", "r"), (x, y, r), x, y, r, eps)
 
 
 def l2_normalization_backward(
     grad: View, x: View, r: View, dx: View, options: Options | None = None
 ) -> None:
     """tenon_l2_normalization_backward: dx = r*(grad - x*r^2*sum(x*grad))."""
-    check(lib.tenon_l2_normalization_backward(grad, x, r, dx, options))
+    names, views = ("grad", "x", "r", "dx"), (grad, x, r, dx)
+    _run(lib.tenon_l2_normalization_backward, options, names, views, *views)
 
 
 def fused_forward(
@@ -311,7 +338,8 @@ def fused_forward(
 ) -> None:
     """tenon_fused_forward: y = formula(arguments)."""
     array = (View * len(views))(*views)
-    check(lib.tenon_fused_forward(formula, arguments, array, len(views), y, options))
+    call = (formula, arguments, array, len(views), y)
+    _run(lib.tenon_fused_forward, options, arguments + b", y", (*views, y), *call)
 
 
 def fused_backward(
@@ -325,7 +353,8 @@ def fused_backward(
     """tenon_fused_backward: the gradients that are not None, each like its argument."""
     array = (View * len(views))(*views)
     out = (View * len(views))(*(View() if g is None else g for g in gradients))
-    check(lib.tenon_fused_backward(formula, arguments, array, len(views), grad, out, options))
+    call = (formula, arguments, array, len(views), grad, out)
+    _run(lib.tenon_fused_backward, options, arguments + b", grad", (*views, grad), *call)
 
 
 def info(act: bytes) -> str:

@@ -13,14 +13,24 @@ from ._once import Gradients, once
 Tensor = torch.Tensor
 
 
-def random_state(columns: int) -> Tensor:
-    """A state for one call: seed, offset, row0, col0, columns; the seed is torch's own draw."""
-    seed = torch.randint(-(2**63), 2**63 - 1, ()).item()
-    return torch.tensor((seed, 0, 0, 0, columns))
+def random_state(columns: int, like: Tensor) -> Tensor:
+    """A state for one call beside `like`: seed, offset, row0, col0, columns.
+
+    The seed is torch's own draw; on CUDA it is drawn there, so that each replay of a graph draws
+    anew.
+    """
+    least, most, device = -(2**63), 2**63 - 1, like.device
+    if like.is_cpu:
+        seed = torch.randint(least, most, (), device=device).item()
+        return torch.tensor((seed, 0, 0, 0, columns), device=device)
+    state = torch.zeros(5, dtype=torch.int64, device=device)
+    state[4:].fill_(columns)
+    torch.randint(least, most, (1,), dtype=torch.int64, device=device, out=state[:1])
+    return state
 
 
 def _check_random(random: Tensor) -> Tensor:
-    ok = isinstance(random, Tensor) and random.dtype == torch.int64 and random.is_cpu
+    ok = isinstance(random, Tensor) and random.dtype == torch.int64
     if not ok or random.shape != (5,) or not random.is_contiguous():
         told = (
             f"{random.dtype} of shape {tuple(random.shape)} on {random.device}"
@@ -28,7 +38,7 @@ def _check_random(random: Tensor) -> Tensor:
             else repr(random)
         )
         raise ValueError(
-            f"tenon: dropout: random is {told}; it must be five int64 numbers on the cpu: seed, "
+            f"tenon: dropout: random is {told}; it must be five int64 numbers where x is: seed, "
             "offset, row0, col0 and the columns of the whole tensor"
         )
     return random
@@ -47,7 +57,7 @@ def _forward(
     for t in (bias, residual):
         if t is not None:
             dtype = torch.promote_types(dtype, t.dtype)
-    y = torch.empty(x.shape, dtype=dtype)
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
     _call.bias_dropout_add(
         p,
         random is not None,
@@ -69,7 +79,8 @@ def _backward(
     options: _lib.Options,
 ) -> Gradients:
     """The gradients of x, bias and residual that `like` gives shapes and dtypes for."""
-    out = [None if one is None else torch.empty(one[0], dtype=one[1]) for one in like]
+    device = grad.device
+    out = [None if o is None else torch.empty(o[0], dtype=o[1], device=device) for o in like]
     _call.bias_dropout_add_backward(
         p,
         random is not None,
@@ -143,8 +154,8 @@ def bias_dropout_add(
 
     x and residual have one shape, bias is [K]; bias and residual may be None. Without training
     nothing is dropped. `random` is a state of five int64 numbers (seed, offset, row0, col0,
-    columns) whose offset a training call moves on by one; without it a seed is drawn with
-    torch.randint, so that torch.manual_seed makes it reproducible.
+    columns), on x's device, whose offset a training call moves on by one there; without it a seed
+    is drawn with torch.randint, so that torch.manual_seed makes it reproducible.
     """
     for t, name in ((x, "x"), (bias, "bias"), (residual, "residual")):
         if not isinstance(t, Tensor) and (t is not None or name == "x"):
@@ -163,7 +174,7 @@ def bias_dropout_add(
     elif random is not None:
         _check_random(random)
     elif p > 0:
-        random = random_state(x.shape[-1] if x.dim() else 1)
+        random = random_state(x.shape[-1] if x.dim() else 1, x)
     if torch.is_grad_enabled() and (
         x.requires_grad
         or (bias is not None and bias.requires_grad)

@@ -34,8 +34,8 @@ class Kernel:
 
     def check(self, dtypes: Sequence[torch.dtype]) -> None:
         """Raises what the library has against the formula, on one number."""
-        given = [_call.view(torch.ones(1, dtype=d)) for d in dtypes]
-        y = _call.view(torch.empty(1, dtype=self.dtype))
+        given = [_call.view(torch.ones(1, dtype=d, device="cpu")) for d in dtypes]
+        y = _call.view(torch.empty(1, dtype=self.dtype, device="cpu"))
         _call.fused_forward(self.text, self.arguments, given, y, self.options)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -51,14 +51,14 @@ class Kernel:
         return self.forward(shape, tensors)
 
     def forward(self, shape: torch.Size, tensors: Sequence[Tensor]) -> Tensor:
-        y = torch.empty(shape, dtype=self.dtype)
+        y = torch.empty(shape, dtype=self.dtype, device=tensors[0].device)
         *views, out = _views(shape, [*tensors, y])
         _call.fused_forward(self.text, self.arguments, views, out, self.options)
         return y
 
     def backward(self, grad: Tensor, tensors: Sequence[Tensor], needs: Sequence[bool]) -> Gradients:
         made = [
-            torch.empty(t.shape, dtype=t.dtype) if needed else None
+            torch.empty(t.shape, dtype=t.dtype, device=t.device) if needed else None
             for t, needed in zip(tensors, needs, strict=True)
         ]
         wanted = [t for t in made if t is not None]
@@ -121,10 +121,15 @@ def _signature(arguments: Sequence[Any]) -> tuple[Any, ...]:
     """What a kernel is made for: dtypes of tensors, values of everything else."""
     key: list[Any] = []
     widths: tuple[set[torch.dtype], ...] = (set(), set())  # dtypes of 0-d tensors, and of others
+    first: Tensor | None = None
     for a in arguments:
         if isinstance(a, Tensor):
-            if a.dtype not in _call.PLAIN or not a.is_cpu:
+            if a.dtype not in _call.PLAIN or not (a.is_cpu or a.is_cuda):
                 raise Unknown(f"an argument is {a.dtype} on {a.device}")
+            if first is None:
+                first = a
+            elif a.device != first.device:
+                raise Unknown(f"arguments are on {first.device} and on {a.device}")
             key.append(a.dtype)
             widths[a.dim() > 0].add(a.dtype)
         elif isinstance(a, _CONSTANTS):

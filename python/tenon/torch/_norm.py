@@ -41,8 +41,8 @@ def _normalized(x: Tensor, eps: float, options: _lib.Options) -> tuple[Tensor, T
         raise ValueError(
             "tenon: l2normalization: x is 0-d and has no last dimension; give it one, x.reshape(1)"
         )
-    y = torch.empty(x.shape, dtype=x.dtype)
-    r = torch.empty((*x.shape[:-1], 1), dtype=torch.float32)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    r = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     seen = _call.view(_call.foldable(x), "x")
     _call.l2_normalization(seen, _call.view(y), _call.column(r, "r"), eps, options)
     return y, r
@@ -55,7 +55,7 @@ def l2normalization_backward(
     for t, name in ((grad, "grad_output"), (x, "x"), (r, "rsqrt_norm")):
         if not isinstance(t, Tensor):
             raise _call.refusal(t, name)
-    dx = torch.empty(x.shape, dtype=x.dtype)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _call.l2_normalization_backward(
         _call.view(_call.foldable(grad), "grad"),
         _call.view(_call.foldable(x), "x"),

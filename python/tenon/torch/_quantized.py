@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from .. import _lib
-from . import _call, _watch
+from . import _call, _cuda, _watch
 
+_PARTS = ("data", "scale_inv", "columnwise_data", "columnwise_scale_inv")
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
@@ -76,7 +77,13 @@ class QuantizedTensor:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        data = self.columnwise_data if self.data is None else self.data
+        return torch.device("cpu") if data is None else data.device
+
+    @property
+    def is_cpu(self) -> bool:
+        data = self.columnwise_data if self.data is None else self.data
+        return data is None or data.is_cpu
 
     @property
     def nbytes(self) -> int:
@@ -99,6 +106,12 @@ class QuantizedTensor:
 
     def c_tensor(self) -> _lib.Tensor:
         """For the C ABI; it keeps the views and this object alive."""
+        fields = dict(self._write)
+        own = (*self.tensors(), fields.get("scale"), fields.get("amax"))
+        for t in own:
+            if t is not None and not t.is_cpu:
+                _cuda.index(zip((*_PARTS, "scale", "amax"), own, strict=True))
+                break
         pointers = {
             name: _call.pointer(_call.memory(t, name))
             for name, t in (
@@ -109,7 +122,6 @@ class QuantizedTensor:
             )
             if t is not None
         }
-        fields = dict(self._write)
         for name in ("scale", "amax"):
             if name in fields:
                 fields[name] = _call.pointer(_call.vector(fields[name], name))
@@ -135,7 +147,7 @@ class QuantizedTensor:
 
     def to_plain(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The same numbers as dequantize(), without a gradient."""
-        y = torch.empty(self.shape, dtype=dtype or self.dtype)
+        y = torch.empty(self.shape, dtype=dtype or self.dtype, device=self.device)
         _call.quantize(None, x=self.c_tensor(), y=_call.view(y, "dtype"))
         return y
 
@@ -177,9 +189,9 @@ class QuantizedTensor:
         )
 
 
-def handle(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def handle(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor that only stands for a gradient: one number of memory, whatever its shape."""
-    return torch.empty_strided(tuple(shape), (0,) * len(shape), dtype=dtype)
+    return torch.empty_strided(tuple(shape), (0,) * len(shape), dtype=dtype, device=device)
 
 
 class Quantize(torch.autograd.Function):
@@ -188,7 +200,7 @@ class Quantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, out: QuantizedTensor) -> torch.Tensor:
         _call.quantize(None, x=_call.view(_call.foldable(x), "x"), y=out.c_tensor())
-        return handle(out.shape, out.dtype)
+        return handle(out.shape, out.dtype, out.device)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -2,7 +2,8 @@
 
 Every registered activation is here under its name, `gelu(x)`, `swiglu(x, bias=b)`, also those of
 the user's own; `activation(act, x)` takes a formula or a Python function as well. Tensors are on
-the CPU, float32, float16 or bfloat16, of any shape; leading dimensions are rows. Strided tensors
+the CPU or on CUDA, all of a call on one device, float32, float16 or bfloat16, of any shape; leading
+dimensions are rows. On CUDA calls go to the current stream and wait for nothing. Strided tensors
 are read where they lie, as far as their rows are evenly spaced. Under torch.autocast inputs are
 used as they are: arithmetic is float32 inside, and results have the dtype of x unless out_dtype
 says otherwise. Derivatives are first ones; a second one is refused with a message.
@@ -143,9 +144,9 @@ def _forward(
                 if _call.dense(x):
                     raise
     y = (
-        torch.empty(_out_shape(form, x, b), dtype=out_dtype or x.dtype)
+        torch.empty(_out_shape(form, x, b), dtype=out_dtype or x.dtype, device=x.device)
         if encoded is None
-        else handle(encoded.shape, encoded.dtype)
+        else handle(encoded.shape, encoded.dtype, encoded.device)
     )
     _call.forward(
         form.act,
@@ -185,7 +186,7 @@ def _derivative(form: _Form, grad: Tensor, x: Tensor) -> Tensor:
             f"tenon: {form.act.decode()} backward: grad has shape {tuple(grad.shape)}, x "
             f"{tuple(x.shape)}; they must be equal"
         )
-    dx = torch.empty(x.shape, dtype=x.dtype)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     given = {"grad": grad, "x": x, "dx": dx}
     if grad.is_contiguous() and x.is_contiguous():  # any division into rows will do
         given = {name: _call.even(t) for name, t in given.items()}
@@ -233,7 +234,7 @@ def _backward(
     views = (_call.view, _call.view, _call.vector, _call.column)
     names = ("dx", "db", "dbias", "dscale")
     out = tuple(
-        torch.empty(t.shape, dtype=t.dtype) if t is not None and needed else None
+        torch.empty(t.shape, dtype=t.dtype, device=t.device) if t is not None and needed else None
         for t, needed in zip(tensors, needs, strict=True)
     )
     _call.backward(
@@ -327,7 +328,7 @@ def activation(
     encoded = None
     if quantizer is not None:
         _check_quantizer(quantizer)
-        encoded = quantizer.empty(_out_shape(form, x, b), out_dtype or x.dtype)
+        encoded = quantizer.empty(_out_shape(form, x, b), out_dtype or x.dtype, x.device)
     if torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, b, bias, scale)
     ):

@@ -327,37 +327,43 @@ def _given(bias: Tensor | None) -> Tensor | None:
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _warmed(run: Callable[[], Tensor]) -> None:
-    """Makes the kernels of a call and of its gradient; the random state stays what it was."""
-    state = torch.random.get_rng_state()
-    try:
+_Device = torch.device | str | None
+
+
+def _warmed(run: Callable[[], Tensor], like: Tensor) -> None:
+    """Makes the kernels of a call and of its gradient; random states stay what they were."""
+    with torch.random.fork_rng([like.device] if like.is_cuda else []):
         with torch.enable_grad():
             run().sum().backward()
         with torch.no_grad():
             run()
-    finally:
-        torch.random.set_rng_state(state)
 
 
 def warmup_jit_bias_dropout_add(
-    hidden_size: int, dtype: torch.dtype, seq_length: int, micro_batch_size: int
+    hidden_size: int,
+    dtype: torch.dtype,
+    seq_length: int,
+    micro_batch_size: int,
+    *,
+    device: _Device = None,
 ) -> None:
-    """Makes the kernels of bias_dropout_add for [seq_length, micro_batch_size, hidden_size]."""
+    """Makes the kernels of bias_dropout_add for [seq_length, micro_batch_size, hidden_size], on
+    torch's default device unless another is given."""
     shape = (seq_length, micro_batch_size, hidden_size)
-    residual = torch.ones(shape, dtype=dtype, requires_grad=True)
-    bias = torch.ones(hidden_size, dtype=dtype, requires_grad=True)
+    residual = torch.ones(shape, dtype=dtype, device=device, requires_grad=True)
+    bias = torch.ones(hidden_size, dtype=dtype, device=device, requires_grad=True)
     for needed in (False, True):
-        x = torch.ones(shape, dtype=dtype, requires_grad=needed)
+        x = torch.ones(shape, dtype=dtype, device=device, requires_grad=needed)
         for training in (False, True):
-            _warmed(functools.partial(bias_dropout_add, x, bias, residual, 0.1, training))
+            _warmed(functools.partial(bias_dropout_add, x, bias, residual, 0.1, training), x)
 
 
 def warmup_jit_bias_dropout_add_all_dtypes(
-    hidden_size: int, seq_length: int, micro_batch_size: int
+    hidden_size: int, seq_length: int, micro_batch_size: int, *, device: _Device = None
 ) -> None:
     """warmup_jit_bias_dropout_add for float32, bfloat16 and float16."""
     for dtype in _DTYPES:
-        warmup_jit_bias_dropout_add(hidden_size, dtype, seq_length, micro_batch_size)
+        warmup_jit_bias_dropout_add(hidden_size, dtype, seq_length, micro_batch_size, device=device)
 
 
 def warmup_jit_bias_gelu(
@@ -365,35 +371,44 @@ def warmup_jit_bias_gelu(
     dtype: torch.dtype,
     seq_length: int,
     micro_batch_size: int,
+    *,
+    device: _Device = None,
 ) -> None:
     """Makes the kernels of gelu with and without bias for [rows, ffn_hidden_size]."""
     shape = (seq_length * micro_batch_size, ffn_hidden_size_per_partition)
-    bias = torch.ones(ffn_hidden_size_per_partition, dtype=dtype, requires_grad=True)
+    width = ffn_hidden_size_per_partition
+    bias = torch.ones(width, dtype=dtype, device=device, requires_grad=True)
     for needed in (False, True):
-        inp = torch.ones(shape, dtype=dtype, requires_grad=needed)
-        _warmed(functools.partial(bias_gelu_fused_, inp, bias))
-    _warmed(functools.partial(gelu_fused_, inp))
+        inp = torch.ones(shape, dtype=dtype, device=device, requires_grad=needed)
+        _warmed(functools.partial(bias_gelu_fused_, inp, bias), inp)
+    _warmed(functools.partial(gelu_fused_, inp), inp)
 
 
 def warmup_jit_bias_gelu_all_dtypes(
-    ffn_hidden_size: int, seq_length: int, micro_batch_size: int
+    ffn_hidden_size: int, seq_length: int, micro_batch_size: int, *, device: _Device = None
 ) -> None:
     """warmup_jit_bias_gelu for float32, bfloat16 and float16."""
     for dtype in _DTYPES:
-        warmup_jit_bias_gelu(ffn_hidden_size, dtype, seq_length, micro_batch_size)
+        warmup_jit_bias_gelu(ffn_hidden_size, dtype, seq_length, micro_batch_size, device=device)
 
 
 def warmup_jit_l2normalization(
-    hidden_size: int, dtype: torch.dtype, seq_length: int, micro_batch_size: int
+    hidden_size: int,
+    dtype: torch.dtype,
+    seq_length: int,
+    micro_batch_size: int,
+    *,
+    device: _Device = None,
 ) -> None:
     """Makes the kernels of l2normalization for [rows, hidden_size]."""
-    x = torch.ones((seq_length * micro_batch_size, hidden_size), dtype=dtype, requires_grad=True)
-    _warmed(functools.partial(l2normalization_fused_, x, 1e-6))
+    shape = (seq_length * micro_batch_size, hidden_size)
+    x = torch.ones(shape, dtype=dtype, device=device, requires_grad=True)
+    _warmed(functools.partial(l2normalization_fused_, x, 1e-6), x)
 
 
 def warmup_jit_l2normalization_all_dtypes(
-    hidden_size: int, seq_length: int, micro_batch_size: int
+    hidden_size: int, seq_length: int, micro_batch_size: int, *, device: _Device = None
 ) -> None:
     """warmup_jit_l2normalization for float32, bfloat16 and float16."""
     for dtype in _DTYPES:
-        warmup_jit_l2normalization(hidden_size, dtype, seq_length, micro_batch_size)
+        warmup_jit_l2normalization(hidden_size, dtype, seq_length, micro_batch_size, device=device)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import _lib
-from . import _call, _watch
+from . import _call, _cuda, _watch
 from ._quantized import FP8, Quantize, QuantizedTensor, fp8_dtype_of
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "delayed_update",
 ]
 
+_CPU = torch.device("cpu")
 _SINGLE = ("delayed", "current")  # one scale for the tensor serves both encodings
 _MODE_DEFAULT, _POWER_OF_TWO, _EXACT_SCALE = 0, 1, 2
 
@@ -107,11 +108,16 @@ class Quantizer:
         """Any shape with at least one dimension is."""
         return x.dim() > 0
 
-    def _written(self) -> dict[str, Any]:
+    def _written(self, device: torch.device) -> dict[str, Any]:
         """Fields of tenon_tensor, beyond memory, for the call that writes."""
         return {}
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> QuantizedTensor:
+    def empty(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = _CPU,
+    ) -> QuantizedTensor:
         """Memory for a tensor of `shape` that stands for numbers of `dtype`."""
         if not self.rowwise_usage and not self.columnwise_usage:
             raise ValueError(
@@ -120,19 +126,20 @@ class Quantizer:
             )
         rows, cols = _folded(shape)
         out = QuantizedTensor(shape, dtype, self.fp8_dtype, self.scaling, swizzled=self.swizzled)
-        out._write = self._written()
+        out._write = self._written(device)
         scale_dtype = torch.uint8 if self.scaling == "mxfp8" else torch.float32
         if self.rowwise_usage:
             _, scales = _shapes(self.scaling, rows, cols, False)
-            out.data = torch.empty(tuple(shape), dtype=self.fp8_dtype)
-            out.scale_inv = torch.empty(scales, dtype=scale_dtype)
+            out.data = torch.empty(tuple(shape), dtype=self.fp8_dtype, device=device)
+            out.scale_inv = torch.empty(scales, dtype=scale_dtype, device=device)
         if self.columnwise_usage:
             data, scales = _shapes(self.scaling, rows, cols, True)
             like = tuple(shape) if self.scaling == "mxfp8" else data
-            out.columnwise_data = torch.empty(like, dtype=self.fp8_dtype)
-            out.columnwise_scale_inv = torch.empty(scales, dtype=scale_dtype)
+            out.columnwise_data = torch.empty(like, dtype=self.fp8_dtype, device=device)
+            out.columnwise_scale_inv = torch.empty(scales, dtype=scale_dtype, device=device)
         if self.scaling in _SINGLE:
-            out.scale_inv = out.columnwise_scale_inv = torch.empty(1, dtype=scale_dtype)
+            out.scale_inv = torch.empty(1, dtype=scale_dtype, device=device)
+            out.columnwise_scale_inv = out.scale_inv
         return out
 
     def make_empty(
@@ -144,10 +151,8 @@ class Quantizer:
         requires_grad: bool = False,
         pin_memory: bool = False,
     ) -> QuantizedTensor:
-        """empty() under its other name; the memory is the cpu's, without a gradient."""
-        if device is not None and torch.device(device).type != "cpu":
-            raise NotImplementedError(f"tenon: make_empty: device={device}; here it is the cpu")
-        return self.empty(shape, dtype)
+        """empty() under its other name, without a gradient; on the cpu unless `device` is given."""
+        return self.empty(shape, dtype, _CPU if device is None else torch.device(device))
 
     def finish(self, q: QuantizedTensor) -> QuantizedTensor:
         """After an op has written `q`: it lets go of the quantizer's own tensors."""
@@ -168,13 +173,13 @@ class Quantizer:
         """
         _watch.check(x)
         if isinstance(x, QuantizedTensor):
-            target = self._target(out, x.shape, dtype or x.dtype)
+            target = self._target(out, x, dtype or x.dtype)
             _call.quantize(None, x=x.c_tensor(), y=target.c_tensor())
             target._handle = x._handle
             return self.finish(target)
         if not isinstance(x, torch.Tensor):
             raise _call.refusal(x, "x")
-        target = self._target(out, x.shape, dtype or x.dtype)
+        target = self._target(out, x, dtype or x.dtype)
         if x.requires_grad and torch.is_grad_enabled():
             target._handle = Quantize.apply(x, target)
         else:
@@ -185,10 +190,11 @@ class Quantizer:
     __call__ = quantize
 
     def _target(
-        self, out: QuantizedTensor | None, shape: torch.Size, dtype: torch.dtype
+        self, out: QuantizedTensor | None, x: torch.Tensor | QuantizedTensor, dtype: torch.dtype
     ) -> QuantizedTensor:
+        shape = x.shape
         if out is None:
-            return self.empty(shape, dtype)
+            return self.empty(shape, dtype, x.device)
         if not isinstance(out, QuantizedTensor):
             raise TypeError(
                 f"tenon: out is a {type(out).__name__}; it must be a QuantizedTensor, make it with "
@@ -205,7 +211,7 @@ class Quantizer:
                 f"tenon: out is {out!r}, swizzled={out.swizzled}, but {self!r}, "
                 f"swizzled={self.swizzled} writes it; make it with this quantizer's empty()"
             )
-        out._write = self._written()
+        out._write = self._written(out.device)
         return out
 
     def update_quantized(
@@ -253,12 +259,12 @@ class Float8Quantizer(Quantizer):
         self.scale = _one_number(scale, "Float8Quantizer: scale")
         self.amax = _one_number(amax, "Float8Quantizer: amax")
 
-    def _written(self) -> dict[str, Any]:
+    def _written(self, device: torch.device) -> dict[str, Any]:
         return {"scale": self.scale, "amax": self.amax}
 
     def calibrate(self, x: torch.Tensor) -> None:
         """amax = max(amax, max |x|), nothing else."""
-        found = torch.empty(1, dtype=torch.float32)
+        found = torch.empty(1, dtype=torch.float32, device=x.device)
         _call.quantize(None, x=_call.view(_call.foldable(x), "x"), amax=_call.vector(found, "amax"))
         # The maximum of the bits: NaN is the largest.
         bits = self.amax.view(torch.int32)
@@ -305,13 +311,15 @@ class Float8CurrentScalingQuantizer(Quantizer):
         self.use_existing_amax = use_existing_amax
         self.amax = None if amax is None else _one_number(amax, type(self).__name__ + ": amax")
 
-    def _written(self) -> dict[str, Any]:
+    def _written(self, device: torch.device) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "eps": self.amax_epsilon,
             "power_of_two": _POWER_OF_TWO if self.force_pow_2_scales else _MODE_DEFAULT,
         }
         if self.amax is not None:
             fields.update(amax=self.amax, amax_given=int(self.use_existing_amax))
+        elif device.type != "cpu":  # the library has a place for it on the cpu only
+            fields["amax"] = torch.empty(1, dtype=torch.float32, device=device)
         return fields
 
 
@@ -370,7 +378,7 @@ class Float8BlockQuantizer(Quantizer):
         self.amax_epsilon = amax_epsilon
         self.force_pow_2_scales = force_pow_2_scales
 
-    def _written(self) -> dict[str, Any]:
+    def _written(self, device: torch.device) -> dict[str, Any]:
         return {
             "eps": self.amax_epsilon,
             "power_of_two": _POWER_OF_TWO if self.force_pow_2_scales else _EXACT_SCALE,
@@ -412,7 +420,37 @@ def delayed_update(
         )
     rows = history if history.dim() == 2 else history.unsqueeze(1)
     row = scale.reshape(1, -1)
+    if not (history.is_cpu and scale.is_cpu):
+        _update_there(rows, row, fp8_dtype_of(fp8_dtype), margin, amax_compute_algo == "max")
+        return
     past, now = _call.view(rows, "history"), _call.view(row, "scale")
     code = _call.DTYPES[fp8_dtype_of(fp8_dtype)]
     recent = int(amax_compute_algo == "most_recent")
     _lib.check(_lib.lib.tenon_delayed_update(past, now, code, margin, recent, None))
+
+
+def _update_there(
+    history: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, margin: int, largest: bool
+) -> None:
+    """The update on another device than the cpu, by torch's own kernels; nothing is read back."""
+    if history.dtype != torch.float32 or scale.dtype != torch.float32:
+        raise TypeError(
+            f"tenon: delayed_update: history is {history.dtype} and scale {scale.dtype}; they must "
+            "be float32"
+        )
+    _cuda.same("history", history, "scale", scale)
+    if not len(history) or scale.shape != (1, history.shape[1]):
+        raise ValueError(
+            f"tenon: delayed_update: history is {tuple(history.shape)} and scale has "
+            f"{scale.numel()} numbers; they must be [L, n] with L ≥ 1, and [n]"
+        )
+    if abs(margin) > 64:
+        raise ValueError(f"tenon: delayed_update: margin={margin}; it must lie in [-64, 64]")
+    last, old = history[:1], history[1:]
+    seen = history if largest else last
+    most = torch.where(seen.isfinite(), seen, 0.0).amax(0, keepdim=True)
+    top = torch.finfo(dtype).max * 2.0**-margin
+    made = torch.full_like(most, top).div_(most).clamp_(max=torch.finfo(torch.float32).max)
+    scale.copy_(torch.where(most > 0, made, scale).where(last != 0, scale))
+    rolled = torch.cat((torch.zeros_like(last), old[1:], last))[: len(history)]
+    history.copy_(torch.where(last != 0, rolled, history))

@@ -13,17 +13,41 @@ extern const char kBlockSkeleton[];  // embedded by the build
 
 namespace {
 
-constexpr int64_t kTile = 128;
-constexpr unsigned kThreads = 512;
-constexpr unsigned kOtherThreads = 256;
+constexpr unsigned kEndThreads = 64;
+constexpr int64_t kMostEndBlocks = 1024;
 constexpr int kColumnData = Encoder::column_data;
-constexpr size_t kMostSums = 2;  // 8 KB of shared memory each, beside 26 KB
+constexpr size_t kMostParts = 2;  // 64 KB of shared memory for the second, beside 34 KB
 constexpr const char* kEntry = "tenon_block_kernel";
+constexpr const char* kSum = "tenon_block_sums";
 constexpr const char* kClear = "tenon_block_clear";
 
-std::string sum_entry(size_t i) { return str("tenon_block_sum_", i); }
 std::string end_entry(Orientation o) {
   return o == Orientation::rowwise ? "tenon_block_end_row" : "tenon_block_end_column";
+}
+
+// The tile of a block of threads: small ones wait less for each other, but sums take 128 rows and
+// columns to turn whole lines.
+struct Tile {
+  int64_t rows = 128, cols = 128;
+  [[nodiscard]] unsigned threads() const { return static_cast<unsigned>(rows * cols / 32); }
+  [[nodiscard]] unsigned resident() const { return 1024 / threads(); }
+};
+Tile tile_of(const Step& step) {
+  const Encoder& e = step.encoders[0];
+  if (!stores_to(step, Store::To::column_sum).empty()) return {};
+  if (e.format.blocks(Orientation::rowwise).rows > 1) return {};
+  if (!e.columnwise) return {.rows = 64};
+  return info(e.format.scaling).transposes ? Tile{} : Tile{.rows = 32, .cols = 256};
+}
+
+// The values that are encoded, then those that are only summed, each as a store that has it.
+std::vector<size_t> parts_of(const Step& step) {
+  std::vector<size_t> parts = stores_to(step, Store::To::encoded);
+  for (const size_t k : stores_to(step, Store::To::column_sum)) {
+    const auto same = [&](size_t p) { return step.stores[p].value == step.stores[k].value; };
+    if (std::ranges::none_of(parts, same)) parts.push_back(k);
+  }
+  return parts;
 }
 
 std::string encoder_text(const Step& step) {
@@ -59,9 +83,14 @@ std::string BlockProgram::refusal(const Step& step) {
   const Encoder& e = step.encoders[0];
   if (e.format.blocks(Orientation::rowwise).single()) return "the block map has no single scales";
   if (e.counts) return "the block map counts nothing";
-  if (stores_to(step, Store::To::column_sum).size() > kMostSums)
-    return "too many sums for one tile";
-  const size_t bytes = sizeof(PlainHead) +
+  if (parts_of(step).size() > kMostParts) return "too many results for one tile";
+  std::vector<uint32_t> sums;
+  for (const size_t k : stores_to(step, Store::To::column_sum)) {
+    if (std::ranges::find(sums, step.stores[k].value) != sums.end())
+      return "the block map adds a value once";
+    sums.push_back(step.stores[k].value);
+  }
+  const size_t bytes = sizeof(TileHead) +
                        (step.loads.size() + step.stores.size()) * sizeof(Access) +
                        kEncoderPlaces * sizeof(Place);
   if (bytes > kArgumentBytes)
@@ -72,43 +101,50 @@ std::string BlockProgram::refusal(const Step& step) {
 BlockProgram::BlockProgram(const Step& step) : step_(step) {
   entries_ = {kEntry};
   const Encoder& e = step.encoders[0];
-  const std::vector<size_t> parts = stores_to(step, Store::To::encoded);
-  std::string part, first, turned;
+  const std::vector<size_t> parts = parts_of(step);
+  const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
+  const size_t encoded = stores_to(step, Store::To::encoded).size();
+  std::string part, first, turned, sum;
   for (size_t p = 0; p < parts.size(); ++p) {
     const std::string to = str("a.at[kLoads + ", parts[p], "]");
-    part += str("if (p == ", p, ") return out[", parts[p], "];\n");
+    part += str("if (p == ", p, ") return ", parts[p], ";\n");
+    for (size_t i = 0; i < sums.size(); ++i)
+      if (step.stores[sums[i]].value == step.stores[parts[p]].value)
+        sum += str("if (p == ", p, ") return ", i, ";\n");
+    if (p >= encoded) continue;
     first += str("if (p == ", p, ") return ", to, ".offset;\n");
     turned += str("if (p == ", p, ") return a.place[", kColumnData, "].data + (", to,
                   ".offset + column) * a.place[", kColumnData, "].stride;\n");
   }
-  const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
+  const Tile tile = tile_of(step);
   text_ = str(
       tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
-      "using Arguments = TenonPlainArguments<", step.loads.size() + step.stores.size(), ", ",
-      kEncoderPlaces,
-      ">;\nstruct Body {\n  using Encoder = Encoder0;\n  static constexpr int kParts = ",
-      parts.size(), ";\n  static constexpr bool kRowwise = ", flag(e.rowwise),
-      ", kColumnwise = ", flag(e.columnwise), ";\n", tile_members(step, tile_body(step), ""),
-      "  __device__ static float part(int p, const float* out) {\n", indented(part),
-      "    return 0.0f;\n  }\n  __device__ static TenonI64 first(const Arguments& a, int p) {\n",
+      "using Arguments = TenonTileArguments<", step.loads.size() + step.stores.size(), ", ",
+      kEncoderPlaces, ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
+      "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
+      ", kParts = ", parts.size(), ", kEncoded = ", encoded, ", kSums = ", sums.size(),
+      ";\n  static constexpr bool kRowwise = ", flag(e.rowwise),
+      ", kColumnwise = ", flag(e.columnwise), ";\n",
+      tile_members(step, tile_body(step, "more"), ""),
+      "  __device__ static constexpr int part(int p) {\n", indented(part),
+      "    return 0;\n  }\n  __device__ static int sum_of(int p) {\n", indented(sum),
+      "    return -1;\n  }\n  __device__ static TenonI64 first(const Arguments& a, int p) {\n",
       indented(first),
       "    return 0;\n  }\n  __device__ static TenonU8* turned(const Arguments& a, int p, TenonI64 "
       "column) {\n",
-      indented(turned), "    return nullptr;\n  }\n};\nextern \"C\" __launch_bounds__(", kThreads,
-      ", 2) __global__ void ", kEntry,
+      indented(turned), "    return nullptr;\n  }\n};\nextern \"C\" __launch_bounds__(",
+      tile.threads(), ", ", tile.resident(), ") __global__ void ", kEntry,
       "(const __grid_constant__ Arguments a) {\n  tenon_block_map<Body>(a);\n}\n");
   const auto kernel = [&](const std::string& entry, const std::string& lines) {
     entries_.push_back(entry);
     text_ += str("extern \"C\" __global__ void ", entry,
                  "(const __grid_constant__ Arguments a) {\n", indented(lines), "}\n");
   };
-  for (size_t i = 0; i < sums.size(); ++i)
-    kernel(sum_entry(i), str("tenon_column_sums<Body, ", sums[i], ", ",
-                             format(step.stores[sums[i]].dtype), ">(a);\n"));
+  if (!sums.empty()) kernel(kSum, partial_lines(step));
   for (const Orientation o : kOrientations) {
     const Blocks b = e.format.blocks(o);
     if (e.has(o))
-      kernel(end_entry(o), str("tenon_encode_end<Encoder0, ", flag(o == Orientation::rowwise), ", ",
+      kernel(end_entry(o), str("tenon_block_end<Encoder0, ", flag(o == Orientation::rowwise), ", ",
                                b.rows, ", ", b.cols, ", ", flag(b.transposed), ">(a);\n"));
   }
   if (const std::string clear = clear_lines(step); !clear.empty()) kernel(kClear, clear);
@@ -126,6 +162,11 @@ bool BlockProgram::fits(const RunArgs& args) const {
     if (parts.size() > 1 && step_.cols % width != 0) return false;
   }
   if (args.rows == 0 || step_.cols == 0 || !aligned_eights(step_, args)) return false;
+  // Scales are written as words.
+  const size_t scale = info(info(e.format.scaling).scale).bytes;
+  for (const Orientation o : kOrientations)
+    if (e.has(o) && reinterpret_cast<uintptr_t>(args.out[e.scale_inv(o)].data) % scale != 0)
+      return false;
   if (!e.columnwise) return true;
   const View& v = args.out[e.data(Orientation::columnwise)];
   const uintptr_t bytes = info(e.format.scaling).transposes ? 16 : 8;
@@ -133,37 +174,33 @@ bool BlockProgram::fits(const RunArgs& args) const {
          static_cast<uintptr_t>(v.stride) % bytes == 0;
 }
 
-size_t BlockProgram::workspace(int64_t rows) const {
-  const size_t sums = stores_to(step_, Store::To::column_sum).size();
-  return sums * static_cast<size_t>(cdiv(rows, kTile) * step_.cols) * sizeof(float);
-}
+size_t BlockProgram::workspace(int64_t rows) const { return partial_bytes(step_, rows); }
 
 std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];
+  const Tile tile = tile_of(step_);
   const std::vector<Access> at = accesses_of(step_, args);
   const std::array<Place, kEncoderPlaces> places = encoder_places(e, args);
+  const TileHead head = tile_head(step_, args, tile.cols);
   std::vector<Launch> list;
-  const auto launch = [&](const std::string& entry, int64_t blocks, unsigned threads,
-                          const PlainHead& head) {
+  const auto launch = [&](const std::string& entry, int64_t blocks, unsigned threads) {
     list.push_back(launch_of(entry, blocks, threads, head, at, places));
   };
-  PlainHead head{.rows = args.rows, .cols = step_.cols, .random = args.random};
-  head.to = args.workspace;
-  if (entries_.back() == kClear) launch(kClear, 1, 1, head);
-  const int64_t blocks = cdiv(args.rows, kTile);
-  launch(kEntry, blocks * cdiv(step_.cols, kTile), kThreads, head);
+  if (entries_.back() == kClear) launch(kClear, 1, 1);
+  launch(kEntry, cdiv(args.rows, tile.rows) * cdiv(step_.cols, tile.cols), tile.threads());
+  constexpr unsigned kParkedBytes = 4 * 8 * sizeof(float);  // of a thread's values
+  list.back().shared =
+      static_cast<unsigned>(parts_of(step_).size() - 1) * tile.threads() * kParkedBytes;
   for (const Orientation o : kOrientations) {
     if (!e.has(o)) continue;
     const View& v = args.out[e.scale_inv(o)];
     const Shape used = e.format.blocks(o).count(args.rows, e.cols);
     if (v.rows * v.cols > used.rows * used.cols)  // padding
-      launch(end_entry(o), cdiv(v.rows * v.cols, kOtherThreads), kOtherThreads, head);
+      launch(end_entry(o), std::clamp<int64_t>(std::max(v.rows, v.cols), 1, kMostEndBlocks),
+             kEndThreads);
   }
-  head.count = blocks;
-  for (size_t i = 0; i < stores_to(step_, Store::To::column_sum).size(); ++i) {
-    head.from = static_cast<float*>(args.workspace) + static_cast<int64_t>(i) * blocks * step_.cols;
-    launch(sum_entry(i), cdiv(step_.cols, kOtherThreads), kOtherThreads, head);
-  }
+  if (const int64_t blocks = partial_blocks(step_); blocks > 0)
+    launch(kSum, blocks, kPartialThreads);
   return list;
 }
 

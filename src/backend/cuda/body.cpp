@@ -1,6 +1,7 @@
 // Prints loads, formulas and stores.
 #include "backend/cuda/body.h"
 
+#include "backend/cuda/native.h"
 #include "core/scaling.h"
 #include "expr/lower.h"
 #include "expr/print.h"
@@ -123,7 +124,9 @@ std::string store_lines(const Step& step) {
 }
 
 std::string compute_lines(const Step& step) {
-  const Lowered lowered = lower(*step.graph, step.roots(), step.effective_precision());
+  if (step.effective_precision() == Precision::native)
+    return native_lines(*step.graph, step.roots());
+  const Lowered lowered = lower(*step.graph, step.roots(), Precision::strict);
   return print(lowered.graph, lowered.roots);
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -21,15 +22,26 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::array<char, 8> kMagic{'t', 'e', 'n', 'o', 'n', 'k', '0', '1'};
+constexpr std::array<char, 8> kMagic{'t', 'e', 'n', 'o', 'n', 'k', '0', '2'};
 constexpr const char* kSuffix = ".kernel";
 constexpr const char* kUnfinished = ".unfinished";
 constexpr uint64_t kMostBytes = uint64_t{64} << 20;  // of a file that is worth reading
 constexpr int64_t kStaleSeconds = 3600;              // an unfinished file of that age is nobody's
 
-// FNV-1a; two starts make a name of 128 bits.
+// FNV-1a over words of 8 bytes, the rest as one with its length; two starts make a name of 128
+// bits. A byte's influence goes up only, so the halves of a word swap after each.
 uint64_t hash(std::string_view text, uint64_t h) {
-  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  constexpr size_t kWord = sizeof(uint64_t);
+  const auto join = [&](uint64_t word) { h = std::rotl((h ^ word) * 0x100000001b3ULL, 32); };
+  const auto word_at = [&](size_t at, size_t size) {
+    uint64_t word = 0;
+    std::memcpy(&word, text.data() + at, size);
+    return word;
+  };
+  const size_t rest = text.size() % kWord;
+  for (size_t at = 0; at + kWord <= text.size(); at += kWord) join(word_at(at, kWord));
+  join(word_at(text.size() - rest, rest));
+  join(text.size());
   return h;
 }
 constexpr uint64_t kFirst = 0xcbf29ce484222325ULL, kSecond = 0x9ae16a3b2f90404fULL;

@@ -61,8 +61,27 @@ std::string resolve(const Library& library, Driver& d) {
   get(d.mem_free_async, "cuMemFreeAsync");
   get(d.memcpy_to_device, "cuMemcpyHtoD_v2");
   get(d.memcpy_to_host, "cuMemcpyDtoH_v2");
+  get(d.memset_bytes, "cuMemsetD8_v2");
+  get(d.stream_create, "cuStreamCreate");
+  get(d.stream_destroy, "cuStreamDestroy_v2");
   get(d.stream_synchronize, "cuStreamSynchronize");
-  library.find(d.context_get_id, "cuCtxGetId");  // newer drivers only
+  get(d.stream_begin_capture, "cuStreamBeginCapture_v2");
+  get(d.stream_end_capture, "cuStreamEndCapture");
+  get(d.graph_instantiate, "cuGraphInstantiateWithFlags");
+  get(d.graph_launch, "cuGraphLaunch");
+  get(d.graph_get_nodes, "cuGraphGetNodes");
+  get(d.graph_node_get_type, "cuGraphNodeGetType");
+  get(d.graph_kernel_node_get_params, "cuGraphKernelNodeGetParams_v2");
+  get(d.graph_exec_destroy, "cuGraphExecDestroy");
+  get(d.graph_destroy, "cuGraphDestroy");
+  get(d.event_create, "cuEventCreate");
+  get(d.event_destroy, "cuEventDestroy_v2");
+  get(d.event_record, "cuEventRecord");
+  get(d.event_elapsed_time, "cuEventElapsedTime");
+  get(d.function_get_attribute, "cuFuncGetAttribute");
+  get(d.function_set_attribute, "cuFuncSetAttribute");
+  library.find(d.function_get_name, "cuFuncGetName");  // newer drivers only
+  library.find(d.context_get_id, "cuCtxGetId");        // newer drivers only
   return missing;
 }
 
@@ -145,6 +164,13 @@ int attribute(Attribute which, int ordinal) {
   return value;
 }
 
+int attribute(FunctionAttribute which, Function function) {
+  int value = 0;
+  check(driver().function_get_attribute(&value, static_cast<int>(which), function),
+        str("asking a kernel for attribute ", static_cast<int>(which)));
+  return value;
+}
+
 std::string DeviceInfo::arch() const {
   // From Hopper on, the instructions that skeletons want are in the architecture-specific sets.
   return str("sm_", major, minor, major >= 9 ? "a" : "");
@@ -191,6 +217,16 @@ int CurrentContext::device() const {
   int device = 0;  // the driver numbers its devices by their ordinals
   check(driver().context_get_device(&device), "asking for the context's device");
   return device;
+}
+
+StreamMemory::StreamMemory(size_t bytes, Stream stream) : stream_(stream) {
+  if (bytes > 0)
+    check(driver().mem_alloc_async(&data_, bytes, stream),
+          str("taking ", bytes, " bytes of device memory"));
+}
+
+StreamMemory::~StreamMemory() {
+  if (data_) loaded().driver.mem_free_async(data_, stream_);
 }
 
 DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {

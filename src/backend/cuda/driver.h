@@ -14,7 +14,23 @@ using Context = struct ContextHandle*;
 using Module = struct ModuleHandle*;
 using Function = struct FunctionHandle*;
 using Stream = struct StreamHandle*;
+using Event = struct EventHandle*;
+using StreamGraph = struct StreamGraphHandle*;
+using GraphNode = struct GraphNodeHandle*;
+using GraphExec = struct GraphExecHandle*;
 using DevicePointer = void*;  // an integer to the driver, of the same size
+
+// A kernel in a graph, as the driver lays it out.
+struct KernelNode {
+  Function function = nullptr;
+  unsigned grid_x = 0, grid_y = 0, grid_z = 0;
+  unsigned block_x = 0, block_y = 0, block_z = 0;
+  unsigned shared_bytes = 0;
+  void** arguments = nullptr;
+  void** extra = nullptr;
+  void* kernel = nullptr;
+  Context context = nullptr;
+};
 
 // The functions in use. A result of 0 is success.
 struct Driver {
@@ -45,7 +61,26 @@ struct Driver {
   int (*mem_free_async)(DevicePointer pointer, Stream stream);
   int (*memcpy_to_device)(DevicePointer to, const void* from, size_t bytes);
   int (*memcpy_to_host)(void* to, DevicePointer from, size_t bytes);
+  int (*memset_bytes)(DevicePointer to, unsigned char value, size_t bytes);
+  int (*stream_create)(Stream* stream, unsigned flags);
+  int (*stream_destroy)(Stream stream);
   int (*stream_synchronize)(Stream stream);
+  int (*stream_begin_capture)(Stream stream, int mode);
+  int (*stream_end_capture)(Stream stream, StreamGraph* graph);
+  int (*graph_instantiate)(GraphExec* made, StreamGraph graph, unsigned long long flags);
+  int (*graph_launch)(GraphExec graph, Stream stream);
+  int (*graph_get_nodes)(StreamGraph graph, GraphNode* nodes, size_t* count);
+  int (*graph_node_get_type)(GraphNode node, int* type);
+  int (*graph_kernel_node_get_params)(GraphNode node, KernelNode* params);
+  int (*graph_exec_destroy)(GraphExec graph);
+  int (*graph_destroy)(StreamGraph graph);
+  int (*event_create)(Event* event, unsigned flags);
+  int (*event_destroy)(Event event);
+  int (*event_record)(Event event, Stream stream);
+  int (*event_elapsed_time)(float* milliseconds, Event start, Event end);
+  int (*function_get_attribute)(int* value, int attribute, Function function);
+  int (*function_set_attribute)(Function function, int attribute, int value);
+  int (*function_get_name)(const char** name, Function function);  // null before CUDA 12.3
 };
 
 // The loaded and initialised driver of a machine with a device; an Error says why there is none.
@@ -57,8 +92,22 @@ std::optional<std::string> why_no_gpu();
 // Throws an Error unless `result` is 0; `what` is what was tried.
 void check(int result, std::string_view what);
 
-enum class Attribute : uint8_t { multiprocessors = 16, major = 75, minor = 76 };
+enum class Attribute : uint8_t {
+  multiprocessors = 16,
+  l2_bytes = 38,
+  major = 75,
+  minor = 76,
+  shared_bytes = 97,  // the most that a block may ask for
+};
 int attribute(Attribute which, int ordinal);
+
+enum class FunctionAttribute : uint8_t {
+  shared_bytes = 1,
+  local_bytes = 3,
+  registers = 4,
+  dynamic_shared_bytes = 8,
+};
+int attribute(FunctionAttribute which, Function function);
 
 struct DeviceInfo {
   std::string name;
@@ -85,6 +134,21 @@ class CurrentContext {
  private:
   Context context_ = nullptr;
   bool pushed_ = false;
+};
+
+// Workspace in the order of a stream: work on it may still run when it is given back, and a graph
+// that is captured has it too.
+class StreamMemory {
+ public:
+  StreamMemory(size_t bytes, Stream stream);
+  ~StreamMemory();
+  StreamMemory(const StreamMemory&) = delete;
+  StreamMemory& operator=(const StreamMemory&) = delete;
+  [[nodiscard]] void* data() const { return data_; }
+
+ private:
+  Stream stream_;
+  DevicePointer data_ = nullptr;
 };
 
 // Device memory for checks and tests; running kernels allocates nothing.

@@ -14,15 +14,23 @@ extern const char kPlainSkeleton[];
 extern const char kVectorSkeleton[];
 extern const char kTileSkeleton[];
 
+namespace {
+constexpr int64_t kPartialColumns = 32;  // of a block that adds partial sums
+}
+
 std::string vector_skeletons() {
   return str(kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton, "\n", kVectorSkeleton, "\n");
 }
 std::string tile_skeletons() { return str(vector_skeletons(), kTileSkeleton, "\n"); }
 
+std::string element_eight(std::string_view kind, const ColumnMap& columns, const std::string& at) {
+  return str("tenon_", kind, columns.contiguous() ? "8(" : "8_blocks(", at, ", row, column)");
+}
+
 std::string load_eight(const Step& step, size_t i, const std::string& raw) {
   const Load& l = step.loads[i];
-  const std::string element = str("at[", i, "], tenon_", kLoadNames[static_cast<size_t>(l.from)],
-                                  "(at[", i, "], row, column)");
+  const std::string_view kind = kLoadNames[static_cast<size_t>(l.from)];
+  const std::string at = str("at[", i, "]");
   const std::string to = str("in[", i, "]);\n");
   switch (l.from) {
     case Load::From::parameter:
@@ -31,26 +39,72 @@ std::string load_eight(const Step& step, size_t i, const std::string& raw) {
       return str("tenon_random8(random, row, column, ", l.arg, ", ", to);
     case Load::From::column:
     case Load::From::scalar:
-      return str("tenon_spread8(tenon_load<", format(l.dtype), ">(", element, "), ", to);
+      return str("tenon_spread8(tenon_load<", format(l.dtype), ">(", at, ", tenon_", kind, "(", at,
+                 ", row, column)), ", to);
     default:
       if (!raw.empty()) return str("tenon_unpack8<", format(l.dtype), ">(", raw, ", ", to);
-      return str("tenon_load8<", format(l.dtype), ">(", element, ", ", to);
+      return str("tenon_load8<", format(l.dtype), ">(", at, ", ",
+                 element_eight(kind, l.columns, at), ", ", to);
   }
 }
 
 std::string amax_eight(size_t k, size_t slot) {
-  return str("for (int e = 0; e < 8; ++e) {\n  const TenonU32 bits = __float_as_uint(out[", k,
-             "][e]) & 0x7fffffffu;\n  most[", slot, "] = bits > most[", slot, "] ? bits : most[",
-             slot, "];\n}\n");
+  return str("for (int e = 0; e < 8; ++e)\n  most[", slot,
+             "] = __float_as_uint(tenon_max(tenon_bits(most[", slot, "]), tenon_abs(out[", k,
+             "][e])));\n");
 }
 
 std::string scale_eight(size_t k, uint32_t number) {
-  return str("const float multiplier = tenon_single_scale<Scaling", number,
+  return str("const float multiplier = tenon_tensor_scale<Scaling", number,
              ">(a).multiplier;\nfloat scaled[8];\nfor (int e = 0; e < 8; ++e) scaled[e] = out[", k,
              "][e] * multiplier;\n");
 }
 
-TileBody tile_body(const Step& step) {
+std::string element_below(const ColumnMap& columns, const std::string& at,
+                          const std::string& more) {
+  const std::string element = element_eight("tile", columns, at);
+  return more.empty() ? element : str("(", element, " + ", more, " * ", at, ".stride)");
+}
+
+TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_cols) {
+  const auto across = static_cast<uint32_t>(cdiv(step.cols, tile_cols));
+  return {args.rows, step.cols, args.random, args.workspace, across, UINT32_MAX / across};
+}
+
+size_t partial_bytes(const Step& step, int64_t rows) {
+  const size_t sums = stores_to(step, Store::To::column_sum).size();
+  return sums * static_cast<size_t>(cdiv(rows, kPartialRows) * step.cols) * sizeof(float);
+}
+
+std::string partial_lines(const Step& step) {
+  const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
+  std::string text =
+      str("const TenonU32 strips = static_cast<TenonU32>((a.cols + 31) / 32);\n"
+          "const TenonU32 k = blockIdx.x / strips;\nint at = Body::kLoads + ",
+          sums[0], ";\n");
+  for (size_t i = 1; i < sums.size(); ++i)
+    text += str("if (k == ", i, ") at = Body::kLoads + ", sums[i], ";\n");
+  // One text for sums of one type, as they mostly are.
+  std::vector<DType> types;
+  for (const size_t s : sums)
+    if (std::ranges::find(types, step.stores[s].dtype) == types.end())
+      types.push_back(step.stores[s].dtype);
+  for (const DType d : types) {
+    std::string which;
+    for (size_t i = 0; i < sums.size(); ++i)
+      if (step.stores[sums[i]].dtype == d) which += str(which.empty() ? "" : " || ", "k == ", i);
+    if (types.size() > 1) text += str("if (", which, ")\n  ");
+    text += str("tenon_sum_partials<", format(d), ">(a, a.at[at], k, blockIdx.x % strips);\n");
+  }
+  return text;
+}
+
+int64_t partial_blocks(const Step& step) {
+  return static_cast<int64_t>(stores_to(step, Store::To::column_sum).size()) *
+         cdiv(step.cols, kPartialColumns);
+}
+
+TileBody tile_body(const Step& step, const std::string& more) {
   TileBody t;
   for (size_t i = 0; i < step.loads.size(); ++i) {
     const Load& l = step.loads[i];
@@ -59,59 +113,55 @@ TileBody tile_body(const Step& step) {
       continue;
     }
     t.raw += str("    TenonRaw<", info(l.dtype).bytes, "> r", i, ";\n");
-    t.fetch += str("raw.r", i, ".load(at[", i, "].data + tenon_tile(at[", i, "], row, column) * ",
+    const std::string at = str("at[", i, "]");
+    t.fetch += str("raw.r", i, ".load(", at, ".data + ", element_below(l.columns, at, more), " * ",
                    info(l.dtype).bytes, ");\n");
     t.unpack += load_eight(step, i, str("raw.r", i));
   }
   size_t amaxes = 0;
-  size_t sums = 0;
   for (size_t k = 0; k < step.stores.size(); ++k) {
     const Store& s = step.stores[k];
     const std::string to = str("a.at[kLoads + ", k, "]");
     if (s.to == Store::To::tile)
-      t.store += str("tenon_store8<", format(s.dtype), ">(", to, ", tenon_tile(", to,
-                     ", row, column), out[", k, "]);\n");
+      t.store += str("tenon_store8<", format(s.dtype), ">(", to, ", ",
+                     element_below(s.columns, to, more), ", out[", k, "]);\n");
     else if (s.to == Store::To::amax)
       t.store += amax_eight(k, amaxes++);
-    else if (s.to == Store::To::column_sum)
-      t.sum += str("sums[", sums++, "].template add<row>(out[", k, "], there);\n");
   }
   return t;
 }
 
 std::string tile_members(const Step& step, const TileBody& t, const std::string& store_arguments) {
-  const char* const where = "TenonI64 row, TenonI64 column";
+  const char* const where = "TenonU32 row, TenonU32 column";
   return str(
       "  static constexpr int kLoads = ", step.loads.size(), ", kStores = ", step.stores.size(),
-      ", kAmax = ", stores_to(step, Store::To::amax).size(),
-      ", kSums = ", stores_to(step, Store::To::column_sum).size(), ";\n  struct Raw {\n", t.raw,
-      "  };\n  __device__ static void fetch(const TenonAccess* at, ", where, ", Raw& raw) {\n",
-      indented(t.fetch),
+      ", kAmax = ", stores_to(step, Store::To::amax).size(), ";\n  struct Raw {\n", t.raw,
+      "  };\n  __device__ static void fetch(const TenonAccess* at, ", where,
+      ", int more, Raw& raw) {\n", indented(t.fetch),
       "  }\n  __device__ static void unpack(const TenonAccess* at, const TenonU64* random, ", where,
       ", const Raw& raw, float (*in)[8]) {\n", indented(t.unpack),
       "  }\n  __device__ static void compute(const float* in, float* out) {\n",
       indented(compute_lines(step)), "  }\n  __device__ static void store(const Arguments& a, ",
-      where, ", const float (&out)[kStores][8], ", store_arguments, "TenonU32* most) {\n",
+      where, ", int more, const float (&out)[kStores][8], ", store_arguments, "TenonU32* most) {\n",
       indented(t.store),
-      "  }\n  template <int row>\n  __device__ static void sum(const float (&out)[kStores][8], "
-      "TenonFour* sums, bool there) {\n",
-      indented(t.sum),
       "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most) {\n",
       indented(finish_lines(step)), "  }\n");
 }
 
-std::string finish_lines(const Step& step) {
+std::string finish_lines(const Step& step, bool early) {
   std::string text;
   size_t slot = 0;
   for (const size_t k : stores_to(step, Store::To::amax))
-    text += str("tenon_join_amax(a.at[kLoads + ", k, "].data, most[", slot++, "]);\n");
+    text += str("tenon_join_amax(a.at[kLoads + ", k, "].data, most[", slot, "]",
+                early ? str(", before[", slot, "]") : "", ");\n"),
+        ++slot;
   for (size_t e = 0; e < step.encoders.size(); ++e) {
     const Format& f = step.encoders[e].format;
     if (f.scaling == Scaling::none || !f.blocks(Orientation::rowwise).single()) continue;
     for (const size_t side : {Encoder::row_scale, Encoder::column_scale})
       text += str("if (tenon_thread() == 0 && a.place[", e * kEncoderPlaces + side,
                   "].data)\n  tenon_put<4>(a.place[", e * kEncoderPlaces + side,
-                  "].data, tenon_single_scale<Scaling", e, ">(a).inverse);\n");
+                  "].data, tenon_tensor_scale<Scaling", e, ">(a).inverse);\n");
   }
   return text;
 }
@@ -132,11 +182,20 @@ std::vector<size_t> stores_to(const Step& step, Store::To to) {
 
 std::vector<Access> accesses_of(const Step& step, const RunArgs& args) {
   std::vector<Access> all;
-  for (const Load& l : step.loads) all.push_back(load_access(l, args));
+  const auto from_offset = [](Access a, DType dtype) {
+    a.data = static_cast<std::byte*>(a.data) + a.offset * info(dtype).bytes;
+    return a;
+  };
+  for (const Load& l : step.loads) {
+    const bool vectors = l.from == Load::From::tile || l.from == Load::From::row;
+    all.push_back(load_access(l, args));
+    if (vectors) all.back() = from_offset(all.back(), l.dtype);
+  }
   for (const Store& s : step.stores) {
     const bool encoded = s.to == Store::To::encoded;
     const uint32_t arg = encoded ? step.encoders[s.arg].data(Orientation::rowwise) : s.arg;
     all.push_back(access(args.out[arg], s.columns));
+    if (encoded || s.to == Store::To::tile) all.back() = from_offset(all.back(), s.dtype);
   }
   return all;
 }
@@ -152,6 +211,15 @@ bool aligned(const Access& a, int64_t element_bytes, bool rows) {
 bool aligned_eights(const Step& step, const RunArgs& args) {
   if (step.cols % kEight != 0) return false;
   const std::vector<Access> all = accesses_of(step, args);
+  // Rows, columns and strides have 32 bits, with room for the last tile.
+  const auto small = [](int64_t n) { return 0 <= n && n <= INT32_MAX; };
+  if (!small(args.rows) || !small(step.cols)) return false;
+  for (const Access& a : all)
+    if (!small(a.stride) || !small(a.block_stride)) return false;
+  for (const Encoder& e : step.encoders)
+    if (const auto data = reinterpret_cast<uintptr_t>(encoder_places(e, args).back().data);
+        data % sizeof(float) != 0)
+      return false;
   for (size_t i = 0; i < step.loads.size(); ++i) {
     const Load& l = step.loads[i];
     const bool tile = l.from == Load::From::tile;

@@ -12,6 +12,16 @@ inline constexpr int64_t kEight = 8;
 std::string vector_skeletons();
 std::string tile_skeletons();
 
+// As the head of TenonTileArguments in device/tile.cuh.
+struct TileHead {
+  int64_t rows = 0, cols = 0;
+  const uint64_t* random = nullptr;
+  void* partial = nullptr;
+  uint32_t across = 0, inverse = 0;
+};
+// Of a call whose tiles have so many columns.
+TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_cols);
+
 // A launch whose argument is the head, the accesses and the places, one behind the other.
 template <class Head>
 Launch launch_of(const std::string& entry, int64_t blocks, unsigned threads, const Head& head,
@@ -26,6 +36,8 @@ Launch launch_of(const std::string& entry, int64_t blocks, unsigned threads, con
   return l;
 }
 
+// The element of a tile or row, counted from the data of accesses_of().
+std::string element_eight(std::string_view kind, const ColumnMap& columns, const std::string& at);
 // One load of eight elements into in[i]; `raw` is where a tile's bytes are already, or empty.
 std::string load_eight(const Step& step, size_t i, const std::string& raw = "");
 // The largest magnitude of out[k] joins most[slot].
@@ -34,22 +46,34 @@ std::string amax_eight(size_t k, size_t slot);
 std::string scale_eight(size_t k, uint32_t number);
 
 // At the end of a kernel: maxima to their slots, single scales beside their data.
-std::string finish_lines(const Step& step);
+std::string finish_lines(const Step& step, bool early = false);
 // Slots that no maximum joins start from 0; empty where there is none.
 std::string clear_lines(const Step& step);
 
-// What tiles have in common: loads in two steps, elements and maxima stored, sums begun.
+// What tiles have in common: loads in two steps, elements and maxima stored. `more` is a name for
+// how many rows below `row` a vector lies, or empty.
 struct TileBody {
-  std::string raw, fetch, unpack, store, sum;
+  std::string raw, fetch, unpack, store;
 };
-TileBody tile_body(const Step& step);
-// The members of Body that come from it, with compute and finish.
+TileBody tile_body(const Step& step, const std::string& more = "");
+// The members of Body that come from it with `more`, with compute and finish.
 std::string tile_members(const Step& step, const TileBody& t, const std::string& store_arguments);
+// The element as in element_eight(), `more` rows below.
+std::string element_below(const ColumnMap& columns, const std::string& at, const std::string& more);
+
+// The rows of a tile over which sums are kept, and the memory for those.
+inline constexpr int64_t kPartialRows = 128;
+size_t partial_bytes(const Step& step, int64_t rows);
+// The kernel that adds the partial sums, its lines and its launch.
+inline constexpr unsigned kPartialThreads = 256;
+std::string partial_lines(const Step& step);
+int64_t partial_blocks(const Step& step);
 
 // The stores of one kind.
 std::vector<size_t> stores_to(const Step& step, Store::To to);
 
-// Loads, then stores; an encoded one has the encoder's rowwise data.
+// Loads, then stores; an encoded one has the encoder's rowwise data. Where vectors lie, the data
+// begins at the offset.
 std::vector<Access> accesses_of(const Step& step, const RunArgs& args);
 // Whether every access of eight is one aligned vector, or two.
 bool aligned_eights(const Step& step, const RunArgs& args);

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <mutex>
+#include <string_view>
 
 #include "backend/cuda/cache.h"
 #include "backend/cuda/nvrtc.h"
@@ -11,18 +12,47 @@
 
 namespace tenon::cuda {
 
+// Embedded by the build.
+extern const char kWordsSkeleton[];
+extern const char kMapSkeleton[];
+extern const char kPlainSkeleton[];
+extern const char kVectorSkeleton[];
+extern const char kTileSkeleton[];
+extern const char kBlockSkeleton[];
+extern const char kRowSkeleton[];
+
 namespace {
 
 using Key = std::pair<uint64_t, std::string>;  // context, text
 
+// A text's code; joined texts share a module, where their kernels' names have a prefix.
+struct Code {
+  Module module = nullptr;
+  std::string prefix;
+};
+
 // Never destroyed: threads may still launch while the process ends.
-std::map<Key, Module>& modules() {
-  static auto* const kModules = new std::map<Key, Module>;
+std::map<Key, Code>& modules() {
+  static auto* const kModules = new std::map<Key, Code>;
   return *kModules;
 }
 
-Module module_of(const std::string& name, const std::string& text, const CurrentContext& context,
-                 uint64_t id) {
+// How much of a text is skeletons. One that is not known here is only not shared.
+size_t skeleton_bytes(std::string_view text) {
+  size_t size = 0;
+  for (const std::string_view s : {kWordsSkeleton, kMapSkeleton, kPlainSkeleton, kVectorSkeleton,
+                                   kTileSkeleton, kBlockSkeleton, kRowSkeleton})
+    if (text.substr(size).starts_with(s)) {
+      size += s.size();
+      if (text.substr(size).starts_with('\n')) ++size;
+    }
+  return size;
+}
+
+std::string prefix_of(size_t part) { return str("part", part, "_"); }
+
+Code module_of(const std::string& name, const std::string& text, const CurrentContext& context,
+               uint64_t id) {
   const Key key{id, text};
   {
     const std::lock_guard lock(library_lock());
@@ -36,8 +66,8 @@ Module module_of(const std::string& name, const std::string& text, const Current
             device.arch(), ", into driver ", device.driver_version,
             " (an NVRTC newer than the driver can be the cause)"));
   std::unique_lock lock(library_lock());
-  const auto [at, inserted] = modules().emplace(key, module);
-  const Module result = at->second;
+  const auto [at, inserted] = modules().try_emplace(key, Code{module, ""});
+  const Code result = at->second;
   lock.unlock();
   if (!inserted) driver().module_unload(module);  // another thread was faster
   return result;
@@ -52,6 +82,32 @@ Compiled compile_once(const std::string& text, const std::string& arch, const st
   Compiled code = compile(text, arch);
   Cache::shared().keep(key, {code.image, code.is_ptx}, name);
   return code;
+}
+
+std::string skeletons_of(const std::string& text) { return text.substr(0, skeleton_bytes(text)); }
+
+std::string joined(std::span<const std::string> texts) {
+  constexpr std::string_view kKernel = "__global__ void ";
+  if (texts.empty()) return "";
+  std::string all = skeletons_of(texts[0]);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    std::string own = texts[i].substr(skeleton_bytes(texts[i]));
+    for (size_t at = own.find(kKernel); at != std::string::npos; at = own.find(kKernel, at))
+      own.insert(at += kKernel.size(), prefix_of(i));
+    all += str("namespace part", i, " {\n", own, "}\n");
+  }
+  return all;
+}
+
+void load_joined(std::span<const std::string> texts) {
+  const CurrentContext context;
+  const uint64_t id = context.id();
+  const Compiled code = compile(joined(texts), device_info(context.device()).arch());
+  Module module = nullptr;
+  check(driver().module_load_data(&module, code.image.c_str()), "loading joined kernels");
+  const std::lock_guard lock(library_lock());
+  for (size_t i = 0; i < texts.size(); ++i)
+    modules().try_emplace(Key{id, texts[i]}, Code{module, prefix_of(i)});
 }
 
 LoadedKernel Source::load(const CurrentContext& context) const {
@@ -71,8 +127,8 @@ LoadedKernel Source::compiled(const CurrentContext& context, uint64_t id) const 
   LoadedKernel loaded;
   loaded.multiprocessors =
       static_cast<unsigned>(attribute(Attribute::multiprocessors, context.device()));
-  check(driver().module_get_function(&loaded.function, module_of(name_, text_, context, id),
-                                     entry_.c_str()),
+  const Code code = module_of(name_, text_, context, id);
+  check(driver().module_get_function(&loaded.function, code.module, (code.prefix + entry_).c_str()),
         str("finding ", entry_, " in the kernel of '", name_, "'"));
   return loaded;
 }

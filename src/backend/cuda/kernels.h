@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,15 @@ namespace tenon::cuda {
 
 // The code of a text for an architecture: from the disk, else by NVRTC and then to the disk.
 Compiled compile_once(const std::string& text, const std::string& arch, const std::string& name);
+
+// The part of a text that others have too.
+std::string skeletons_of(const std::string& text);
+// Texts of the same skeletons as one, for those who compile many. What they share is there once;
+// the rest of each is in a namespace of its own, whose name its kernels' names begin with.
+std::string joined(std::span<const std::string> texts);
+// Compiles them as one for the current context, where Source::load then finds them. Not kept on
+// disk.
+void load_joined(std::span<const std::string> texts);
 
 struct LoadedKernel {
   Function function = nullptr;

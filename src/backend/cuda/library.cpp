@@ -1,9 +1,47 @@
-// The loader's functions with their errors as text.
+// The loader's functions with their errors as text, and where NVIDIA's libraries lie.
 #include "backend/cuda/library.h"
 
 #include <dlfcn.h>
+#include <glob.h>
+
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "tenon/error.h"
 
 namespace tenon::cuda {
+
+namespace {
+
+// The folder of the file that holds this code.
+std::string path_of_this() {
+  Dl_info found{};
+  if (dladdr(reinterpret_cast<const void*>(&path_of_this), &found) == 0 || !found.dli_fname)
+    return "";
+  const std::string_view file = found.dli_fname;
+  const size_t slash = file.rfind('/');
+  return slash == std::string_view::npos ? "" : std::string(file.substr(0, slash));
+}
+
+// Best first.
+std::vector<std::string> candidates(const std::string& name, const char* variable) {
+  if (const char* file = std::getenv(variable); file != nullptr && *file != '\0') return {file};
+  std::vector<std::string> files{name + ".13", name + ".12", name};
+  const auto add = [&](const std::string& pattern) {
+    glob_t found{};
+    if (glob(pattern.c_str(), 0, nullptr, &found) == 0)
+      files.insert(files.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    globfree(&found);
+  };
+  add(str("/usr/local/cuda*/lib64/", name, "*"));
+  // NVIDIA's wheels lie beside our own in site-packages: nvidia/cu13/lib, nvidia/cublas/lib.
+  if (const std::string own = path_of_this(); !own.empty())
+    for (const char* up : {"/..", "/../.."}) add(str(own, up, "/nvidia/*/lib/", name, ".*"));
+  return files;
+}
+
+}  // namespace
 
 Library Library::open(const std::string& file, bool visible) {
   Library library;
@@ -13,6 +51,18 @@ Library Library::open(const std::string& file, bool visible) {
     library.why_ = text != nullptr ? text : file + ": the loader gave no reason";
   }
   return library;
+}
+
+Library Library::open_nvidia(const std::string& name, const char* variable) {
+  std::string tried;
+  for (const std::string& file : candidates(name, variable)) {
+    Library library = open(file);
+    if (library) return library;
+    tried += str(tried.empty() ? "" : "; ", library.why());
+  }
+  Library none;
+  none.why_ = tried;
+  return none;
 }
 
 void* Library::symbol(const char* name) const {

@@ -11,6 +11,11 @@ class Library {
   // With `visible`, libraries that are opened later find its symbols.
   static Library open(const std::string& file, bool visible = false);
 
+  // One of NVIDIA's libraries by its plain name, "libnvrtc.so": on the loader's path, in the
+  // toolkit, or in the wheels beside torch or jax. A file named by the environment variable is the
+  // only one tried. why() has every reason.
+  static Library open_nvidia(const std::string& name, const char* variable);
+
   explicit operator bool() const { return handle_ != nullptr; }
   [[nodiscard]] const std::string& why() const { return why_; }  // what the loader said
 

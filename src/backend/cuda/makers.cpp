@@ -3,6 +3,7 @@
 
 #include "backend/cuda/block.h"
 #include "backend/cuda/cache.h"
+#include "backend/cuda/cublaslt.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/map.h"
@@ -38,7 +39,8 @@ void draw(uint64_t* state, uint64_t* drawn, uint64_t count, void* stream) {
 const Backend& backend() {
   static constexpr Maker kMakers[] = {{"vector map", make_vector}, {"tiled map", make_tile},
                                       {"block map", make_block},   {"row map", make_row},
-                                      {"flat map", make_map},      {"plain", make_plain}};
+                                      {"flat map", make_map},      {"cublaslt", make_cublaslt},
+                                      {"plain", make_plain}};
   static constexpr Backend kBackend{"cuda", Device::cuda, kMakers, draw};
   return kBackend;
 }
@@ -49,6 +51,8 @@ Status status() {
   const auto no_nvrtc = why_no_nvrtc();
   s.gpu = !no_gpu && !no_nvrtc;
   if (!no_nvrtc) s.nvrtc = str(nvrtc_version(), ", ", nvrtc_path());
+  const LoadedLt& lt = cublaslt();
+  s.cublaslt = lt.why.empty() ? str(lt.version, ", ", lt.path) : "none, " + lt.why;
   if (!no_gpu) {
     const DeviceInfo d = device_info(0);
     s.device = str(d.name, ", ", d.arch());
@@ -65,6 +69,7 @@ std::vector<std::string> doctor_lines() {
   if (!s.device.empty()) lines.push_back("  device: " + s.device);
   if (!s.driver.empty()) lines.push_back("  driver: CUDA " + s.driver);
   if (!s.nvrtc.empty()) lines.push_back("  nvrtc: " + s.nvrtc);
+  lines.push_back("  cublaslt: " + s.cublaslt);
   if (!s.why.empty()) lines.push_back("  missing: " + s.why);
   const std::string off = Cache::shared().why_off();
   lines.push_back(

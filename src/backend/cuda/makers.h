@@ -12,11 +12,12 @@ const Backend& backend();
 
 // For `tenon doctor`; empty texts for what is not there.
 struct Status {
-  bool gpu = false;    // kernels can be compiled and run
-  std::string device;  // "NVIDIA H200, sm_90a"
-  std::string driver;  // the newest CUDA the driver knows: "13.0"
-  std::string nvrtc;   // "13.0, /path/of/libnvrtc.so.13"
-  std::string why;     // what is missing
+  bool gpu = false;      // kernels can be compiled and run
+  std::string device;    // "NVIDIA H200, sm_90a"
+  std::string driver;    // the newest CUDA the driver knows: "13.0"
+  std::string nvrtc;     // "13.0, /path/of/libnvrtc.so.13"
+  std::string cublaslt;  // likewise, or why there is none: products then run without it
+  std::string why;       // what is missing
 };
 Status status();
 

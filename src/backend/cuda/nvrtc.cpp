@@ -1,12 +1,8 @@
 // Finds libnvrtc and compiles with the options that make strict mean the same bits.
 #include "backend/cuda/nvrtc.h"
 
-#include <dlfcn.h>
-#include <glob.h>
-
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <vector>
 
 #include "backend/cuda/library.h"
@@ -66,34 +62,6 @@ std::string resolve(const Library& library, Nvrtc& n) {
   return missing;
 }
 
-// The folder of the file that holds this code.
-std::string path_of_this() {
-  Dl_info found{};
-  if (dladdr(reinterpret_cast<const void*>(&path_of_this), &found) == 0 || !found.dli_fname)
-    return "";
-  const std::string_view file = found.dli_fname;
-  const size_t slash = file.rfind('/');
-  return slash == std::string_view::npos ? "" : std::string(file.substr(0, slash));
-}
-
-// Best first. A file that the user names is the only one.
-std::vector<std::string> candidates() {
-  if (const char* file = std::getenv("TENON_NVRTC"); file != nullptr && *file != '\0')
-    return {file};
-  std::vector<std::string> files{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
-  const auto add = [&](const std::string& pattern) {
-    glob_t found{};
-    if (glob(pattern.c_str(), 0, nullptr, &found) == 0)
-      files.insert(files.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
-    globfree(&found);
-  };
-  add("/usr/local/cuda*/lib64/libnvrtc.so*");
-  // NVIDIA's wheels lie beside our own in site-packages: nvidia/cu13/lib, nvidia/cuda_nvrtc/lib.
-  if (const std::string own = path_of_this(); !own.empty())
-    for (const char* up : {"/..", "/../.."}) add(own + up + "/nvidia/*/lib/libnvrtc.so.*");
-  return files;
-}
-
 // NVRTC opens its builtins by bare name at the first compile, which fails outside the loader's
 // path; opened from its own folder beforehand, they are found.
 void open_builtins(const std::string& path, const std::string& version) {
@@ -104,15 +72,9 @@ void open_builtins(const std::string& path, const std::string& version) {
 
 Loaded load() {
   Loaded l;
-  Library library;
-  std::string tried;
-  for (const std::string& file : candidates()) {
-    library = Library::open(file);
-    if (library) break;
-    tried += str(tried.empty() ? "" : "; ", library.why());
-  }
+  const Library library = Library::open_nvidia("libnvrtc.so", "TENON_NVRTC");
   if (!library) {
-    l.why = str("no NVRTC (", tried,
+    l.why = str("no NVRTC (", library.why(),
                 "); install nvidia-cuda-nvrtc or set TENON_NVRTC to the file libnvrtc.so.*");
     return l;
   }

@@ -12,25 +12,18 @@ namespace tenon::cuda {
 
 namespace {
 
-// Work on it may still run when it is given back, and a graph that is captured has it too.
-class StreamMemory {
- public:
-  StreamMemory(size_t bytes, Stream stream) : stream_(stream) {
-    if (bytes > 0)
-      check(driver().mem_alloc_async(&data_, bytes, stream),
-            str("taking ", bytes, " bytes of device memory"));
-  }
-  ~StreamMemory() {
-    if (data_) driver().mem_free_async(data_, stream_);
-  }
-  StreamMemory(const StreamMemory&) = delete;
-  StreamMemory& operator=(const StreamMemory&) = delete;
-  [[nodiscard]] void* data() const { return data_; }
-
- private:
-  Stream stream_;
-  DevicePointer data_ = nullptr;
-};
+// A function must be told of more than every launch may have.
+unsigned shared_bytes(const Launch& l, Function function, int device) {
+  constexpr unsigned kAlways = 48 * 1024;
+  if (l.shared <= kAlways) return l.shared;
+  const int most = attribute(Attribute::shared_bytes, device) -
+                   attribute(FunctionAttribute::shared_bytes, function);
+  const int bytes = std::min(static_cast<int>(l.shared), most);
+  check(driver().function_set_attribute(
+            function, static_cast<int>(FunctionAttribute::dynamic_shared_bytes), bytes),
+        "asking for shared memory");
+  return static_cast<unsigned>(bytes);
+}
 
 class ProgramKernel final : public Kernel {
  public:
@@ -50,11 +43,21 @@ class ProgramKernel final : public Kernel {
     for (const Source& s : sources_) s.load(context);
   }
 
+  void prepare_for(const RunArgs& call) const override {
+    if (other_ && !program_->fits(call)) return other_->prepare_for(call);
+    prepare();
+  }
+
   [[nodiscard]] std::vector<std::string> texts() const override {
     std::vector<std::string> all{program_->text()};
     if (other_)
       for (std::string& text : other_->texts()) all.push_back(std::move(text));
     return all;
+  }
+
+  [[nodiscard]] std::vector<std::string> texts_for(const RunArgs& call) const override {
+    if (other_ && !program_->fits(call)) return other_->texts_for(call);
+    return {program_->text()};
   }
 
   void run(const RunArgs& given) const override {
@@ -72,8 +75,12 @@ class ProgramKernel final : public Kernel {
       const auto at = std::ranges::find(entries, l.entry) - entries.begin();
       const Source& source = sources_[static_cast<size_t>(at)];
       void* values[] = {l.arguments.data()};
-      const int result = driver().launch_kernel(source.load(context).function, l.blocks, 1, 1,
-                                                l.threads, 1, 1, 0, stream, values, nullptr);
+      const auto& [function, multiprocessors] = source.load(context);
+      const unsigned shared = shared_bytes(l, function, context.device());
+      const unsigned most =
+          l.per_multiprocessor ? l.per_multiprocessor * multiprocessors : l.blocks;
+      const int result = driver().launch_kernel(function, std::min(l.blocks, most), 1, 1, l.threads,
+                                                1, 1, shared, stream, values, nullptr);
       if (result != 0) check(result, str("launching '", source.name(), "'"));
     }
   }

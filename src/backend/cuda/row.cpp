@@ -2,10 +2,15 @@
 #include "backend/cuda/row.h"
 
 #include <algorithm>
-#include <bit>
+#include <array>
+#include <cstdlib>
+#include <optional>
 
+#include "backend/cuda/block.h"
+#include "backend/cuda/driver.h"
 #include "backend/cuda/eight.h"
 #include "backend/cuda/plain.h"
+#include "backend/cuda/tile.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
@@ -14,43 +19,245 @@ extern const char kRowSkeleton[];  // embedded by the build
 
 namespace {
 
-constexpr int64_t kMostVectors = 8;
-constexpr int64_t kMostThreads = 512;
-constexpr int64_t kSumRows = 32;  // the order of gamma's and beta's gradients
-constexpr unsigned kSumThreads = 256;
+constexpr int64_t kWarp = 32, kMostThreads = 1024, kMostVectors = 8;
+constexpr int64_t kRegisters = 65536;      // of a multiprocessor
+constexpr int64_t kOrdered = 32;           // the order of gamma's and beta's gradients
+constexpr int64_t kParts = 512;            // that one launch adds
+constexpr int64_t kMostStage = 96 * 1024;  // what every device gives a block
+constexpr int64_t kStages = 4;
 constexpr const char* kEntry = "tenon_row_kernel";
+constexpr const char* kSums = "tenon_row_sum";
+constexpr const char* kClear = "tenon_row_clear";
+constexpr const char* kEnd = "tenon_row_end";
 
-std::string sum_entry(size_t i) { return str("tenon_row_sum_", i); }
+bool has_sums(const Step& step) { return !stores_to(step, Store::To::column_sum).empty(); }
 
-// Four to eight vectors a thread, as far as a row has them: a row's latency is then hidden by the
-// other blocks of a multiprocessor.
-unsigned threads_of(int64_t cols) {
-  const int64_t vectors = cdiv(cols, kEight);
-  const auto least = static_cast<uint64_t>(std::max<int64_t>(1, cdiv(vectors, kMostVectors)));
-  return static_cast<unsigned>(
-      std::clamp<int64_t>(static_cast<int64_t>(std::bit_ceil(least)), 32, kMostThreads));
+// Bytes of an element that loads of a kind read.
+int64_t bytes_of(const Step& step, Load::From from) {
+  int64_t bytes = 0;
+  for (const Load& l : step.loads)
+    if (l.from == from) bytes += info(l.dtype).bytes;
+  return bytes;
+}
+
+// Registers of a vector as it was read.
+int64_t words_of(const Step& step) {
+  return kEight / 4 * (bytes_of(step, Load::From::tile) + bytes_of(step, Load::From::row));
+}
+
+// How a row is spread over a block, and how many blocks a multiprocessor's registers must hold.
+struct Size {
+  int64_t threads = 0, vectors = 0, blocks = 0;
+  [[nodiscard]] int64_t stage(const Step& step) const {
+    return threads * vectors * kEight * bytes_of(step, Load::From::tile);
+  }
+};
+
+int env(const char* name, int otherwise) {
+  const char* s = std::getenv(name);
+  return s ? std::atoi(s) : otherwise;
+}
+
+// A row in registers: four to eight vectors a thread, so that the other blocks of a multiprocessor
+// hide its latency. Rows in turn: as few as possible, for the sums and the next rows are beside it.
+// No threads: the row is too long.
+Size size_of(const Step& step) {
+  const int64_t row = std::max<int64_t>(1, cdiv(step.cols, kEight));
+  const auto threads = [&](int64_t vectors) { return rup(cdiv(row, vectors), kWarp); };
+  const auto blocks = [](int64_t threads, int64_t registers) {
+    return std::clamp<int64_t>(kRegisters / (threads * registers), 1, 16);
+  };
+  if (has_sums(step)) {
+    constexpr int64_t kBeside = 72;
+    int64_t vectors = 1;
+    while (threads(vectors) > kMostThreads) ++vectors;
+    if (vectors > kMostVectors) return {};
+    return {threads(vectors), vectors, blocks(threads(vectors), kBeside)};
+  }
+  constexpr int64_t kHeld = 84, kBeside = 44;  // registers
+  const int64_t words = words_of(step);
+  const int64_t most = std::clamp<int64_t>(kHeld / std::max<int64_t>(words, 1), 1, kMostVectors);
+  const int64_t least = std::min({int64_t{4}, most, cdiv(row, kWarp)});
+  constexpr int64_t kWanted = 256;
+  Size best;
+  for (int64_t v = least; v <= most; ++v) {
+    const Size s{threads(v), v, 0};
+    const auto rank = [](const Size& x) {
+      return std::pair(x.threads * x.vectors, std::abs(x.threads - kWanted));
+    };
+    if (s.threads <= kMostThreads && (best.threads == 0 || rank(s) < rank(best))) best = s;
+  }
+  if (env("ROW_T", 0)) best.threads = env("ROW_T", 0), best.vectors = cdiv(row, best.threads);
+  if (best.threads) best.blocks = blocks(best.threads, words * best.vectors + kBeside);
+  if (env("ROW_B", 0)) best.blocks = env("ROW_B", 0);
+  return best;
+}
+
+// Whether a node reads a load that `wanted` is true of.
+template <class Wanted>
+bool reads(const Step& step, uint32_t node, const Wanted& wanted) {
+  std::vector<uint32_t> open{node};
+  std::vector<bool> seen(step.graph->size());
+  while (!open.empty()) {
+    const uint32_t id = open.back();
+    open.pop_back();
+    if (seen[id]) continue;
+    seen[id] = true;
+    const Node& n = (*step.graph)[id];
+    if (n.word == Word::load && wanted(step.loads[n.slot])) return true;
+    for (int i = 0; i < n.arity(); ++i) open.push_back(n.in[static_cast<size_t>(i)]);
+  }
+  return false;
+}
+
+// Rows that no total reads wait until the totals are found, where both are too much at once.
+bool late(const Step& step, int64_t vectors) {
+  constexpr int64_t kMostHeld = 64;
+  if (step.totals.empty() || has_sums(step) || words_of(step) * vectors <= kMostHeld) return false;
+  return std::ranges::none_of(step.totals, [&](uint32_t t) {
+    return reads(step, t, [](const Load& l) { return l.from == Load::From::row; });
+  });
+}
+
+// Where each group of totals begins: those of a group are found at once.
+std::string groups_of(const Step& step, int64_t vectors) {
+  std::string text = "0";
+  uint32_t first = 0;
+  const auto count = static_cast<uint32_t>(step.totals.size());
+  for (uint32_t t = 1; t < count; ++t) {
+    const bool full = (t - first + 1) * vectors > kWarp;
+    const auto wanted = [&](const Load& l) {
+      return l.from == Load::From::total && l.arg >= first;
+    };
+    if (!full && !reads(step, step.totals[t], wanted)) continue;
+    first = t;
+    text += str(", ", t);
+  }
+  return str(text, ", ", count);
+}
+
+struct RowBody {
+  std::string raw, fetch, fixed, fetch_fixed, line, fetch_line, unpack;
+  std::string stage, to_stage, from_stage;
+};
+RowBody loads_text(const Step& step) {
+  RowBody t;
+  for (size_t i = 0; i < step.loads.size(); ++i) {
+    const Load& l = step.loads[i];
+    const int64_t bytes = info(l.dtype).bytes;
+    const std::string at = str("at[", i, "]");
+    const auto address = [&](const char* kind) {
+      return str(at, ".data + ", element_eight(kind, l.columns, at), " * ", bytes);
+    };
+    const std::string member = str("    TenonRaw<", bytes, "> r", i);
+    switch (l.from) {
+      case Load::From::total:
+        t.unpack += str("tenon_spread8(totals[", l.arg, "], in[", i, "]);\n");
+        break;
+      case Load::From::tile:
+        t.raw += member + ";\n";
+        t.stage += member + "[kVectors][kThreads];\n";
+        t.fetch += str("raw.r", i, ".load(", address("tile"), ");\n");
+        t.to_stage += str("tenon_copy<sizeof(TenonRaw<", bytes, ">)>(&stage.r", i,
+                          "[n][threadIdx.x], ", address("tile"), ");\n");
+        t.from_stage += str("raw.r", i, " = stage.r", i, "[n][threadIdx.x];\n");
+        t.unpack += load_eight(step, i, str("raw.r", i));
+        break;
+      case Load::From::row:
+        t.fixed += member + ";\n";
+        t.fetch_fixed += str("fixed.r", i, ".load(", address("row"), ");\n");
+        t.unpack += load_eight(step, i, str("fixed.r", i));
+        break;
+      case Load::From::column:
+        t.line += str("    float c", i, ";\n");
+        t.fetch_line += str("line.c", i, " = tenon_load<", format(l.dtype), ">(", at,
+                            ", tenon_column(", at, ", row, 0));\n");
+        t.unpack += str("tenon_spread8(line.c", i, ", in[", i, "]);\n");
+        break;
+      default:
+        t.unpack += load_eight(step, i);
+    }
+  }
+  return t;
+}
+
+struct RowStores {
+  std::string store, columns, sum, end_sum;
+};
+RowStores stores_text(const Step& step) {
+  RowStores t;
+  std::string inside;
+  size_t amaxes = 0, sums = 0;
+  for (size_t k = 0; k < step.stores.size(); ++k) {
+    const Store& s = step.stores[k];
+    const std::string to = str("a.at[kLoads + ", k, "]");
+    const std::string store = str("tenon_store8<", format(s.dtype), ">(", to, ", ",
+                                  element_eight("tile", s.columns, to), ", ");
+    switch (s.to) {
+      case Store::To::tile:
+        inside += str(store, "out[", k, "]);\n");
+        break;
+      case Store::To::amax:
+        inside += amax_eight(k, amaxes++);
+        break;
+      case Store::To::column:
+        t.columns += str("tenon_store<", format(s.dtype), ">(", to, ", row * ", to, ".stride, out[",
+                         k, "][0]);\n");
+        break;
+      case Store::To::column_sum:
+        t.sum += str("for (int e = 0; e < 8; ++e) sums[", sums, "][n][e] = sums[", sums,
+                     "][n][e] + out[", k, "][e];\n");
+        t.end_sum += str("if (k == ", sums++, ") tenon_store<", format(s.dtype), ">(", to,
+                         ", tenon_mapped(", to, ", column), v);\n");
+        break;
+      default: {
+        const Blocks b = step.encoders[s.arg].format.blocks(Orientation::rowwise);
+        if (b.single()) {
+          inside += str("{\n", scale_eight(k, s.arg), store, "scaled);\n}\n");
+          break;
+        }
+        // Outside of the branch: all lanes of a block of columns take part.
+        t.store += str("{\nfloat scaled[8];\ntenon_scale8<Scaling", s.arg, ", ", b.cols, ", ",
+                       flag(b.transposed), ">(a, row, column, there, out[", k,
+                       "], scaled);\nif (there) ", store, "scaled);\n}\n");
+      }
+    }
+  }
+  t.store = str("if (there) {\n", inside, "}\n", t.store);
+  return t;
+}
+
+// Rows of one encoding only; what a scale covers is whole in a warp.
+std::string why_not(const Encoder& e, const Step& step) {
+  const Blocks b = e.format.blocks(Orientation::rowwise);
+  if (e.columnwise) return "the row map writes no columnwise encoding";
+  if (e.counts) return "the row map counts nothing";
+  if (b.single()) return "";
+  if (b.rows != 1) return "the row map has no scales over several rows";
+  return e.cols == step.cols ? "" : "the row map writes no part of a tensor with scales of blocks";
 }
 
 }  // namespace
 
 std::string RowProgram::refusal(const Step& step) {
   if (step.gemm) return "the row map has no product";
-  if (step.totals.empty() && stores_to(step, Store::To::column).empty())
+  if (step.totals.empty() && stores_to(step, Store::To::column).empty() && !has_sums(step))
     return "the row map is for totals of rows";
-  if (step.cols > kMostVectors * kMostThreads * kEight)
-    return str("the row map keeps at most ", kMostVectors * kMostThreads * kEight, " columns");
+  if (size_of(step).threads == 0) return str(step.cols, " columns are too many for the row map");
   for (const Load& l : step.loads)
     if (l.from == Load::From::block || l.transposed)
       return str("the row map does not read ",
                  l.transposed ? "transposed tensors" : "scales of blocks");
   for (const Store& s : step.stores) {
-    const bool sum = s.to == Store::To::column_sum && s.ordered;
-    if (s.to != Store::To::tile && s.to != Store::To::column && !sum)
+    if (s.to == Store::To::row_sum || s.to == Store::To::sum)
       return str("the row map has no ", kStoreNames[static_cast<size_t>(s.to)]);
+    if (s.to == Store::To::column_sum && !s.ordered) return "the row map adds rows in order only";
   }
-  if (!step.encoders.empty()) return "the row map writes plain numbers only";
-  const size_t bytes =
-      sizeof(PlainHead) + (step.loads.size() + step.stores.size()) * sizeof(Access) + sizeof(Place);
+  for (const Encoder& e : step.encoders)
+    if (std::string why = why_not(e, step); !why.empty()) return why;
+  const size_t bytes = sizeof(PlainHead) +
+                       (step.loads.size() + step.stores.size()) * sizeof(Access) +
+                       (step.encoders.size() * kEncoderPlaces + 1) * sizeof(Place);
   if (bytes > kArgumentBytes)
     return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
   return "";
@@ -58,93 +265,250 @@ std::string RowProgram::refusal(const Step& step) {
 
 RowProgram::RowProgram(const Step& step) : step_(step) {
   entries_ = {kEntry};
-  TileBody t = tile_body(step);
-  std::string columns, sum;
-  size_t sums = 0;
-  for (size_t k = 0; k < step.stores.size(); ++k) {
-    const Store& s = step.stores[k];
-    const std::string to = str("a.at[kLoads + ", k, "]");
-    if (s.to == Store::To::column)
-      columns += str("tenon_store<", format(s.dtype), ">(", to, ", row * ", to, ".stride, out[", k,
-                     "][0]);\n");
-    if (s.to == Store::To::column_sum) {
-      const std::string at = str("sums[", sums++, "][n][e]");
-      sum += str("for (int e = 0; e < 8; ++e) ", at, " = first ? out[", k, "][e] : ", at, " + out[",
-                 k, "][e];\n");
-    }
-  }
-  std::string unpack;
-  for (size_t i = 0; i < step.loads.size(); ++i) {
-    const Load& l = step.loads[i];
-    if (l.from == Load::From::total)
-      unpack += str("tenon_spread8(totals[", l.arg, "], in[", i, "]);\n");
-    else
-      unpack += load_eight(step, i, l.from == Load::From::tile ? str("raw.r", i) : "");
-  }
-  const int64_t vectors = cdiv(cdiv(step.cols, kEight), threads_of(step.cols));
-  const char* const where = "TenonI64 row, TenonI64 column";
+  const Size size = size_of(step);
+  const RowBody t = loads_text(step);
+  const RowStores s = stores_text(step);
+  const size_t sums = stores_to(step, Store::To::column_sum).size();
+  const bool staged = sums > 0 && size.stage(step) > 0 && size.stage(step) <= kMostStage;
+  std::string scalings;
+  for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
+  const char* const where = "TenonU32 row, TenonU32 column";
+  const auto function = [&](const std::string& head, const std::string& lines) {
+    return str("  __device__ static void ", head, " {\n", indented(lines), "  }\n");
+  };
   text_ = str(
-      tile_skeletons(), kRowSkeleton, "\nusing Arguments = TenonPlainArguments<",
-      step.loads.size() + step.stores.size(),
-      ", 1>;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
+      tile_skeletons(), kRowSkeleton, "\n", scalings, "using Arguments = TenonPlainArguments<",
+      step.loads.size() + step.stores.size(), ", ",
+      std::max<size_t>(1, step.encoders.size() * kEncoderPlaces),
+      ">;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
       ", kStores = ", step.stores.size(), ", kRoots = ", step.stores.size() + step.totals.size(),
-      ", kTotals = ", step.totals.size(), ", kSums = ", sums, ";\n  struct Raw {\n", t.raw,
-      "  };\n  __device__ static void fetch(const TenonAccess* at, ", where, ", Raw& raw) {\n",
-      indented(t.fetch),
-      "  }\n  __device__ static void unpack(const TenonAccess* at, const TenonU64* random, ", where,
-      ", const Raw& raw, const float* totals, float (*in)[8]) {\n", indented(unpack),
-      "  }\n  __device__ static void compute(const float* in, float* out) {\n",
-      indented(compute_lines(step)), "  }\n  __device__ static void store(const Arguments& a, ",
-      where, ", const float (&out)[kRoots][8]) {\n", indented(t.store),
-      "  }\n  __device__ static void columns(const Arguments& a, TenonI64 row, const float "
-      "(&out)[kRoots][8]) {\n",
-      indented(columns),
-      "  }\n  template <int vectors>\n  __device__ static void sum(const float (&out)[kRoots][8], "
-      "bool "
-      "first, int n, float (*sums)[vectors][8]) {\n",
-      indented(sum), "  }\n};\nextern \"C\" __launch_bounds__(", threads_of(step.cols),
-      ") __global__ void ", kEntry,
-      "(const __grid_constant__ Arguments a) {\n  tenon_row_map<Body, ", vectors, ">(a);\n}\n");
-  size_t i = 0;
-  for (const size_t k : stores_to(step, Store::To::column_sum)) {
-    entries_.push_back(sum_entry(i++));
-    text_ += str("extern \"C\" __global__ void ", entries_.back(),
-                 "(const __grid_constant__ Arguments a) {\n  tenon_column_sums<Body, ", k, ", ",
-                 format(step.stores[k].dtype), ">(a);\n}\n");
+      ", kTotals = ", step.totals.size(), ", kSums = ", sums,
+      ", kAmax = ", stores_to(step, Store::To::amax).size(), ", kThreads = ", size.threads,
+      ", kVectors = ", size.vectors, ", kCols = ", step.cols,
+      ";\n  static constexpr int kGroups[] = {", groups_of(step, size.vectors),
+      "};\n  static constexpr bool kLate = ", flag(late(step, size.vectors)), ";\n  struct Raw {\n",
+      t.raw, "  };\n  struct Fixed {\n", t.fixed, "  };\n  struct Line {\n", t.line,
+      "  };\n  struct Stage {\n", t.stage, "  };\n",
+      function(str("fetch(const TenonAccess* at, ", where, ", Raw& raw)"), t.fetch),
+      function(str("fetch_fixed(const TenonAccess* at, ", where, ", Fixed& fixed)"), t.fetch_fixed),
+      function("fetch_line(const TenonAccess* at, TenonU32 row, Line& line)", t.fetch_line),
+      function(str("to_stage(const TenonAccess* at, ", where, ", int n, Stage& stage)"),
+               t.to_stage),
+      function("from_stage(const Stage& stage, int n, Raw& raw)", t.from_stage),
+      function(str("unpack(const TenonAccess* at, const TenonU64* random, ", where,
+                   ", const Raw& raw, const Fixed& fixed, const Line& line, const float* totals, "
+                   "float (*in)[8])"),
+               t.unpack),
+      function("compute(const float* in, float* out)", compute_lines(step)),
+      function(str("store(const Arguments& a, ", where,
+                   ", bool there, const float (&out)[kRoots][8], TenonU32* most)"),
+               s.store),
+      function("columns(const Arguments& a, TenonU32 row, const float (&out)[kRoots][8])",
+               s.columns),
+      function("sum(const float (&out)[kRoots][8], int n, float (*sums)[kVectors][8])", s.sum),
+      function("end_sum(const Arguments& a, int k, TenonU32 column, float v)", s.end_sum),
+      function("finish(const Arguments& a, const TenonU32* most)", finish_lines(step)),
+      "};\nextern \"C\" __launch_bounds__(", size.threads, ", ", size.blocks, ") __global__ void ",
+      kEntry, "(const __grid_constant__ Arguments a) {\n  tenon_row_",
+      sums == 0 ? "map"
+      : staged  ? "ring"
+                : "chunk",
+      "<Body>(a);\n}\n");
+  const auto kernel = [&](const char* entry, const std::string& lines) {
+    entries_.emplace_back(entry);
+    text_ += str("extern \"C\" __global__ void ", entry,
+                 "(const __grid_constant__ Arguments a) {\n", indented(lines), "}\n");
+  };
+  if (sums > 0) kernel(kSums, "tenon_row_sums<Body>(a);\n");
+  std::string end;
+  for (size_t e = 0; e < step.encoders.size(); ++e) {
+    const Blocks b = step.encoders[e].format.blocks(Orientation::rowwise);
+    if (!b.single())
+      end += str("tenon_encode_end<Scaling", e, ", true, ", b.rows, ", ", b.cols, ", ",
+                 flag(b.transposed), ">(a);\n");
   }
+  if (!end.empty()) kernel(kEnd, end);
+  if (const std::string clear = clear_lines(step); !clear.empty()) kernel(kClear, clear);
 }
 
 bool RowProgram::fits(const RunArgs& args) const {
-  return args.rows > 0 && step_.cols > 0 && aligned_eights(step_, args);
+  if (args.rows == 0 || step_.cols == 0) return false;
+  for (const size_t k : stores_to(step_, Store::To::encoded))
+    if (!step_.encoders[step_.stores[k].arg].format.blocks(Orientation::rowwise).single() &&
+        (step_.stores[k].columns.offset != 0 || !step_.stores[k].columns.contiguous()))
+      return false;
+  return aligned_eights(step_, args);
 }
 
 size_t RowProgram::workspace(int64_t rows) const {
-  const size_t sums = stores_to(step_, Store::To::column_sum).size();
-  return sums * static_cast<size_t>(cdiv(rows, kSumRows) * step_.cols) * sizeof(float);
+  int64_t parts = 0;
+  int64_t count = cdiv(rows, kOrdered);
+  for (parts = count; count > kParts; parts += count) count = cdiv(count, kParts);
+  const auto sums = static_cast<int64_t>(stores_to(step_, Store::To::column_sum).size());
+  return static_cast<size_t>(sums * parts * step_.cols) * sizeof(float);
 }
 
 std::vector<Launch> RowProgram::launches(const RunArgs& args) const {
+  const Size size = size_of(step_);
   const std::vector<Access> at = accesses_of(step_, args);
-  const Place none;
+  std::vector<Place> places;
+  for (const Encoder& e : step_.encoders)
+    for (const Place& p : encoder_places(e, args)) places.push_back(p);
+  if (places.empty()) places.emplace_back();
   std::vector<Launch> list;
-  const auto launch = [&](const std::string& entry, int64_t blocks, unsigned threads,
-                          const PlainHead& head) {
-    list.push_back(launch_of(entry, blocks, threads, head, at, std::span(&none, 1)));
-  };
-  const size_t sums = stores_to(step_, Store::To::column_sum).size();
-  const int64_t blocks = sums > 0 ? cdiv(args.rows, kSumRows) : args.rows;
   PlainHead head{.rows = args.rows, .cols = step_.cols, .random = args.random};
-  head.to = args.workspace;
-  launch(kEntry, blocks, threads_of(step_.cols), head);
-  head.count = blocks;
-  for (size_t i = 0; i < sums; ++i) {
-    head.from = static_cast<float*>(args.workspace) + static_cast<int64_t>(i) * blocks * step_.cols;
-    launch(sum_entry(i), cdiv(step_.cols, kSumThreads), kSumThreads, head);
+  auto* to = static_cast<float*>(args.workspace);
+  head.to = to;
+  const auto launch = [&](const char* entry, int64_t blocks, int64_t threads) -> Launch& {
+    return list.emplace_back(
+        launch_of(entry, blocks, static_cast<unsigned>(threads), head, at, places));
+  };
+  if (entries_.back() == kClear) launch(kClear, 1, 1);
+  const auto sums = static_cast<int64_t>(stores_to(step_, Store::To::column_sum).size());
+  head.count = sums > 0 ? cdiv(args.rows, kOrdered) : args.rows;
+  Launch& main = launch(kEntry, head.count, size.threads);
+  const int64_t stage = size.stage(step_);
+  if (sums > 0 && stage <= kMostStage)
+    main.shared = static_cast<unsigned>(env("ROW_D", kStages) * stage);
+  for (int64_t padding = 0; const Encoder& e : step_.encoders) {
+    if (e.format.blocks(Orientation::rowwise).single()) continue;
+    const View& v = args.out[e.scale_inv(Orientation::rowwise)];
+    const Shape used = e.format.blocks(Orientation::rowwise).count(args.rows, e.cols);
+    padding = v.rows * v.cols > used.rows * used.cols ? v.rows * v.cols : 0;
+    constexpr int64_t kThreads = 256;
+    if (padding > 0) launch(kEnd, cdiv(padding, kThreads), kThreads);
+  }
+  for (bool left = sums > 0; left;) {
+    const int64_t groups = cdiv(head.count, kParts);
+    left = groups > 1;
+    head.from = to;
+    head.to = to += sums * head.count * step_.cols;
+    launch(kSums, sums * groups * cdiv(step_.cols, kWarp), kMostThreads);
+    head.count = groups;
   }
   return list;
 }
 
+namespace {
+
+// Totals of rows, then everything else as a map that reads them like columns: for results that the
+// row map cannot write, at the price of a second read.
+struct Split {
+  Step totals, rest;
+  size_t inputs = 0, outputs = 0;  // where the totals lie in either
+};
+Split split(const Step& step) {
+  Split s{step, step, 0, 0};
+  s.totals.precision = s.rest.precision = step.effective_precision();
+  const auto has = [](size_t& n, size_t arg) { n = std::max(n, arg + 1); };
+  for (const Load& l : step.loads) has(s.inputs, l.arg);
+  for (const Encoder& e : step.encoders) {
+    has(s.inputs, e.scale);
+    has(s.outputs, e.out + Encoder::outputs - 1);
+  }
+  for (const Store& store : step.stores)
+    if (store.to != Store::To::encoded) has(s.outputs, store.arg);
+  const auto is_column = [](const Store& store) { return store.to == Store::To::column; };
+  std::erase_if(s.totals.stores, [&](const Store& store) { return !is_column(store); });
+  std::erase_if(s.rest.stores, is_column);
+  s.totals.encoders.clear();
+  s.rest.totals.clear();
+  for (uint32_t id = 0; id < step.graph->size(); ++id) {
+    const Node& n = (*step.graph)[id];
+    if (n.word != Word::load || step.loads[n.slot].from != Load::From::total) continue;
+    Load& l = s.rest.loads[n.slot];
+    s.totals.stores.push_back(
+        {.to = Store::To::column, .arg = static_cast<uint32_t>(s.outputs + l.arg), .value = id});
+    l = {.from = Load::From::column, .arg = static_cast<uint32_t>(s.inputs + l.arg)};
+  }
+  return s;
+}
+
+class SplitKernel final : public Kernel {
+ public:
+  SplitKernel(const Split& s, size_t count, std::shared_ptr<const Kernel> totals,
+              std::shared_ptr<const Kernel> rest)
+      : inputs_(s.inputs), outputs_(s.outputs), count_(count), all_{totals, rest} {}
+
+  [[nodiscard]] size_t workspace(int64_t rows) const override {
+    return bytes(rows) + std::max(all_[0]->workspace(rows), all_[1]->workspace(rows));
+  }
+  void prepare() const override {
+    for (const auto& k : all_) k->prepare();
+  }
+  void prepare_for(const RunArgs& call) const override {
+    each(call, [](const Kernel& k, const RunArgs& args) { k.prepare_for(args); });
+  }
+  [[nodiscard]] std::vector<std::string> texts() const override {
+    std::vector<std::string> both = all_[0]->texts();
+    for (std::string& text : all_[1]->texts()) both.push_back(std::move(text));
+    return both;
+  }
+  [[nodiscard]] std::vector<std::string> texts_for(const RunArgs& call) const override {
+    std::vector<std::string> both;
+    each(call, [&](const Kernel& k, const RunArgs& args) {
+      for (std::string& text : k.texts_for(args)) both.push_back(std::move(text));
+    });
+    return both;
+  }
+  void run(const RunArgs& given) const override {
+    std::optional<StreamMemory> own;
+    RunArgs args = given;
+    if (!args.workspace) {
+      const CurrentContext context;
+      own.emplace(workspace(args.rows), static_cast<Stream>(given.stream));
+      args.workspace = own->data();
+    }
+    each(args, [](const Kernel& k, const RunArgs& a) { k.run(a); });
+  }
+
+ private:
+  // Both kernels with the totals at the front of the workspace.
+  template <class F>
+  void each(const RunArgs& given, const F& f) const {
+    RunArgs args = given;
+    std::vector<View> in(given.in.begin(), given.in.end());
+    std::vector<View> out(given.out.begin(), given.out.end());
+    in.resize(std::max(in.size(), inputs_ + count_));
+    out.resize(std::max(out.size(), outputs_ + count_));
+    auto* const memory = static_cast<std::byte*>(given.workspace);
+    for (size_t t = 0; memory && t < count_; ++t)
+      in[inputs_ + t] = out[outputs_ + t] = matrix(
+          memory + t * sizeof(float) * static_cast<size_t>(args.rows), DType::f32, args.rows, 1);
+    if (memory) args.workspace = memory + bytes(args.rows);
+    args.in = in;
+    args.out = out;
+    for (const auto& k : all_) f(*k, args);
+  }
+  [[nodiscard]] size_t bytes(int64_t rows) const {
+    constexpr int64_t kAlignment = 64;
+    return static_cast<size_t>(
+        rup(static_cast<int64_t>(count_ * sizeof(float)) * rows, kAlignment));
+  }
+
+  size_t inputs_, outputs_, count_;
+  std::array<std::shared_ptr<const Kernel>, 2> all_;
+};
+
+Attempt make_split(const Step& step) {
+  const Split s = split(step);
+  Attempt totals = make_row(s.totals);
+  Attempt rest = Refusal{};
+  for (const auto make : {make_tile, make_block, make_plain})
+    if (std::holds_alternative<Refusal>(rest)) rest = make(s.rest);
+  for (const Attempt* a : {&totals, &rest})
+    if (std::holds_alternative<Refusal>(*a)) return *a;
+  return std::make_shared<const SplitKernel>(s, step.totals.size(),
+                                             std::get<std::shared_ptr<const Kernel>>(totals),
+                                             std::get<std::shared_ptr<const Kernel>>(rest));
+}
+
+}  // namespace
+
 Attempt make_row(const Step& step) {
+  const auto beyond = [&](const Encoder& e) { return !why_not(e, step).empty(); };
+  if (!step.totals.empty() && !has_sums(step) && std::ranges::any_of(step.encoders, beyond))
+    return make_split(step);
   if (std::string why = RowProgram::refusal(step); !why.empty()) return Refusal{std::move(why)};
   const Attempt other = make_plain(step);
   if (std::holds_alternative<Refusal>(other)) return other;

@@ -13,13 +13,11 @@ namespace {
 
 constexpr int64_t kTile = 128;
 constexpr unsigned kThreads = 512;
-constexpr unsigned kSumThreads = 256;
 constexpr size_t kMostTurned = 2;  // 16 KB of shared memory each, beside the sums' 8 KB each
 constexpr size_t kMostSums = 2;
 constexpr const char* kEntry = "tenon_tile_kernel";
+constexpr const char* kSum = "tenon_tile_sums";
 constexpr const char* kClear = "tenon_tile_clear";
-
-std::string sum_entry(size_t i) { return str("tenon_tile_sum_", i); }
 
 // The stores whose encoder has a columnwise side, in the order of the tile's planes.
 std::vector<size_t> turned_stores(const Step& step) {
@@ -44,18 +42,19 @@ EncodedText encoded_text(const Step& step) {
     const auto plane = std::ranges::find(turned, k) - turned.begin();
     const bool both = plane < static_cast<int64_t>(turned.size());
     if (both) {
-      t.codes += str("{\n", scale_eight(k, s.arg), "codes[", plane, "][row] = tenon_codes8<",
+      t.codes += str("{\n", scale_eight(k, s.arg), "now[", plane, "] = tenon_codes8<",
                      format(s.dtype), ">(scaled);\n}\n");
-      t.turned += str("if (plane == ", plane, ") return ", data, ".data + tenon_mapped(", to,
-                      ", column) * ", data, ".stride;\n");
+      t.turned += str("if (plane == ", plane, ") return ", data, ".data + (",
+                      s.columns.contiguous() ? "column" : str("tenon_blocks8(", to, ", column)"),
+                      " + ", to, ".offset) * ", data, ".stride;\n");
     }
     if (!step.encoders[s.arg].rowwise) continue;
     if (both)
-      t.store += str("*reinterpret_cast<TenonWords2*>(", to, ".data + tenon_tile(", to,
-                     ", row, column)) = codes[", plane, "][r];\n");
+      t.store += str("*reinterpret_cast<TenonWords2*>(", to, ".data + ",
+                     element_below(s.columns, to, "more"), ") = now[", plane, "];\n");
     else
-      t.store += str("{\n", scale_eight(k, s.arg), "tenon_store8<", format(s.dtype), ">(", to,
-                     ", tenon_tile(", to, ", row, column), scaled);\n}\n");
+      t.store += str("{\n", scale_eight(k, s.arg), "tenon_store8<", format(s.dtype), ">(", to, ", ",
+                     element_below(s.columns, to, "more"), ", scaled);\n}\n");
   }
   return t;
 }
@@ -84,7 +83,7 @@ std::string TileProgram::refusal(const Step& step) {
   if (stores_to(step, Store::To::column_sum).size() > kMostSums)
     return "too many sums for one tile";
   if (step.stores.empty()) return "the tiled map has nothing to store";
-  const size_t bytes = sizeof(PlainHead) +
+  const size_t bytes = sizeof(TileHead) +
                        (step.loads.size() + step.stores.size()) * sizeof(Access) +
                        (step.encoders.size() * kEncoderPlaces + 1) * sizeof(Place);
   if (bytes > kArgumentBytes)
@@ -95,21 +94,26 @@ std::string TileProgram::refusal(const Step& step) {
 TileProgram::TileProgram(const Step& step) : step_(step) {
   entries_ = {kEntry};
   const EncodedText encoded = encoded_text(step);
-  TileBody t = tile_body(step);
+  TileBody t = tile_body(step, "more");
   t.store += encoded.store;
-  std::string scalings;
+  std::string scalings, sum_lines;
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
+  for (size_t i = 0; i < sums.size(); ++i)
+    sum_lines += str("sums[", i, "].add(out[", sums[i], "], there, r, slots[", i, "]);\n");
   text_ = str(
-      tile_skeletons(), scalings, "using Arguments = TenonPlainArguments<",
+      tile_skeletons(), scalings, "using Arguments = TenonTileArguments<",
       step.loads.size() + step.stores.size(), ", ", places,
-      ">;\nstruct Body {\n  static constexpr int kTurned = ", turned_stores(step).size(), ";\n",
-      tile_members(step, t, "int r, const TenonWords2 (*codes)[4], "),
-      "  __device__ static void codes(const Arguments& a, const float (&out)[kStores][8], int row, "
-      "TenonWords2 (*codes)[4]) {\n",
+      ">;\nstruct Body {\n  static constexpr int kTurned = ", turned_stores(step).size(),
+      ", kSums = ", sums.size(), ";\n", tile_members(step, t, "const TenonWords2* now, "),
+      "  __device__ static void codes(const Arguments& a, const float (&out)[kStores][8], "
+      "TenonWords2* now) {\n",
       indented(encoded.codes),
-      "  }\n  __device__ static TenonU8* turned(const Arguments& a, int plane, TenonI64 column) "
+      "  }\n  template <class Sum, class Slots>\n  __device__ static void sum(const float "
+      "(&out)[kStores][8], bool there, int r, Sum* sums, Slots& slots) {\n",
+      indented(sum_lines),
+      "  }\n  __device__ static TenonU8* turned(const Arguments& a, int plane, TenonU32 column) "
       "{\n",
       indented(encoded.turned), "    return nullptr;\n  }\n};\nextern \"C\" __launch_bounds__(",
       kThreads, ", 2) __global__ void ", kEntry,
@@ -119,9 +123,7 @@ TileProgram::TileProgram(const Step& step) : step_(step) {
     text_ += str("extern \"C\" __global__ void ", entry,
                  "(const __grid_constant__ Arguments a) {\n", indented(lines), "}\n");
   };
-  for (size_t i = 0; i < sums.size(); ++i)
-    kernel(sum_entry(i), str("tenon_column_sums<Body, ", sums[i], ", ",
-                             format(step.stores[sums[i]].dtype), ">(a);\n"));
+  if (!sums.empty()) kernel(kSum, partial_lines(step));
   if (const std::string clear = clear_lines(step); !clear.empty()) kernel(kClear, clear);
 }
 
@@ -136,10 +138,7 @@ bool TileProgram::fits(const RunArgs& args) const {
   return true;
 }
 
-size_t TileProgram::workspace(int64_t rows) const {
-  const size_t sums = stores_to(step_, Store::To::column_sum).size();
-  return sums * static_cast<size_t>(cdiv(rows, kTile) * step_.cols) * sizeof(float);
-}
+size_t TileProgram::workspace(int64_t rows) const { return partial_bytes(step_, rows); }
 
 std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
   const std::vector<Access> at = accesses_of(step_, args);
@@ -147,21 +146,15 @@ std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
   for (const Encoder& e : step_.encoders)
     for (const Place& p : encoder_places(e, args)) places.push_back(p);
   if (places.empty()) places.emplace_back();
-  const auto launch = [&](const std::string& entry, int64_t blocks, unsigned threads,
-                          const PlainHead& head) {
-    return launch_of(entry, blocks, threads, head, at, places);
-  };
-  PlainHead head{.rows = args.rows, .cols = step_.cols, .random = args.random};
-  head.to = args.workspace;
+  const TileHead head = tile_head(step_, args, kTile);
   std::vector<Launch> list;
-  if (entries_.back() == kClear) list.push_back(launch(kClear, 1, 1, head));
-  const int64_t blocks = cdiv(args.rows, kTile);
-  list.push_back(launch(kEntry, blocks * cdiv(step_.cols, kTile), kThreads, head));
-  head.count = blocks;
-  for (size_t i = 0; i < stores_to(step_, Store::To::column_sum).size(); ++i) {
-    head.from = static_cast<float*>(args.workspace) + static_cast<int64_t>(i) * blocks * step_.cols;
-    list.push_back(launch(sum_entry(i), cdiv(step_.cols, kSumThreads), kSumThreads, head));
-  }
+  const auto launch = [&](const std::string& entry, int64_t blocks, unsigned threads) {
+    list.push_back(launch_of(entry, blocks, threads, head, at, places));
+  };
+  if (entries_.back() == kClear) launch(kClear, 1, 1);
+  launch(kEntry, cdiv(args.rows, kTile) * cdiv(step_.cols, kTile), kThreads);
+  if (const int64_t blocks = partial_blocks(step_); blocks > 0)
+    launch(kSum, blocks, kPartialThreads);
   return list;
 }
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdio>
+#include <cstdlib>
 
 #include "backend/cuda/eight.h"
 #include "backend/cuda/map.h"
@@ -18,22 +20,9 @@ constexpr const char* kClear = "tenon_vector_clear";
 
 // The head of TenonVectorArguments in device/vector.cuh.
 struct VectorHead {
-  uint32_t vectors = 0, magic = 0, shift = 0;
-  uint32_t all_low = 0, all_high = 0, padding = 0;
+  uint32_t vectors = 0, magic = 0, shift = 0, all = 0;
   const uint64_t* random = nullptr;
 };
-
-// Threads of a block, vectors of a thread, and the blocks of a multiprocessor that the registers
-// must allow: one-byte results want few registers and two vectors (reference figures: 98 % of a
-// copy's speed against 90 %).
-struct Size {
-  unsigned threads, vectors, blocks;
-};
-Size size_of(const Step& step) {
-  for (const Encoder& e : step.encoders)
-    if (info(e.format.dtype).bytes == 1) return {128, 2, 12};
-  return {256, 1, 4};
-}
 
 // floor(v ÷ d) = (((v − t) >> 1) + t) >> shift, t being the high word of v·magic; d above 1.
 VectorHead divided_by(uint32_t d) {
@@ -51,19 +40,42 @@ std::string store_text(const Step& step) {
   for (size_t k = 0; k < step.stores.size(); ++k) {
     const Store& s = step.stores[k];
     const std::string to = str("a.at[kLoads + ", k, "]");
-    const std::string store =
-        str("tenon_store8<", format(s.dtype), ">(", to, ", tenon_tile(", to, ", row, column), ");
+    const std::string store = str("tenon_store8<", format(s.dtype), ">(", to, ", ",
+                                  element_eight("tile", s.columns, to), ", ");
     if (s.to == Store::To::tile)
       text += str(store, "out[", k, "]);\n");
     else if (s.to == Store::To::amax)
       text += amax_eight(k, amaxes++);
     else
-      text += str("{\n", scale_eight(k, s.arg), store, "scaled);\n}\n");
+      text += str("{\nfloat scaled[8];\nfor (int e = 0; e < 8; ++e) scaled[e] = out[", k,
+                  "][e] * multiplier[", s.arg, "];\n", store, "scaled);\n}\n");
   }
   return text;
 }
 
 }  // namespace
+
+// One-byte results want two vectors, and few registers where they suffice (reference figures: 98 %
+// of a copy's speed against 90 %). What only finds amaxes has the longest end, so it comes seldom.
+VectorProgram::Size VectorProgram::size_of(const Step& step, size_t lines) {
+  constexpr size_t kLong = 50;  // lines of a formula that need more registers
+  int64_t bytes = 0;            // that an element's loads hold in registers
+  for (const Load& l : step.loads)
+    if (l.from == Load::From::tile) bytes += info(l.dtype).bytes;
+  const bool few = bytes <= 4 && step.effective_precision() == Precision::native && lines < kLong;
+  const char* v = std::getenv(stores_to(step, Store::To::amax).size() == step.stores.size() ? "TENON_X" : step.encoders.empty() ? "TENON_Z" : "TENON_Y");
+  if (v) {
+    Size s{}; int w = 0;
+    std::sscanf(v, "%u,%u,%u,%d", &s.threads, &s.vectors, &s.blocks, &w);
+    s.walks = w != 0;
+    return s;
+  }
+  if (stores_to(step, Store::To::amax).size() == step.stores.size() && few)
+    return {512, 2, 4, true};
+  for (const Encoder& e : step.encoders)
+    if (info(e.format.dtype).bytes == 1) return {128, 2, few ? 12U : 8U, false};
+  return {256, 1, few ? 6U : 4U, false};
+}
 
 std::string VectorProgram::refusal(const Step& step) {
   if (step.head() != Head::map)
@@ -92,28 +104,41 @@ std::string VectorProgram::refusal(const Step& step) {
 
 VectorProgram::VectorProgram(const Step& step) : step_(step) {
   entries_ = {kEntry};
-  const Size size = size_of(step);
-  std::string scalings, loads;
+  const std::string compute = compute_lines(step);
+  size_ = size_of(step, static_cast<size_t>(std::ranges::count(compute, '\n')));
+  const Size size = size_;
+  std::string scalings, loads, start;
+  size_t slot = 0;
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   for (size_t i = 0; i < step.loads.size(); ++i) loads += load_eight(step, i);
+  for (const size_t k : stores_to(step, Store::To::amax))
+    start += str("before[", slot++, "] = *reinterpret_cast<const TenonU32*>(a.at[kLoads + ", k,
+                 "].data);\n");
+  for (size_t e = 0; e < step.encoders.size(); ++e)
+    start += str("multiplier[", e, "] = tenon_tensor_scale<Scaling", e, ">(a).multiplier;\n");
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
   text_ =
       str(vector_skeletons(), scalings, "using Arguments = TenonVectorArguments<",
           step.loads.size() + step.stores.size(), ", ", places,
           ">;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
           ", kStores = ", step.stores.size(), ", kAmax = ", stores_to(step, Store::To::amax).size(),
+          ", kEncoders = ", step.encoders.size(),
           ";\n  __device__ static void load(const TenonAccess* at, const TenonU64* random, "
-          "TenonI64 row, TenonI64 column, float (*in)[8]) {\n",
+          "TenonU32 row, TenonU32 column, float (*in)[8]) {\n",
           indented(loads), "  }\n  __device__ static void compute(const float* in, float* out) {\n",
-          indented(compute_lines(step)),
-          "  }\n  __device__ static void store(const Arguments& a, TenonI64 row, TenonI64 "
-          "column, const float (&out)[kStores][8], TenonU32* most) {\n",
+          indented(compute),
+          "  }\n  __device__ static void store(const Arguments& a, TenonU32 row, TenonU32 "
+          "column, const float (&out)[kStores][8], const float* multiplier, TenonU32* most) {\n",
           indented(store_text(step)),
-          "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most) {\n",
-          indented(finish_lines(step)), "  }\n};\nextern \"C\" __launch_bounds__(", size.threads,
-          ", ", size.blocks, ") __global__ void ", kEntry,
-          "(const __grid_constant__ Arguments a) {\n  tenon_vectors<Body, ", size.vectors,
-          ">(a);\n}\n");
+          "  }\n  __device__ static void start(const Arguments& a, TenonU32* before, float* "
+          "multiplier) {\n",
+          indented(start),
+          "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most, const "
+          "TenonU32* before) {\n",
+          indented(finish_lines(step, true)), "  }\n};\nextern \"C\" __launch_bounds__(",
+          size.threads, ", ", size.blocks, ") __global__ void ", kEntry,
+          "(const __grid_constant__ Arguments a) {\n  tenon_vectors<Body, ", size.vectors, ", ",
+          flag(size.walks), ">(a);\n}\n");
   const std::string clear = clear_lines(step);
   if (clear.empty()) return;
   entries_.emplace_back(kClear);
@@ -122,30 +147,29 @@ VectorProgram::VectorProgram(const Step& step) : step_(step) {
 }
 
 bool VectorProgram::fits(const RunArgs& args) const {
-  const int64_t vectors = step_.cols / kEight;
-  return vectors <= UINT32_MAX && args.rows * vectors > 0 && aligned_eights(step_, args);
+  // A thread beyond the last vector has a number of 32 bits too.
+  const int64_t all = args.rows * (step_.cols / kEight);
+  return all > 0 && all <= INT32_MAX && aligned_eights(step_, args);
 }
 
 std::vector<Launch> VectorProgram::launches(const RunArgs& args) const {
   const auto vectors = static_cast<uint32_t>(step_.cols / kEight);
-  const uint64_t all = static_cast<uint64_t>(args.rows) * vectors;
   VectorHead head = divided_by(vectors);
-  head.all_low = static_cast<uint32_t>(all);
-  head.all_high = static_cast<uint32_t>(all >> 32);
+  head.all = static_cast<uint32_t>(args.rows) * vectors;
   head.random = args.random;
   const std::vector<Access> at = accesses_of(step_, args);
   std::vector<Place> places;
   for (const Encoder& e : step_.encoders)
     for (const Place& p : encoder_places(e, args)) places.push_back(p);
   if (places.empty()) places.emplace_back();
-  const Size size = size_of(step_);
-  const uint64_t each = uint64_t{size.threads} * size.vectors;
-  Launch l = launch_of(kEntry, static_cast<int64_t>((all + each - 1) / each), size.threads, head,
-                       at, places);
+  Launch l = launch_of(kEntry, cdiv(head.all, int64_t{size_.threads} * size_.vectors),
+                       size_.threads, head, at, places);
+  if (size_.walks) l.per_multiprocessor = size_.blocks;
   std::vector<Launch> list;
   if (entries_.size() > 1) {
     list.push_back(l);
     list[0].entry = kClear;
+    list[0].per_multiprocessor = 0;
     list[0].blocks = list[0].threads = 1;
   }
   list.push_back(std::move(l));

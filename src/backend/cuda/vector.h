@@ -16,7 +16,16 @@ class VectorProgram final : public Program {
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
 
  private:
+  // Threads of a block, vectors of a thread, and the blocks of a multiprocessor that the registers
+  // must allow; whether no more blocks are launched.
+  struct Size {
+    unsigned threads, vectors, blocks;
+    bool walks;
+  };
+  static Size size_of(const Step& step, size_t lines);
+
   Step step_;
+  Size size_{};
 };
 
 // Calls that do not fit go to the makers behind it.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._lib import SCALINGS
-from .. import _ffi
+from .. import _ffi, _workspace
 from .._keys import Act
 from ..quantize import QuantizeLayout
 
@@ -70,6 +70,10 @@ class _Primitive:
         encoding: Encoding,
         **attributes: Any,
     ) -> list[jax.Array]:
+        *dz, x, _, _ = operands
+        size = _workspace.size_of(x, dz[0] if dz else None, act, encoding, attributes)
+        if size:  # the seventh result of one target, a sixth that the other one may have
+            results = [*results[:6], jax.ShapeDtypeStruct((size,), jnp.uint8)]
         # Rows do not depend on one another, so a batch of plain ones folds into more rows; scales,
         # amax and dbias belong to the whole tensor, so there each element is a call of its own.
         call = jax.ffi.ffi_call(
@@ -115,7 +119,8 @@ class ActLuPrimitive(_Primitive):
     """y = f(x) of x [..., inputs, H], encoded.
 
     Operands: x, scale [1] (delayed scaling), amax [1]. Results: y [..., H], columnwise y,
-    scale_inv, columnwise scale_inv, updated amax [1]; those not asked for have no elements.
+    scale_inv, columnwise scale_inv, updated amax [1]; those not asked for have no elements. Where
+    CUDA needs one, a workspace follows.
     """
 
     target = _ffi.ACT_LU
@@ -153,7 +158,7 @@ class DActLuDBiasQuantizePrimitive(_Primitive):
     """dx = dz * f'(x) of x [..., inputs, H], encoded, and dbias, its sums over the rows.
 
     Operands: dz [..., H], x, scale [1], amax [1]. Results: dx [..., inputs, H], columnwise dx,
-    scale_inv, columnwise scale_inv, updated amax [1], dbias [inputs, H], workspace (unused).
+    scale_inv, columnwise scale_inv, updated amax [1], dbias [inputs, H], workspace (for CUDA).
     """
 
     target = _ffi.DACT_LU

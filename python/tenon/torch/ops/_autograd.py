@@ -20,6 +20,7 @@ class Call:
     """What one call of a fuser keeps from its forward to its backward."""
 
     input_requires_grad = False
+    device_type = "cpu"
 
     def __init__(
         self,
@@ -292,8 +293,8 @@ class FuserFunction(torch.autograd.Function):
             call.unpack(saved)
             try:
                 # The dtypes were chosen forward; autocast around backward() changes nothing.
-                if torch.is_autocast_enabled("cpu"):
-                    with torch.autocast("cpu", enabled=False):
+                if torch.is_autocast_enabled(call.device_type):
+                    with torch.autocast(call.device_type, enabled=False):
                         results = call.backward(grads)
                 else:
                     results = call.backward(grads)

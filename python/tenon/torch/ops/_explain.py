@@ -43,6 +43,7 @@ def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
     wanted = tensor is not None and tensor.requires_grad
     dtype = None if tensor is None else tensor.dtype
     shape: Shape = None if tensor is None else tensor.shape
+    on_cpu = _on_cpu(module) if tensor is None else tensor.is_cpu
     lines: list[str] = []
     for part, indices in groups:
         where = f"{indices[0]}" if len(indices) == 1 else f"{indices[0]}-{indices[-1]}"
@@ -55,7 +56,7 @@ def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
         node = "one node of autograd" if first < count else "no gradient"
         lines.append(f"modules {where}: {node}")
         ops: set[int] = set()  # that a plan runs
-        for stage, plan, rows, behind in _planned(part, shape, dtype, first, wanted):
+        for stage, plan, rows, behind in _planned(part, shape, dtype, on_cpu, first, wanted):
             if plan is not None:
                 ops.update(stage.indices)
                 lines.append(_line("plan    ", stage))
@@ -85,7 +86,7 @@ def page(module: torch.nn.Module) -> str:
         for part, _ in Sequential(parts).groups():
             if isinstance(part, OperationFuser):
                 first = _first(part, False)
-                for _, plan, rows, _ in _planned(part, None, None, first, False):
+                for _, plan, rows, _ in _planned(part, None, None, _on_cpu(part), first, False):
                     if plan is not None:
                         shown.append(frame(plan.html(rows)))
         return "".join(shown)
@@ -96,6 +97,12 @@ def page(module: torch.nn.Module) -> str:
             op._channels_locked = was
 
 
+def _on_cpu(part: torch.nn.Module | OperationFuser) -> bool:
+    """Whether calls without more to go by are the CPU's."""
+    found = part.parameters()[0] if isinstance(part, OperationFuser) else part.parameters()
+    return not any(p.is_cuda for p in found)
+
+
 def _first(part: OperationFuser, wanted: bool) -> int:
     """The first basic op that has a backward pass."""
     _, counts, first = part.parameters()
@@ -103,18 +110,23 @@ def _first(part: OperationFuser, wanted: bool) -> int:
 
 
 def _planned(
-    part: OperationFuser, shape: Shape, dtype: torch.dtype | None, first: int, input_grad: bool
+    part: OperationFuser,
+    shape: Shape,
+    dtype: torch.dtype | None,
+    on_cpu: bool,
+    first: int,
+    input_grad: bool,
 ) -> Iterator[tuple[Stage, Plan | None, int, Shape]]:
     """The forward stages, each with its plan, its rows, and the shape behind it, where known."""
     if dtype is None:
         dtype = next((p.dtype for p in part.parameters()[0]), torch.get_default_dtype())
-    for stage in part.planned(dtype)[0]:
+    for stage in part.planned(dtype, on_cpu)[0]:
         plan, rows = None, _ROWS if shape is None else math.prod(shape[:-1])
         if isinstance(stage.op, Planned):
             cols = stage.op.width() if shape is None else shape[-1] if len(shape) else None
             if cols:
                 wants_dx = stage.start > first or (stage.start == first and input_grad)
-                plan = stage.op.explain(cols, dtype, stage.stop > first, wants_dx)
+                plan = stage.op.explain(cols, dtype, on_cpu, stage.stop > first, wants_dx)
         shape = _behind(stage, shape)
         yield stage, plan, rows, shape
 

@@ -11,7 +11,7 @@ import torch
 
 from ... import _lib
 from ..._plan import Plan
-from .. import _call
+from .. import _call, _cuda, _memory
 
 if TYPE_CHECKING:
     from ..quantizer import Quantizer
@@ -28,8 +28,9 @@ def compute_dtype(op: str, *tensors: Any) -> torch.dtype:
                 f"{op}: the input is {t.dtype}; it must be float32, float16 or bfloat16, convert "
                 "it with .to(dtype)"
             )
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
+    kind = "cpu" if tensors[0].is_cpu else "cuda"
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
         if dtype in _PLAIN:
             return dtype
     first: torch.dtype = tensors[0].dtype
@@ -57,10 +58,11 @@ def _operand(t: Any, name: str) -> Any:
     return _call.view(t, name) if isinstance(t, torch.Tensor) else t.c_tensor()
 
 
-def _output(shape: Any, dtype: torch.dtype, quantizer: Quantizer | None) -> Any:
+def _output(shape: Any, dtype: torch.dtype, quantizer: Quantizer | None, like: Any) -> Any:
+    """What a call beside `like` writes."""
     if quantizer is None:
-        return torch.empty(shape, dtype=dtype)
-    return quantizer.empty(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=like.device)
+    return quantizer.empty(shape, dtype, like.device)
 
 
 class _Frame:
@@ -88,7 +90,7 @@ def _plain_forward(
 ) -> None:
     """y = f(x + bias) of contiguous tensors; what `_call.forward` does, in half the time."""
     dtypes = _call.DTYPES
-    if bias is not None and (bias.dtype not in _PLAIN or not bias.is_cpu):
+    if bias is not None and bias.dtype not in _PLAIN:
         raise _call.refusal(bias, "bias")
     x = _call.resolved(x)
     if bias is not None:
@@ -109,7 +111,11 @@ def _plain_forward(
         b.data, b.rows, b.dtype = bias.data_ptr(), 1, dtypes[bias.dtype]
         b.cols = b.stride = bias.numel()
     frame.args.layout = layout
-    code = _lib.lib.tenon_forward(act, frame.args, _OPTIONS)
+    if x.is_cpu and (bias is None or bias.is_cpu):
+        code = _lib.lib.tenon_forward(act, frame.args, _OPTIONS)
+    else:
+        there = _cuda.index((("x", x), ("bias", bias)))
+        code = _cuda.run(_lib.lib.tenon_forward, there, _OPTIONS, act, frame.args)
     free.append(frame)
     if code:
         _lib.check(code)
@@ -153,10 +159,8 @@ def activation_forward(
         shape = (*shape[:-1], shape[-1] // 2) if len(shape) else (0,)
     if quantizer is None and scales is None and type(x) is torch.Tensor and x.is_contiguous():
         if bias is None or bias.is_contiguous():
-            if not x.is_cpu:
-                raise _call.refusal(x, "x")
             if gated:
-                y = torch.empty(shape, dtype=dtype)
+                y = torch.empty(shape, dtype=dtype, device=x.device)
             else:
                 y = torch.empty_like(x, dtype=dtype)
             if gated or bias is not None:
@@ -165,7 +169,7 @@ def activation_forward(
                 _call.elementwise(act, _OPTIONS, x, y)
             return y
     x = foldable(x)
-    y = _output(shape, dtype, quantizer)
+    y = _output(shape, dtype, quantizer, x)
     views = {"x": _operand(x, "x"), "y": _operand(y, "y")}
     if bias is not None:
         views["bias"] = _call.row(bias, "bias")
@@ -189,7 +193,7 @@ def activation_backward(
 ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None]:
     """(dx, dbias, dscales) in one pass; dx has the dtype of x, or `quantizer`'s encoding."""
     grad, x = foldable(grad), foldable(x)
-    dx = _output(x.shape, x.dtype, quantizer)
+    dx = _output(x.shape, x.dtype, quantizer, x)
     dbias = dscales = None
     views = {
         "grad": _operand(grad, "grad"),
@@ -199,12 +203,13 @@ def activation_backward(
     if bias is not None:
         views["bias"] = _call.row(bias, "bias")
     if dbias_dtype is not None:
-        dbias = torch.empty(x.shape[-1] if len(x.shape) else 1, dtype=dbias_dtype)
+        cols = x.shape[-1] if len(x.shape) else 1
+        dbias = torch.empty(cols, dtype=dbias_dtype, device=x.device)
         views["dbias"] = _call.vector(dbias, "dbias")
     if scales is not None:
         views["scale"] = _call.column(scales, "scales")
         if with_dscales:
-            dscales = torch.empty(scales.shape, dtype=scales.dtype)
+            dscales = torch.empty(scales.shape, dtype=scales.dtype, device=scales.device)
             views["dscale"] = _call.column(dscales, "dscales")
     _call.backward(act, _OPTIONS, layout, **views)
     return _finish(dx, quantizer), dbias, dscales
@@ -221,7 +226,7 @@ def bias_dropout_add(
 ) -> torch.Tensor:
     """y = residual + dropout(x + bias); without `random` nothing is dropped."""
     x = _call.foldable(x)
-    y = torch.empty(x.shape, dtype=dtype)
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
     views = {"x": _call.view(x, "x"), "y": _call.view(y, "y")}
     if bias is not None:
         views["bias"] = _call.row(bias, "bias")
@@ -247,10 +252,11 @@ def bias_dropout_add_backward(
     views = {"grad": _call.view(grad, "grad")}
     dx = dbias = None
     if dtype is not None:
-        dx = torch.empty(grad.shape, dtype=dtype)
+        dx = torch.empty(grad.shape, dtype=dtype, device=grad.device)
         views["dx"] = _call.view(dx, "dx")
     if dbias_dtype is not None:
-        dbias = torch.empty(grad.shape[-1] if grad.dim() else 1, dtype=dbias_dtype)
+        cols = grad.shape[-1] if grad.dim() else 1
+        dbias = torch.empty(cols, dtype=dbias_dtype, device=grad.device)
         views["dbias"] = _call.vector(dbias, "dbias")
     _call.bias_dropout_add_backward(p, random is not None, random, _OPTIONS, **views)
     return dx, dbias
@@ -261,8 +267,8 @@ def bias_gradient_quantize(
 ) -> tuple[Any, torch.Tensor]:
     """(`grad` encoded, its column sums) in one pass."""
     grad = _call.foldable(grad)
-    encoded = quantizer.empty(grad.shape, grad.dtype)
-    dbias = torch.empty(grad.shape[-1], dtype=dbias_dtype)
+    encoded = quantizer.empty(grad.shape, grad.dtype, grad.device)
+    dbias = torch.empty(grad.shape[-1], dtype=dbias_dtype, device=grad.device)
     _call.quantize(
         _OPTIONS,
         x=_call.view(grad, "grad"),
@@ -276,8 +282,8 @@ def l2_normalization(
     x: torch.Tensor, dtype: torch.dtype, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, r) with y = x*r, r = rsqrt(sum x^2 + eps) a row."""
-    y = torch.empty(x.shape, dtype=dtype)
-    r = torch.empty((*x.shape[:-1], 1), dtype=torch.float32)
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    r = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     _call.l2_normalization(
         _call.view(x, "x"), _call.view(y, "y"), _call.column(r, "r"), eps, _OPTIONS
     )
@@ -287,7 +293,7 @@ def l2_normalization(
 def l2_normalization_backward(grad: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
     """dx = r*(g - x*r^2*sum(x*g))."""
     grad = _call.foldable(grad)
-    dx = torch.empty(x.shape, dtype=x.dtype)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _call.l2_normalization_backward(
         _call.view(grad, "grad"),
         _call.view(x, "x"),
@@ -298,11 +304,22 @@ def l2_normalization_backward(grad: torch.Tensor, x: torch.Tensor, r: torch.Tens
     return dx
 
 
+def run_plan(
+    plan: Plan, backward: bool, rows: int, memory: Any, size: int, like: torch.Tensor
+) -> None:
+    """One pass of a plan whose tensors are beside `like`, with a workspace of `size` bytes."""
+    if like.is_cpu:
+        plan.run(backward, rows, memory, _memory.workspace(size).data_ptr())
+    else:
+        workspace = torch.empty(size, dtype=torch.uint8, device=like.device)
+        _cuda.run_plan(plan, like.device.index, backward, rows, memory, workspace.data_ptr())
+
+
 class _Norm:
     """A norm as a plan of one op; without backward where `wanted` is None."""
 
     def __init__(
-        self, text: str, dtype: int, of_weights: int, input_grad: bool, wanted: Any
+        self, text: str, dtype: int, of_weights: int, input_grad: bool, wanted: Any, device: str
     ) -> None:
         self.plan = Plan(
             text,
@@ -311,19 +328,21 @@ class _Norm:
             backward=wanted is not None,
             input_grad=input_grad,
             parameter_grads=wanted or (),
+            device=device,
         )
         op = text.partition("(")[0] + "0."
         self.names = [b.name.replace(op, "") for b in self.plan.buffers]
 
-    def run(self, backward: bool, rows: int, tensors: dict[str, torch.Tensor | None]) -> None:
+    def run(
+        self, backward: bool, rows: int, tensors: dict[str, torch.Tensor | None], like: torch.Tensor
+    ) -> None:
         """One pass over contiguous tensors, which are given by the names of the buffers."""
         memory = (c_void_p * len(self.names))()
         for i, name in enumerate(self.names):
             t = tensors.get(name)
             if t is not None:
                 memory[i] = t.data_ptr()
-        workspace = torch.empty(self.plan.sizes(rows)[1], dtype=torch.uint8)
-        self.plan.run(backward, rows, memory, workspace.data_ptr())
+        run_plan(self.plan, backward, rows, memory, self.plan.sizes(rows)[1], like)
 
 
 _norm = lru_cache(maxsize=256)(_Norm)
@@ -339,12 +358,13 @@ def norm(
     statistics have the names of its buffers."""
     dtype, gamma = _call.DTYPES[x.dtype], weights["gamma"]
     wanted = (True,) * len(weights) if statistics else None
-    run = _norm(text, dtype, _call.DTYPES[gamma.dtype], True, wanted).run
-    y = torch.empty(x.shape, dtype=x.dtype)
+    kind = "cpu" if x.is_cpu else "cuda"
+    run = _norm(text, dtype, _call.DTYPES[gamma.dtype], True, wanted, kind).run
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows = x.numel() // gamma.numel()
-    made = {name: torch.empty(rows, dtype=torch.float32) for name in statistics}
+    made = {n: torch.empty(rows, dtype=torch.float32, device=x.device) for n in statistics}
     if rows:
-        run(False, rows, {"x": x, "y": y, **weights, **made})
+        run(False, rows, {"x": x, "y": y, **weights, **made}, x)
     return [y, *made.values()]
 
 
@@ -358,14 +378,15 @@ def norm_backward(
     wanted: Sequence[bool],
 ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
     """(dx, the gradients of the weights that are wanted); tensors are contiguous."""
-    dx = torch.empty(x.shape, dtype=x.dtype) if input_grad else None
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if input_grad else None
     grads = {
         "d" + name: torch.zeros_like(w) if want else None
         for (name, w), want in zip(weights.items(), wanted, strict=True)
     }
     if x.numel() and (input_grad or any(wanted)):
         dtype, gamma = _call.DTYPES[x.dtype], weights["gamma"]
-        run = _norm(text, dtype, _call.DTYPES[gamma.dtype], input_grad, tuple(wanted)).run
+        kind = "cpu" if x.is_cpu else "cuda"
+        run = _norm(text, dtype, _call.DTYPES[gamma.dtype], input_grad, tuple(wanted), kind).run
         tensors = {"x": x, "dy": grad, "dx": dx, **statistics, **weights, **grads}
-        run(True, x.numel() // gamma.numel(), tensors)
+        run(True, x.numel() // gamma.numel(), tensors, x)
     return dx, list(grads.values())

@@ -123,10 +123,10 @@ class OperationFuser:
             self._plan, self._planned, self._version = self._fuse(), {}, version
         return self._plan
 
-    def planned(self, dtype: torch.dtype) -> tuple[list[Stage], list[Stage]]:
+    def planned(self, dtype: torch.dtype, on_cpu: bool = True) -> tuple[list[Stage], list[Stage]]:
         """The stages of `plan` with runs of our own ops as plans, for inputs of `dtype`."""
         forward, backward = self.plan()
-        multiplies = not _gemm.torch_multiplies(dtype)
+        multiplies = not _gemm.torch_multiplies(on_cpu)
         found = self._planned.get(multiplies)
         if found is None:
             found = plan_runs(forward, backward, self._routes, multiplies)
@@ -240,7 +240,7 @@ class OperationFuser:
                 if t.requires_grad and i < first:
                     first = i
         if basic_op_kwargs is self._no_kwargs and encoded is None:
-            forward, backward = self.planned(input.dtype)
+            forward, backward = self.planned(input.dtype, input.is_cpu)
         else:
             forward, backward = self.plan()
         for op in self._prepared:
@@ -253,6 +253,7 @@ class OperationFuser:
         if first == self._num_basic_ops:
             return call.forward(input, extra_inputs)
         call.input_requires_grad = tracked is not None and tracked.requires_grad
+        call.device_type = "cpu" if input.is_cpu else "cuda"
         return run(call, encoded, tracked, *extra_inputs, *flat)
 
     def _name(self) -> str:

@@ -1,95 +1,391 @@
-// Whole rows in registers: totals of a row, then what follows from them. A block has a row, or 32
-// in turn where sums over rows are kept; vector n of thread t is the row's vector n·threads + t.
-// Follows tile.cuh.
+// Whole rows on chip: totals of a row, then what follows from them. Vector n of thread t is the
+// row's vector n·threads + t. Follows tile.cuh.
+//
+// Body is printed: kLoads, kRoots, kStores, kTotals, kSums, kAmax, kThreads, kVectors, kCols;
+// kGroups, where each group of totals begins that no total of itself reads; kLate, whether Fixed is
+// fetched behind the totals, for want of registers; Raw (of tiles), Fixed
+// (of rows) and Line (of columns) with how they are fetched, Stage (Raw of all threads), unpack,
+// compute, store, columns, sum, end_sum, finish. Root kStores + t is total t.
 
-// The tree of a row: eight neighbours, lanes, then warps and vectors from shared memory. Threads
-// are a power of two; what lies beyond the row is -0, which adds nothing.
-template <int kVectors>
-__device__ inline float tenon_row_total(const float (&v)[kVectors], float* parts) {
-  const int warps = blockDim.x / 32;
-  for (int n = 0; n < kVectors; ++n) {
-    float s = v[n];
-    for (int step = 1; step < 32; step *= 2) s = s + __shfl_xor_sync(0xffffffffu, s, step);
-    if (threadIdx.x % 32 == 0) parts[n * warps + threadIdx.x / 32] = s;
-  }
-  __syncthreads();
-  // At most 8 vectors of 16 warps: four neighbours a lane.
-  float four[4];
-  for (int i = 0; i < 4; ++i) {
-    const int at = 4 * (threadIdx.x % 32) + i;
-    four[i] = at < kVectors * warps ? parts[at] : -0.0f;
-  }
-  float s = (four[0] + four[1]) + (four[2] + four[3]);
-  for (int step = 1; step < 32; step *= 2) s = s + __shfl_xor_sync(0xffffffffu, s, step);
-  __syncthreads();  // parts may be written again
-  return s;
+constexpr int kTenonSumRows = 32;  // that sums over rows add in order
+
+template <class Body>
+__device__ inline TenonU32 tenon_row_column(int n) {
+  return (n * Body::kThreads + threadIdx.x) * 8;
+}
+template <class Body>
+__device__ inline bool tenon_row_inside(int n) {
+  return (n + 1) * Body::kThreads * 8 <= Body::kCols || tenon_row_column<Body>(n) < Body::kCols;
+}
+// Beyond the row its last vector is read, and not stored.
+template <class Body>
+__device__ inline TenonU32 tenon_row_safe(int n) {
+  return tenon_row_inside<Body>(n) ? tenon_row_column<Body>(n) : Body::kCols - 8;
 }
 
-__device__ inline float tenon_tree8(const float (&v)[8]) {
-  return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+__device__ constexpr int tenon_power(int least) { return least > 1 ? 2 * tenon_power((least + 1) / 2) : 1; }
+
+// The tree of numbers in registers; count is a power of two.
+template <int count>
+__device__ inline float tenon_tree_of(const float (&v)[count]) {
+  if constexpr (count == 1) {
+    return v[0];
+  } else {
+    float half[count / 2];
+#pragma unroll
+    for (int i = 0; i < count / 2; ++i) half[i] = v[2 * i] + v[2 * i + 1];
+    return tenon_tree_of(half);
+  }
 }
 
-// Body is printed: kLoads, kRoots, kStores, kTotals, kSums; Raw, fetch, unpack, compute, store,
-// columns, sum. Root kStores + t is total t.
-template <class Body, int kVectors, class Arguments>
-struct TenonRows {
+// Trees over the lanes of a warp, many at once: lanes of a pair take one half of them each. Lane l
+// ends with that of v[l % count]; count is a power of two.
+template <int count, int step = 1>
+struct TenonLanes {
+  __device__ static float sum(const float (&v)[count]) {
+    const bool odd = threadIdx.x / step % 2 != 0;
+    float half[count / 2];
+#pragma unroll
+    for (int i = 0; i < count / 2; ++i) {
+      const float mine = odd ? v[2 * i + 1] : v[2 * i];
+      const float other = odd ? v[2 * i] : v[2 * i + 1];
+      half[i] = mine + __shfl_xor_sync(0xffffffffu, other, step);
+    }
+    return TenonLanes<count / 2, 2 * step>::sum(half);
+  }
+};
+template <int step>
+struct TenonLanes<1, step> {
+  __device__ static float sum(const float (&v)[1]) {
+    float s = v[0];
+    for (int d = step; d < 32; d *= 2) s = s + __shfl_xor_sync(0xffffffffu, s, d);
+    return s;
+  }
+};
+// Eight results times the multiplier of their block of columns, whose scale is put beside it.
+template <class Encoder, int block, bool scales_turned, class Arguments>
+__device__ inline void tenon_scale8(const Arguments& a, TenonU32 row, TenonU32 column, bool there,
+                                    const float (&v)[8], float (&scaled)[8]) {
+  using Format = typename Encoder::Scale;
+  TenonU32 most = 0;
+  for (int e = 0; there && e < 8; ++e) {
+    const TenonU32 bits = __float_as_uint(v[e]) & 0x7fffffffu;
+    most = bits > most ? bits : most;
+  }
+  for (int d = block / 16; d > 0; d /= 2) {
+    const TenonU32 other = __shfl_xor_sync(0xffffffffu, most, d);
+    most = other > most ? other : most;
+  }
+  const TenonScale scale = tenon_scale_of<Encoder>(most);
+  for (int e = 0; e < 8; ++e) scaled[e] = v[e] * scale.multiplier;
+  if (!there || column % block != 0) return;
+  const TenonPlace& scales = a.place[Encoder::kPlace + 1];
+  const TenonI64 at = tenon_scale_at<scales_turned, Encoder::kSwizzled, true>(
+      row, column / block, scales.stride, scales.cols / 4);
+  tenon_put<Format::bytes>(scales.data + at * Format::bytes, scale.inverse);
+}
+
+template <class Body>
+__device__ inline void tenon_fetch_fixed(const TenonAccess* at,
+                                         typename Body::Fixed (&fixed)[Body::kVectors]) {
+#pragma unroll
+  for (int n = 0; n < Body::kVectors; ++n)
+    Body::fetch_fixed(at, 0, tenon_row_safe<Body>(n), fixed[n]);
+}
+
+// Trees of 32 vectors each; two sets of them in turn, so that one barrier a set is enough.
+template <class Body>
+struct TenonRowShared {
+  static constexpr int kParts = Body::kVectors * (Body::kThreads / 32);
+  float parts[2][Body::kTotals + 1][kParts];
+};
+
+// One row: `source` has its tiles, the totals follow from one another.
+template <class Body, class Source, class Arguments>
+struct TenonRow {
   const Arguments& a;
-  float* parts;
-  typename Body::Raw raw[kVectors];
+  TenonRowShared<Body>& shared;
+  typename Body::Fixed (&fixed)[Body::kVectors];
+  const Source& source;
+  TenonU32 row;
+  typename Body::Line line;
   float totals[Body::kTotals + 1];
 
-  __device__ TenonI64 column(int n) const {
-    return (static_cast<TenonI64>(n) * blockDim.x + threadIdx.x) * 8;
-  }
-  __device__ void values(TenonI64 row, int n, float (&out)[Body::kRoots][8]) const {
+  __device__ void values(int n, float (&out)[Body::kRoots][8]) const {
     float in[Body::kLoads + 1][8];
-    Body::unpack(a.at, a.random, row, tenon_least(column(n), a.cols - 8), raw[n], totals, in);
+    const typename Body::Raw raw = source(n);
+    Body::unpack(a.at, a.random, row, tenon_row_safe<Body>(n), raw, fixed[n], line, totals, in);
+#pragma unroll
     for (int e = 0; e < 8; ++e) {
       float x[Body::kLoads + 1];
       float y[Body::kRoots];
+#pragma unroll
       for (int i = 0; i < Body::kLoads; ++i) x[i] = in[i][e];
       Body::compute(x, y);
+#pragma unroll
       for (int i = 0; i < Body::kRoots; ++i) out[i][e] = y[i];
     }
   }
-  template <int t>
-  __device__ void total(TenonI64 row) {
-    float sums[kVectors];
-    for (int n = 0; n < kVectors; ++n) {
+
+  // What lies beyond the row is -0, which adds nothing.
+  template <int group>
+  __device__ void total(int& turn) {
+    constexpr int first = Body::kGroups[group];
+    constexpr int count = Body::kGroups[group + 1] - first;
+    constexpr int slots = tenon_power(count * Body::kVectors);
+    constexpr int parts = TenonRowShared<Body>::kParts;
+    float sums[slots];
+#pragma unroll
+    for (int i = count * Body::kVectors; i < slots; ++i) sums[i] = -0.0f;
+#pragma unroll
+    for (int n = 0; n < Body::kVectors; ++n) {
       float out[Body::kRoots][8];
-      values(row, n, out);
-      sums[n] = column(n) < a.cols ? tenon_tree8(out[Body::kStores + t]) : -0.0f;
+      values(n, out);
+#pragma unroll
+      for (int t = 0; t < count; ++t)
+        sums[t * Body::kVectors + n] =
+            tenon_row_inside<Body>(n) ? tenon_tree_of(out[Body::kStores + first + t]) : -0.0f;
     }
-    totals[t] = tenon_row_total<kVectors>(sums, parts);
-    if constexpr (t + 1 < Body::kTotals) total<t + 1>(row);
+    const float sum = TenonLanes<slots>::sum(sums);
+    const int lane = threadIdx.x % 32;
+    if (lane < count * Body::kVectors)
+      shared.parts[turn][lane / Body::kVectors]
+                  [lane % Body::kVectors * (Body::kThreads / 32) + threadIdx.x / 32] = sum;
+    if constexpr (Body::kLate && first + count == Body::kTotals) tenon_fetch_fixed<Body>(a.at, fixed);
+    __syncthreads();
+    constexpr int width = tenon_power(parts);
+    constexpr int own = width > 32 ? width / 32 : 1;  // neighbours of a lane
+    static_assert(own <= 8, "a row has at most 256 parts");
+#pragma unroll
+    for (int t = 0; t < count; ++t) {
+      float v[own];
+#pragma unroll
+      for (int i = 0; i < own; ++i) {
+        const int at = own * (lane % (width / own)) + i;
+        v[i] = at < parts ? shared.parts[turn][t][at] : -0.0f;
+      }
+      float s = tenon_tree_of(v);
+#pragma unroll
+      for (int d = 1; d < width / own; d *= 2) s = s + __shfl_xor_sync(0xffffffffu, s, d);
+      totals[first + t] = s;
+    }
+    turn ^= 1;
+    if constexpr (first + count < Body::kTotals) total<group + 1>(turn);
+  }
+
+  // Totals, then the stores; each(n, out) sees the results.
+  template <class Each>
+  __device__ void run(int& turn, TenonU32* most, const Each& each) {
+    if constexpr (Body::kTotals > 0) total<0>(turn);
+#pragma unroll
+    for (int n = 0; n < Body::kVectors; ++n) {
+      float out[Body::kRoots][8];
+      values(n, out);
+      Body::store(a, row, tenon_row_column<Body>(n), tenon_row_inside<Body>(n), out, most);
+      if (n == 0 && threadIdx.x == 0) Body::columns(a, row, out);
+      each(n, out);
+    }
   }
 };
 
-template <class Body, int kVectors, class Arguments>
+template <class Body>
+struct TenonHeldRow {
+  typename Body::Raw raw[Body::kVectors];
+  __device__ const typename Body::Raw& operator()(int n) const { return raw[n]; }
+};
+
+// A block has a row, all of it in registers.
+template <class Body, class Arguments>
 __device__ inline void tenon_row_map(const Arguments& a) {
-  __shared__ float parts[8 * 16];
-  constexpr int kRows = Body::kSums > 0 ? 32 : 1;
-  TenonRows<Body, kVectors, Arguments> rows{a, parts, {}, {}};
-  float sums[Body::kSums + 1][kVectors][8];
-  const TenonI64 first = static_cast<TenonI64>(blockIdx.x) * kRows;
-  const TenonI64 last = tenon_least(first + kRows, a.rows);
-  for (TenonI64 row = first; row < last; ++row) {
-    for (int n = 0; n < kVectors; ++n)
-      Body::fetch(a.at, row, tenon_least(rows.column(n), a.cols - 8), rows.raw[n]);
-    if constexpr (Body::kTotals > 0) rows.template total<0>(row);
-    for (int n = 0; n < kVectors; ++n) {
-      float out[Body::kRoots][8];
-      rows.values(row, n, out);
-      const TenonI64 column = rows.column(n);
-      if (column < a.cols) Body::store(a, row, column, out);
-      if (column == 0) Body::columns(a, row, out);
-      Body::sum(out, row == first, n, sums);
-    }
+  __shared__ TenonRowShared<Body> shared;
+  const TenonU32 row = blockIdx.x;
+  TenonHeldRow<Body> held;
+  typename Body::Fixed fixed[Body::kVectors];
+#pragma unroll
+  for (int n = 0; n < Body::kVectors; ++n)
+    Body::fetch(a.at, row, tenon_row_safe<Body>(n), held.raw[n]);
+  if constexpr (!Body::kLate) tenon_fetch_fixed<Body>(a.at, fixed);
+  TenonRow<Body, TenonHeldRow<Body>, Arguments> r{a, shared, fixed, held, row, {}, {}};
+  Body::fetch_line(a.at, row, r.line);
+  TenonU32 most[Body::kAmax + 1] = {};
+  int turn = 0;
+  r.run(turn, most, [](int, const float (&)[Body::kRoots][8]) {});
+  Body::finish(a, most);
+}
+
+// Copies to shared memory that do not wait; those before a mark are waited for together.
+template <int bytes>
+__device__ inline void tenon_copy(void* to, const TenonU8* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const TenonU32 at = static_cast<TenonU32>(__cvta_generic_to_shared(to));
+  if (bytes == 8)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(from) : "memory");
+  else
+    for (int i = 0; i < bytes / 16; ++i)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + 16 * i),
+                   "l"(from + 16 * i)
+                   : "memory");
+#else
+  for (int i = 0; i < bytes / 8; ++i)
+    static_cast<TenonWords2*>(to)[i] = reinterpret_cast<const TenonWords2*>(from)[i];
+#endif
+}
+__device__ inline void tenon_mark_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// All but the last `left` marks, of at most 3.
+__device__ inline void tenon_wait_copies(int left) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if (left >= 3)
+    asm volatile("cp.async.wait_group 3;" ::: "memory");
+  else if (left == 2)
+    asm volatile("cp.async.wait_group 2;" ::: "memory");
+  else if (left == 1)
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+  else
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
+}
+
+template <class Body>
+struct TenonStagedRow {
+  const typename Body::Stage* stage;
+  __device__ typename Body::Raw operator()(int n) const {
+    typename Body::Raw raw;
+    Body::from_stage(*stage, n, raw);
+    return raw;
   }
-  const TenonI64 blocks = (a.rows + kRows - 1) / kRows;
-  for (int k = 0; k < Body::kSums; ++k)
-    for (int n = 0; n < kVectors; ++n)
-      if (rows.column(n) < a.cols)
-        for (int e = 0; e < 8; ++e)
-          a.to[(k * blocks + blockIdx.x) * a.cols + rows.column(n) + e] = sums[k][n][e];
+};
+
+// The sums of a block's rows, in order.
+template <class Body>
+struct TenonRowSums {
+  float v[Body::kSums + 1][Body::kVectors][8];
+  __device__ TenonRowSums() {
+#pragma unroll
+    for (int k = 0; k < Body::kSums; ++k)
+#pragma unroll
+      for (int n = 0; n < Body::kVectors; ++n)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[k][n][e] = -0.0f;
+  }
+  __device__ void operator()(int n, const float (&out)[Body::kRoots][8]) { Body::sum(out, n, v); }
+  template <class Arguments>
+  __device__ void store(const Arguments& a) const {
+    const TenonI64 blocks = gridDim.x;
+#pragma unroll
+    for (int k = 0; k < Body::kSums; ++k)
+#pragma unroll
+      for (int n = 0; n < Body::kVectors; ++n)
+        if (tenon_row_inside<Body>(n))
+          TenonEight<tenon_f32>::store(
+              reinterpret_cast<TenonU8*>(a.to + (k * blocks + blockIdx.x) * Body::kCols +
+                                         tenon_row_column<Body>(n)),
+              v[k][n]);
+  }
+};
+
+// A block has 32 rows in turn. The next ones are on their way to shared memory, where a thread
+// reads only what it has copied itself.
+template <class Body, class Arguments>
+__device__ inline void tenon_row_ring(const Arguments& a) {
+  using Stage = typename Body::Stage;
+  __shared__ TenonRowShared<Body> shared;
+#if defined(__CUDA_ARCH__)
+  extern __shared__ TenonWords4 tenon_ring[];
+  Stage* const ring = reinterpret_cast<Stage*>(tenon_ring);
+  TenonU32 bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  const int depth = static_cast<int>(bytes / static_cast<TenonU32>(sizeof(Stage)));
+#else
+  static Stage ring[2];
+  const int depth = 2;
+#endif
+  const TenonU32 first = blockIdx.x * kTenonSumRows;
+  const TenonU32 last = static_cast<TenonU32>(tenon_least(first + kTenonSumRows, a.rows));
+  const auto copy = [&](TenonU32 row, int to) {
+    if (row < last)
+#pragma unroll
+      for (int n = 0; n < Body::kVectors; ++n)
+        Body::to_stage(a.at, row, tenon_row_safe<Body>(n), n, ring[to]);
+    tenon_mark_copies();
+  };
+  for (int i = 0; i < depth; ++i) copy(first + i, i);
+  typename Body::Fixed fixed[Body::kVectors];
+  tenon_fetch_fixed<Body>(a.at, fixed);
+  typename Body::Line next;
+  Body::fetch_line(a.at, first, next);
+  TenonRowSums<Body> sums;
+  TenonU32 most[Body::kAmax + 1] = {};
+  int turn = 0;
+  int at = 0;
+  for (TenonU32 row = first; row < last; ++row) {
+    const TenonStagedRow<Body> staged{ring + at};
+    TenonRow<Body, TenonStagedRow<Body>, Arguments> r{a, shared, fixed, staged, row, next, {}};
+    Body::fetch_line(a.at, row + 1 < last ? row + 1 : row, next);
+    tenon_wait_copies(depth - 1);
+    r.run(turn, most, [&](int n, const float (&out)[Body::kRoots][8]) { sums(n, out); });
+    copy(row + static_cast<TenonU32>(depth), at);
+    at = at + 1 == depth ? 0 : at + 1;
+  }
+  sums.store(a);
+  Body::finish(a, most);
+}
+
+// The same without shared memory, for rows too long for it.
+template <class Body, class Arguments>
+__device__ inline void tenon_row_chunk(const Arguments& a) {
+  __shared__ TenonRowShared<Body> shared;
+  const TenonU32 first = blockIdx.x * kTenonSumRows;
+  const TenonU32 last = static_cast<TenonU32>(tenon_least(first + kTenonSumRows, a.rows));
+  typename Body::Fixed fixed[Body::kVectors];
+  tenon_fetch_fixed<Body>(a.at, fixed);
+  TenonRowSums<Body> sums;
+  TenonU32 most[Body::kAmax + 1] = {};
+  int turn = 0;
+  for (TenonU32 row = first; row < last; ++row) {
+    TenonHeldRow<Body> held;
+#pragma unroll
+    for (int n = 0; n < Body::kVectors; ++n)
+      Body::fetch(a.at, row, tenon_row_safe<Body>(n), held.raw[n]);
+    TenonRow<Body, TenonHeldRow<Body>, Arguments> r{a, shared, fixed, held, row, {}, {}};
+    Body::fetch_line(a.at, row, r.line);
+    r.run(turn, most, [&](int n, const float (&out)[Body::kRoots][8]) { sums(n, out); });
+  }
+  sums.store(a);
+  Body::finish(a, most);
+}
+
+// The tree over the sums of blocks, 512 of them for 32 columns a block; what is left then lies in
+// `to`.
+template <class Body, class Arguments>
+__device__ inline void tenon_row_sums(const Arguments& a) {
+  constexpr int kOwn = 16;
+  __shared__ float parts[32][32];
+  const TenonU32 across = (Body::kCols + 31) / 32;
+  const TenonI64 groups = (a.count + 32 * kOwn - 1) / (32 * kOwn);
+  const TenonU32 tile = blockIdx.x % across;
+  const TenonI64 group = blockIdx.x / across % groups;
+  const TenonI64 k = blockIdx.x / across / groups;
+  const int x = threadIdx.x % 32;
+  const TenonU32 column = tile * 32 + x;
+  const TenonI64 first = (group * 32 + threadIdx.x / 32) * kOwn;
+  const float* const from = a.from + (k * a.count + first) * Body::kCols + column;
+  float v[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i)
+    v[i] = column < Body::kCols && first + i < a.count ? from[i * Body::kCols] : -0.0f;
+  parts[threadIdx.x / 32][x] = tenon_tree_of(v);
+  __syncthreads();
+  if (threadIdx.x >= 32 || column >= Body::kCols) return;
+  float s[32];
+#pragma unroll
+  for (int i = 0; i < 32; ++i) s[i] = parts[i][x];
+  const float sum = tenon_tree_of(s);
+  if (groups == 1)
+    Body::end_sum(a, static_cast<int>(k), column, sum);
+  else
+    a.to[(k * groups + group) * Body::kCols + column] = sum;
 }

@@ -4,6 +4,28 @@
 
 constexpr int kTenonTile = 128;
 
+// As the host's TileHead, then the loads, the stores and the encoders' places.
+template <int accesses, int places>
+struct TenonTileArguments {
+  TenonI64 rows, cols;
+  const TenonU64* random;
+  float* partial;           // sums of 128 rows
+  TenonU32 across, inverse;  // tiles of a row, and 2^32 - 1 divided by it
+  TenonAccess at[accesses];
+  TenonPlace place[places];
+};
+
+// The first row and column of the block's tile; the division by a multiplication is at most one
+// too small.
+template <int tile_rows, int tile_cols, class Arguments>
+__device__ inline void tenon_corner(const Arguments& a, TenonU32& row, TenonU32& column) {
+  TenonU32 down =
+      static_cast<TenonU32>((static_cast<TenonU64>(blockIdx.x) * a.inverse) >> 32);
+  if (blockIdx.x - down * a.across >= a.across) ++down;
+  row = down * tile_rows;
+  column = (blockIdx.x - down * a.across) * tile_cols;
+}
+
 // Eight elements as they lie in memory: loads of all rows come first, in few registers.
 template <int bytes>
 struct TenonRaw {
@@ -55,80 +77,206 @@ __device__ inline void tenon_transpose_bytes(TenonU32 (&w)[4]) {
   w[3] = tenon_bytes(c, d, 0x7632u);
 }
 
-// The sum of a thread's four rows as a tree: pairs, then the pairs.
+// Where column c of a tile lies in a row of shared words: the first four columns of all threads, then
+// the last four. Neither a thread's four nor 32 neighbours meet a bank twice.
+template <int columns>
+__device__ inline int tenon_plane_word(int c) {
+  const int half = c / 4 % 2;
+  return half * (columns / 2) + ((c / 8 * 4) ^ (16 * half)) + c % 4;
+}
+// Four words of thread-column l, columns 8l + 4·half … +3.
+template <int columns>
+__device__ inline TenonWords4* tenon_plane(void* words, int l, int half) {
+  return static_cast<TenonWords4*>(words) + half * (columns / 8) + (l ^ (4 * half));
+}
+
+// The sum of a thread's four rows as a tree: pairs, then the pairs. The first pair may wait in
+// shared memory, in two of the thread's own slots.
+template <bool kWaits>
 struct TenonFour {
-  float first[8], pair[8];
-  template <int row>
-  __device__ void add(const float (&v)[8], bool there) {
+  float first[kWaits ? 1 : 8], pair[8];
+  __device__ void add(const float (&v)[8], bool there, int row, TenonWords4* slots) {
     for (int e = 0; e < 8; ++e) {
       const float x = there ? v[e] : -0.0f;
-      if (row % 2 == 0)
-        pair[e] = x;
-      else
-        pair[e] = pair[e] + x;
-      if (row == 1) first[e] = pair[e];
-      if (row == 3) first[e] = first[e] + pair[e];
+      pair[e] = row % 2 == 0 ? x : pair[e] + x;
     }
+    if (row == 1) {
+      if (kWaits) {
+        for (int half = 0; half < 2; ++half)
+          for (int i = 0; i < 4; ++i)
+            slots[half * blockDim.x + threadIdx.x].w[i] = __float_as_uint(pair[4 * half + i]);
+      } else {
+        for (int e = 0; e < 8; ++e) first[kWaits ? 0 : e] = pair[e];
+      }
+    }
+    if (row == 3)
+      for (int half = 0; half < 2; ++half) {
+        TenonWords4 w = {};
+        if (kWaits) w = slots[half * blockDim.x + threadIdx.x];
+        for (int i = 0; i < 4; ++i) {
+          const int e = 4 * half + i;
+          pair[e] = (kWaits ? tenon_bits(w.w[i]) : first[kWaits ? 0 : e]) + pair[e];
+        }
+      }
   }
 };
 
 // A thread's 4 x 8 codes to the tile's columns in shared memory: word g of a column holds rows 4g …
 // 4g+3. The words of a column are shuffled so that neither side meets a bank twice.
-__device__ inline void tenon_turn(TenonU32* turned, const TenonWords2 (&codes)[4]) {
+__device__ inline void tenon_put_turned(TenonU32* turned, int e, TenonU32 word) {
   const int l = threadIdx.x % 16;
   const int g = threadIdx.x / 16;
+  turned[(8 * l + e) * 32 + (g ^ (2 * l))] = word;
+}
+__device__ inline void tenon_turn(TenonU32* turned, const TenonWords2 (&codes)[4]) {
   for (int half = 0; half < 2; ++half) {
     TenonU32 w[4];
     for (int r = 0; r < 4; ++r) w[r] = codes[r].w[half];
     tenon_transpose_bytes(w);
-    for (int i = 0; i < 4; ++i) turned[(8 * l + 4 * half + i) * 32 + (g ^ (2 * l))] = w[i];
+    for (int i = 0; i < 4; ++i) tenon_put_turned(turned, 4 * half + i, w[i]);
   }
 }
 
 // Columns from shared memory, 16 rows a lane: whole lines of 128 bytes.
 template <class Body, bool full, class Arguments>
 __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* turned, int plane,
-                                          TenonI64 row0, TenonI64 column0) {
+                                          TenonU32 row0, TenonU32 column0) {
   const int lane = threadIdx.x % 32;
   const int part = lane % 8;
   for (int n = 0; n < 2; ++n) {
     const int own = 8 * (threadIdx.x / 32) + 4 * n + lane / 8;
-    const int at = own * 32 + 4 * (part ^ (own / 16));
     const bool swapped = own / 8 % 2 != 0;
+    const TenonWords4 x =
+        *reinterpret_cast<const TenonWords4*>(turned + own * 32 + 4 * (part ^ (own / 16)));
     TenonWords4 w;
-    for (int i = 0; i < 4; ++i) w.w[i] = turned[at + (swapped ? (i ^ 2) : i)];
-    const TenonI64 to = row0 + 16 * part;
+    for (int i = 0; i < 4; ++i) w.w[i] = swapped ? x.w[i ^ 2] : x.w[i];
+    const TenonU32 to = row0 + 16 * part;
     if (!full && (column0 + own >= a.cols || to >= a.rows)) continue;
     TenonU8* const data = Body::turned(a, plane, column0 + own) + to;
     if (full || to + 16 <= a.rows) {
       *reinterpret_cast<TenonWords4*>(data) = w;
     } else {
-      for (int i = 0; i < static_cast<int>(a.rows - to); ++i)
-        data[i] = static_cast<TenonU8>(w.w[i / 4] >> (8 * (i % 4)));
+      // Chosen, not indexed: an index would put the words into memory.
+#pragma unroll 1
+      for (int i = 0; i < static_cast<int>(a.rows - to); ++i) {
+        const TenonU32 low = i < 4 ? w.w[0] : w.w[1];
+        const TenonU32 high = i < 12 ? w.w[2] : w.w[3];
+        data[i] = static_cast<TenonU8>((i < 8 ? low : high) >> (8 * (i % 4)));
+      }
     }
   }
 }
 
-// Sums of 8 rows a warp to shared memory, and the tree over the 16 warps to the partial row of the
-// tile.
-__device__ inline void tenon_begin_sum(float (*partial)[kTenonTile], const TenonFour& sum) {
-  for (int e = 0; e < 8; ++e) {
-    const float other = __shfl_xor_sync(0xffffffffu, sum.first[e], 16);
-    if (threadIdx.x / 16 % 2 == 0)
-      partial[threadIdx.x / 32][8 * (threadIdx.x % 16) + e] = sum.first[e] + other;
+// Sums of 8 rows a warp to shared memory: the half warps exchange four columns each. Then the tree
+// over the 16 warps, by 128 threads from `begin` on, to the partial row of the tile.
+__device__ inline void tenon_begin_sum(float (*partial)[kTenonTile], const float (&sum)[8]) {
+  const bool upper = threadIdx.x / 16 % 2 != 0;
+  TenonWords4 w;
+  for (int i = 0; i < 4; ++i) {
+    const float other = __shfl_xor_sync(0xffffffffu, upper ? sum[i] : sum[4 + i], 16);
+    w.w[i] = __float_as_uint((upper ? sum[4 + i] : sum[i]) + other);
   }
+  *tenon_plane<kTenonTile>(partial[threadIdx.x / 32], threadIdx.x % 16, upper) = w;
 }
-template <class Body, bool full, class Arguments>
-__device__ inline void tenon_end_sums(const Arguments& a, float (*partial)[16][kTenonTile],
-                                      TenonI64 row0, TenonI64 column0) {
-  if (threadIdx.x >= kTenonTile || (!full && column0 + threadIdx.x >= a.cols)) return;
+template <bool full, class Arguments>
+__device__ inline void tenon_end_sum(const Arguments& a, const float (*partial)[kTenonTile], int k,
+                                     int begin, TenonU32 row0, TenonU32 column0) {
+  const int own = static_cast<int>(threadIdx.x) - begin;
+  if (own < 0 || own >= kTenonTile || (!full && column0 + own >= a.cols)) return;
+  float v[16];
+  for (int i = 0; i < 16; ++i) v[i] = partial[i][tenon_plane_word<kTenonTile>(own)];
+  for (int n = 8; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) v[i] = v[2 * i] + v[2 * i + 1];
   const TenonI64 blocks = (a.rows + kTenonTile - 1) / kTenonTile;
-  for (int k = 0; k < Body::kSums; ++k) {
+  a.partial[(k * blocks + row0 / kTenonTile) * a.cols + column0 + own] = v[0];
+}
+
+// The tree over the partial rows of sum k: 32 columns a block, each of 8 warps an aligned part of
+// the rows, 16 rows at a time. What is not there is -0, which adds nothing.
+template <class Format, class Arguments>
+__device__ inline void tenon_sum_partials(const Arguments& a, const TenonAccess& to, TenonI64 k,
+                                          TenonU32 strip) {
+  __shared__ float done[20][256];  // of 16·2^i rows; at the end of a warp's
+  const TenonI64 blocks = (a.rows + kTenonTile - 1) / kTenonTile;
+  const TenonI64 column = static_cast<TenonI64>(strip) * 32 + threadIdx.x % 32;
+  const float* const from = a.partial + k * blocks * a.cols + column;
+  TenonI64 part = 16;
+  while (8 * part < blocks) part *= 2;
+  const TenonI64 first = threadIdx.x / 32 * part;
+  float sum = -0.0f;
+#pragma unroll 1
+  for (TenonU32 n = 0; n < part / 16; ++n) {
     float v[16];
-    for (int i = 0; i < 16; ++i) v[i] = partial[k][i][threadIdx.x];
-    for (int n = 8; n > 0; n /= 2)
-      for (int i = 0; i < n; ++i) v[i] = v[2 * i] + v[2 * i + 1];
-    a.to[(k * blocks + row0 / kTenonTile) * a.cols + column0 + threadIdx.x] = v[0];
+    for (int i = 0; i < 16; ++i) {
+      const TenonI64 row = first + 16 * n + i;
+      v[i] = row < blocks && column < a.cols ? from[row * a.cols] : -0.0f;
+    }
+    for (int m = 8; m > 0; m /= 2)
+      for (int i = 0; i < m; ++i) v[i] = v[2 * i] + v[2 * i + 1];
+    sum = v[0];
+    int level = 0;
+    for (; (n >> level) % 2 != 0; ++level) sum = done[level][threadIdx.x] + sum;
+    done[level][threadIdx.x] = sum;
+  }
+  done[0][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x >= 32 || column >= a.cols) return;
+  float v[8];
+  for (int i = 0; i < 8; ++i) v[i] = done[0][32 * i + threadIdx.x];
+  for (int m = 4; m > 0; m /= 2)
+    for (int i = 0; i < m; ++i) v[i] = v[2 * i] + v[2 * i + 1];
+  tenon_store<Format>(to, tenon_mapped(to, column), v[0]);
+}
+
+// Rows that a thread loads at once, as registers allow: all four of one tensor, two of two.
+template <class Body>
+constexpr int kTenonBatch = sizeof(typename Body::Raw) > 32   ? 1
+                            : sizeof(typename Body::Raw) > 16 ? 2
+                                                              : 4;
+
+// Keeps the compiler from moving loads behind it.
+__device__ inline void tenon_all_loaded() {
+#if defined(__CUDA_ARCH__)
+  __syncwarp();
+#endif
+}
+
+// A thread's four rows, from the loads to visit(row 0 … 3, whether it is there, out). Outside of
+// the tensor the nearest element inside is taken. One row at a time where the tile is cut off.
+template <class Body, bool full, int at_once, class Arguments, class Visit>
+__device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU32 column,
+                                       const Visit& visit) {
+  constexpr int batch = full ? at_once : 1;
+  const TenonU32 last_row = static_cast<TenonU32>(a.rows) - 1;
+  const bool inside = full || column < static_cast<TenonU32>(a.cols);
+  const TenonU32 safe_column = inside ? column : static_cast<TenonU32>(a.cols) - 8;
+#pragma unroll(full ? 4 : 1)
+  for (int first = 0; first < 4; first += batch) {
+    typename Body::Raw raw[batch];
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      if (full)
+        Body::fetch(a.at, row, column, first + i, raw[i]);
+      else
+        Body::fetch(a.at, row + first < last_row ? row + first : last_row, safe_column, 0, raw[i]);
+    }
+    if (batch > 1) tenon_all_loaded();
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const int r = first + i;
+      float in[Body::kLoads + 1][8];
+      float out[Body::kStores][8];
+      Body::unpack(a.at, a.random, full || row + r < last_row ? row + r : last_row, safe_column,
+                   raw[i], in);
+      for (int e = 0; e < 8; ++e) {
+        float x[Body::kLoads + 1];
+        float y[Body::kStores];
+        for (int k = 0; k < Body::kLoads; ++k) x[k] = in[k][e];
+        Body::compute(x, y);
+        for (int k = 0; k < Body::kStores; ++k) out[k][e] = y[k];
+      }
+      visit(r, full || (inside && row + r <= last_row), out);
+    }
   }
 }
 
@@ -136,63 +284,52 @@ __device__ inline void tenon_end_sums(const Arguments& a, float (*partial)[16][k
 // fetch, unpack, compute, store (of one row), codes, sum, turned (where a column goes), finish.
 template <class Body>
 struct TenonTileShared {
-  TenonU32 turned[Body::kTurned > 0 ? Body::kTurned : 1][kTenonTile * 32];
-  float partial[Body::kSums > 0 ? Body::kSums : 1][16][kTenonTile];
+  static constexpr int kSums = Body::kSums;
+  static constexpr bool kWaits = kSums > 1;
+  static constexpr int kSlots = kWaits ? kSums : 0;
+  // The columns of a result; before, a sum that waits.
+  TenonWords4 turned[Body::kTurned > kSlots ? Body::kTurned : kSlots > 0 ? kSlots : 1]
+                    [kTenonTile * 8];
+  float partial[kSums > 0 ? kSums : 1][16][kTenonTile];
 };
+
 template <class Body, bool full, class Arguments>
-__device__ inline void tenon_tile_part(const Arguments& a, TenonI64 row0, TenonI64 column0,
+__device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU32 column0,
                                        TenonTileShared<Body>& shared) {
-  const int l = threadIdx.x % 16;
-  const int g = threadIdx.x / 16;
-  const int warp = threadIdx.x / 32;
-  const TenonI64 row = row0 + 4 * g;
-  const TenonI64 column = column0 + 8 * l;
-  const bool inside = full || column < a.cols;
-  typename Body::Raw raw[4];
-  // Outside of the tensor the nearest element inside is read, and not stored.
-  const TenonI64 safe_column = inside ? column : a.cols - 8;
-  for (int r = 0; r < 4; ++r)
-    Body::fetch(a.at, full ? row + r : tenon_least(row + r, a.rows - 1), safe_column, raw[r]);
+  const TenonU32 row = row0 + 4 * (threadIdx.x / 16);
+  const TenonU32 column = column0 + 8 * (threadIdx.x % 16);
   TenonU32 most[Body::kAmax + 1] = {};
   TenonWords2 codes[Body::kTurned + 1][4];
-  TenonFour sums[Body::kSums + 1];
+  TenonFour<TenonTileShared<Body>::kWaits> sums[Body::kSums + 1];
+  tenon_four_rows<Body, full, kTenonBatch<Body>>(
+      a, row, column, [&](int r, bool there, const float (&out)[Body::kStores][8]) {
+        TenonWords2 now[Body::kTurned + 1];
+        Body::codes(a, out, now);
+        if (there) Body::store(a, full ? row : row + r, column, full ? r : 0, out, now, most);
+        // Chosen, not indexed, where the row is not a constant.
 #pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const bool there = full || (inside && row + r < a.rows);
-    float in[Body::kLoads + 1][8];
-    float out[Body::kStores][8];
-    Body::unpack(a.at, a.random, full ? row + r : tenon_least(row + r, a.rows - 1), safe_column,
-                 raw[r], in);
-    for (int e = 0; e < 8; ++e) {
-      float x[Body::kLoads + 1];
-      float y[Body::kStores];
-      for (int i = 0; i < Body::kLoads; ++i) x[i] = in[i][e];
-      Body::compute(x, y);
-      for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
-    }
-    Body::codes(a, out, r, codes);
-    if (there) Body::store(a, row + r, column, out, r, codes, most);
-    if (r == 0) Body::template sum<0>(out, sums, there);
-    if (r == 1) Body::template sum<1>(out, sums, there);
-    if (r == 2) Body::template sum<2>(out, sums, there);
-    if (r == 3) Body::template sum<3>(out, sums, there);
-  }
-  for (int k = 0; k < Body::kTurned; ++k) tenon_turn(shared.turned[k], codes[k]);
-  for (int k = 0; k < Body::kSums; ++k) tenon_begin_sum(shared.partial[k], sums[k]);
+        for (int k = 0; k < Body::kTurned; ++k)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            for (int w = 0; w < 2; ++w) codes[k][i].w[w] = i == r ? now[k].w[w] : codes[k][i].w[w];
+        Body::sum(out, there, r, sums, shared.turned);
+      });
+  if (TenonTileShared<Body>::kWaits && Body::kTurned > 0) __syncthreads();
+  for (int k = 0; k < Body::kTurned; ++k) tenon_turn(shared.turned[k][0].w, codes[k]);
+  for (int k = 0; k < Body::kSums; ++k) tenon_begin_sum(shared.partial[k], sums[k].pair);
   if (Body::kTurned > 0 || Body::kSums > 0) __syncthreads();
   for (int k = 0; k < Body::kTurned; ++k)
-    tenon_store_turned<Body, full>(a, shared.turned[k], k, row0, column0);
-  if (Body::kSums > 0) tenon_end_sums<Body, full>(a, shared.partial, row0, column0);
+    tenon_store_turned<Body, full>(a, shared.turned[k][0].w, k, row0, column0);
+  for (int k = 0; k < Body::kSums; ++k)
+    tenon_end_sum<full>(a, shared.partial[k], k, k * kTenonTile, row0, column0);
   Body::finish(a, most);
 }
 
 template <class Body, class Arguments>
 __device__ inline void tenon_tile_map(const Arguments& a) {
   __shared__ TenonTileShared<Body> shared;  // of both paths
-  const TenonI64 across = (a.cols + kTenonTile - 1) / kTenonTile;
-  const TenonI64 tile = blockIdx.x;
-  const TenonI64 row = tile / across * kTenonTile;
-  const TenonI64 column = (tile - tile / across * across) * kTenonTile;
+  TenonU32 row, column;
+  tenon_corner<kTenonTile, kTenonTile>(a, row, column);
   if (row + kTenonTile <= a.rows && column + kTenonTile <= a.cols)
     tenon_tile_part<Body, true>(a, row, column, shared);
   else

@@ -53,6 +53,36 @@ __device__ inline TenonU32 tenon_encode_pair<tenon_e5m2>(float a, float b) {
 #endif
 #endif
 
+// The element that an access touches, in numbers of 32 bits; the host has put the offset into the
+// data. Columns lie side by side, or in blocks.
+__device__ inline TenonU32 tenon_blocks8(const TenonAccess& a, TenonU32 column) {
+  const TenonU32 size = static_cast<TenonU32>(a.block);
+  const TenonU32 block = column / size;
+  return block * static_cast<TenonU32>(a.block_stride) + (column - block * size);
+}
+__device__ inline TenonI64 tenon_tile8(const TenonAccess& a, TenonU32 row, TenonU32 column) {
+  return static_cast<TenonI64>(static_cast<TenonU64>(row) * static_cast<TenonU32>(a.stride) +
+                               column);
+}
+__device__ inline TenonI64 tenon_tile8_blocks(const TenonAccess& a, TenonU32 row, TenonU32 column) {
+  return tenon_tile8(a, row, tenon_blocks8(a, column));
+}
+__device__ inline TenonI64 tenon_row8(const TenonAccess&, TenonU32, TenonU32 column) {
+  return column;
+}
+__device__ inline TenonI64 tenon_row8_blocks(const TenonAccess& a, TenonU32, TenonU32 column) {
+  return tenon_blocks8(a, column);
+}
+
+// As tenon_single_scale, from an aligned number that nothing in the kernel writes.
+template <class Encoder, class Arguments>
+__device__ inline TenonScale tenon_tensor_scale(const Arguments& a) {
+  if (!Encoder::kScaled) return {1.0f, 0};
+  const float given = __ldg(reinterpret_cast<const float*>(a.place[Encoder::kPlace + 5].data));
+  return Encoder::kGiven ? tenon_scale_given(given)
+                         : tenon_scale_of<Encoder>(__float_as_uint(given) & 0x7fffffffu);
+}
+
 struct alignas(16) TenonWords4 {
   TenonU32 w[4];
 };
@@ -113,17 +143,29 @@ __device__ inline void tenon_spread8(float value, float (&v)[8]) {
   for (int i = 0; i < 8; ++i) v[i] = value;
 }
 
-// One block of the stream where the vector is one, else number by number.
+// Half words from the k-th on go down to the first.
+template <int words>
+__device__ inline void tenon_shift_halves(TenonU32 (&w)[words], TenonU32 k) {
+#pragma unroll
+  for (int by = 2; by >= 1; --by)
+    for (int i = 0; i + by < words; ++i) w[i] = (k & (2u * by)) != 0 ? w[i + by] : w[i];
+  for (int i = 0; i + 1 < words; ++i) w[i] = (k & 1) != 0 ? w[i] >> 16 | w[i + 1] << 16 : w[i];
+}
+
+// One block of the stream where the vector is one, else of two neighbours.
 __device__ inline void tenon_random8(const TenonU64* state, TenonI64 row, TenonI64 column,
                                      TenonU32 ordinal, float (&v)[8]) {
   const TenonU64 i =
       (state[2] + static_cast<TenonU64>(row)) * state[4] + state[3] + static_cast<TenonU64>(column);
-  if (i % 8 != 0) {
-    for (int k = 0; k < 8; ++k) v[k] = tenon_random(state, row, column + k, ordinal);
-    return;
-  }
   TenonU32 c[4];
   tenon_philox(state, i, ordinal, c);
+  if (i % 8 != 0) {
+    TenonU32 next[4];
+    tenon_philox(state, i + 8, ordinal, next);
+    TenonU32 w[8] = {c[0], c[1], c[2], c[3], next[0], next[1], next[2], next[3]};
+    tenon_shift_halves(w, static_cast<TenonU32>(i % 8));
+    for (int k = 0; k < 4; ++k) c[k] = w[k];
+  }
   for (int k = 0; k < 4; ++k) {
     v[2 * k] = static_cast<float>(static_cast<int>(c[k] & 0xffffu));
     v[2 * k + 1] = static_cast<float>(static_cast<int>(c[k] >> 16));
@@ -136,59 +178,71 @@ template <int accesses, int places>
 struct TenonVectorArguments {
   TenonU32 vectors;  // of a row
   TenonU32 magic, shift;
-  TenonU32 all_low, all_high;  // vectors of the call
+  TenonU32 all;  // vectors of the call
   const TenonU64* random;
   TenonAccess at[accesses];
   TenonPlace place[places];
 };
 
-// A vector's number is below 2^32 unless the call is huge.
 template <class Arguments>
-__device__ inline TenonI64 tenon_vector_row(const Arguments& a, TenonU64 v) {
-  if (a.all_high != 0) return static_cast<TenonI64>(v / a.vectors);
-  const TenonU32 low = static_cast<TenonU32>(v);
-  if (a.vectors == 1) return low;
-  const TenonU32 t = static_cast<TenonU32>((static_cast<TenonU64>(low) * a.magic) >> 32);
-  return (((low - t) >> 1) + t) >> a.shift;
+__device__ inline TenonU32 tenon_vector_row(const Arguments& a, TenonU32 v) {
+  if (a.vectors == 1) return v;
+  const TenonU32 t = static_cast<TenonU32>((static_cast<TenonU64>(v) * a.magic) >> 32);
+  return (((v - t) >> 1) + t) >> a.shift;
 }
 
-// The integer maximum of a block joins the slot. `most` is read first: few blocks then write.
-__device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most) {
+// The integer maximum of a warp joins the slot; what the slot had before lets few of them write.
+__device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most, TenonU32 before) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  most = __reduce_max_sync(0xffffffffu, most);
+#else
   for (int step = 16; step > 0; step /= 2) {
     const TenonU32 other = __shfl_xor_sync(0xffffffffu, most, step);
     most = other > most ? other : most;
   }
-  TenonU32* const all = reinterpret_cast<TenonU32*>(slot);
-  if (threadIdx.x % 32 == 0 && most > *all) atomicMax(all, most);
+#endif
+  if (threadIdx.x % 32 == 0 && most > before) atomicMax(reinterpret_cast<TenonU32*>(slot), most);
+}
+__device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most) {
+  tenon_join_amax(slot, most, *reinterpret_cast<const TenonU32*>(slot));
 }
 
-// Body is printed: kLoads, kStores, kAmax (how many), load, compute, store. kVectors of a thread
-// lie a block's width apart.
-template <class Body, int kVectors, class Arguments>
+// Body is printed: kLoads, kStores, kAmax, kEncoders (how many), start (what slots and scales are),
+// load, compute, store, finish. kVectors of a thread lie a block's width apart; blocks walk over what the grid leaves.
+template <class Body, int kVectors, bool walks, class Arguments>
 __device__ inline void tenon_vectors(const Arguments& a) {
-  const TenonU64 all = static_cast<TenonU64>(a.all_high) << 32 | a.all_low;
-  const TenonU64 first = static_cast<TenonU64>(blockIdx.x) * (kVectors * blockDim.x) + threadIdx.x;
-  float in[kVectors][Body::kLoads + 1][8];
-  TenonI64 rows[kVectors], columns[kVectors];
-  for (int n = 0; n < kVectors; ++n) {
-    const TenonU64 v = first + static_cast<TenonU64>(n) * blockDim.x;
-    const TenonI64 row = tenon_vector_row(a, v < all ? v : 0);
-    rows[n] = row;
-    columns[n] = (static_cast<TenonI64>(v < all ? v : 0) - row * a.vectors) * 8;
-    Body::load(a.at, a.random, row, columns[n], in[n]);
-  }
+  TenonU32 before[Body::kAmax + 1];
   TenonU32 most[Body::kAmax + 1] = {};
-  for (int n = 0; n < kVectors; ++n) {
-    if (first + static_cast<TenonU64>(n) * blockDim.x >= all) break;
-    float out[Body::kStores][8];
-    for (int e = 0; e < 8; ++e) {
-      float x[Body::kLoads + 1];
-      float y[Body::kStores];
-      for (int i = 0; i < Body::kLoads; ++i) x[i] = in[n][i][e];
-      Body::compute(x, y);
-      for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
+  float multiplier[Body::kEncoders + 1];
+  const TenonU32 width = kVectors * blockDim.x;
+  TenonU32 first = blockIdx.x * width + threadIdx.x;
+  do {
+    float in[kVectors][Body::kLoads + 1][8];
+    TenonU32 rows[kVectors], columns[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+      const TenonU32 v = first + n * blockDim.x < a.all ? first + n * blockDim.x : 0;
+      rows[n] = tenon_vector_row(a, v);
+      columns[n] = (v - rows[n] * a.vectors) * 8;
+      Body::load(a.at, a.random, rows[n], columns[n], in[n]);
     }
-    Body::store(a, rows[n], columns[n], out, most);
-  }
-  Body::finish(a, most);
+    if (!walks) Body::start(a, before, multiplier);
+    const bool any = first < a.all;  // a branch here keeps all loads before the first use
+#pragma unroll
+    for (int n = 0; any && n < kVectors; ++n) {
+      float out[Body::kStores][8];
+      for (int e = 0; e < 8; ++e) {
+        float x[Body::kLoads + 1];
+        float y[Body::kStores];
+        for (int i = 0; i < Body::kLoads; ++i) x[i] = in[n][i][e];
+        Body::compute(x, y);
+        for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
+      }
+      if (n == 0 || first + n * blockDim.x < a.all)
+        Body::store(a, rows[n], columns[n], out, multiplier, most);
+    }
+    first += gridDim.x * width;
+  } while (walks && first - threadIdx.x < a.all);
+  if (walks) Body::start(a, before, multiplier);
+  Body::finish(a, most, before);
 }

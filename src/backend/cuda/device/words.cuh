@@ -8,11 +8,23 @@ typedef long long TenonI64;
 static_assert(sizeof(TenonU32) == 4 && sizeof(TenonU16) == 2 && sizeof(TenonI64) == 8, "sizes");
 
 __device__ inline float tenon_bits(TenonU32 bits) { return __uint_as_float(bits); }
-__device__ inline float tenon_abs(float a) { return tenon_bits(__float_as_uint(a) & 0x7fffffffu); }
+__device__ inline float tenon_abs(float a) { return fabsf(a); }
 __device__ inline float tenon_sqrt(float a) { return __fsqrt_rn(a); }
 __device__ inline float tenon_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
 // IEEE 754-2019 minimum and maximum: a NaN wins, and -0 < +0 (equal values differ only in sign).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+__device__ inline float tenon_min(float a, float b) {
+  float c;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+__device__ inline float tenon_max(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+#else
 __device__ inline float tenon_min(float a, float b) {
   const float ordered = a < b ? a : b;
   const float zeros = tenon_bits(__float_as_uint(a) | __float_as_uint(b));
@@ -23,6 +35,32 @@ __device__ inline float tenon_max(float a, float b) {
   const float zeros = tenon_bits(__float_as_uint(a) & __float_as_uint(b));
   return a != a ? a : a == b ? zeros : ordered;
 }
+#endif
+
+// The processor's own approximations, for native precision: a few units in the last place (log2
+// near 1: 2^-22), subnormal numbers are 0; only log2 reads them.
+#if defined(__CUDA_ARCH__)
+__device__ inline float tenon_ex2(float a) {
+  float b;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(a));
+  return b;
+}
+__device__ inline float tenon_lg2(float a) {
+  float b;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(b) : "f"(a));
+  return b;
+}
+__device__ inline float tenon_rcp(float a) {
+  float b;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(b) : "f"(a));
+  return b;
+}
+#else
+__device__ inline float tenon_flushed(float a) { return fabsf(a) < 0x1p-126f ? a * 0.0f : a; }
+__device__ inline float tenon_ex2(float a) { return tenon_flushed(exp2f(a)); }
+__device__ inline float tenon_lg2(float a) { return log2f(a); }
+__device__ inline float tenon_rcp(float a) { return tenon_flushed(1.0f / tenon_flushed(a)); }
+#endif
 
 // 2^n for an integral n in [-127, 128]; adding 1.5*2^23 + 127 leaves n + 127 in the low bits.
 __device__ inline float tenon_pow2(float n) {

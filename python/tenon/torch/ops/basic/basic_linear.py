@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import _call
+from ... import _cuda
 from .. import _kernels
 from ..op import BasicOperation, OperationContext
 
@@ -120,8 +120,7 @@ class BasicLinear(BasicOperation):
         x = _kernels.encode(input_, self.get_quantizer("forward", 0))
         w = self._encoded_weight(weight, self.get_quantizer("forward", 1))
         x_plain, w_plain = _kernels.plain(x, dtype), _kernels.plain(w, dtype)
-        if not x_plain.is_cpu or not w_plain.is_cpu:
-            raise _call.refusal(w_plain if x_plain.is_cpu else x_plain, "BasicLinear: an operand")
+        _cuda.same("BasicLinear: the input", x_plain, "BasicLinear: weight", w_plain)
         if ctx.requires_grad:
             # A frozen weight needs no input for its gradient.
             kept_x = None
@@ -138,6 +137,8 @@ class BasicLinear(BasicOperation):
         if quantizer is None:
             return weight
         weight = weight.detach()
+        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            return quantizer(weight)  # a replay finds another weight in its place
         version = None if weight.is_inference() else weight._version
         key = (quantizer, weight.data_ptr(), version)
         if self._encoded is None or self._encoded[1] != key:

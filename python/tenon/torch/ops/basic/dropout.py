@@ -40,7 +40,7 @@ class Dropout(BasicOperation):
         """A random state for this call, saved for the backward pass; None drops nothing."""
         if not self.training or self.p == 0:
             return None
-        state = random_state(x.shape[-1] if x.dim() else 1)
+        state = random_state(x.shape[-1] if x.dim() else 1, x)
         if ctx.requires_grad:
             ctx.save_for_backward(state)
             ctx.p = self.p

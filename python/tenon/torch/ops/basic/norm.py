@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import _call
+from ... import _call, _cuda
 from .. import _kernels
 from ..op import BasicOperation, OperationContext, check_number
 
@@ -94,13 +94,14 @@ class Norm(BasicOperation):
     def plan_text(self) -> str | None:
         return self._text() if len(self.normalized_shape) == 1 else None
 
-    def _weights(self) -> dict[str, torch.Tensor]:
+    def _weights(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
         for key, (name, _) in self.weights.items():
             p = getattr(self, name).detach()
             told = f"{type(self).__name__}: {name}"
-            if p.dtype not in _call.PLAIN or not p.is_cpu:
+            if p.dtype not in _call.PLAIN:
                 raise _call.refusal(p, told)
+            _cuda.same(f"{type(self).__name__}: the input", x, told, p)
             if p.shape != self.normalized_shape:
                 raise ValueError(f"{told} is {tuple(p.shape)}; it must be {self.normalized_shape}")
             # A plan's parameters have one dtype.
@@ -123,11 +124,11 @@ class Norm(BasicOperation):
                 "normalized_shape"
             )
         x = _kernels.plain(input_, dtype)
-        if not x.is_cpu or not _call.dense(x):
+        if not _call.dense(x):
             raise _call.refusal(x, f"{name}: the input")
         x = _call.contiguous(x)
         statistics = self.statistics if ctx.requires_grad else ()
-        y, *made = _kernels.norm(self._text(), x, self._weights(), statistics)
+        y, *made = _kernels.norm(self._text(), x, self._weights(x), statistics)
         if ctx.requires_grad:
             ctx.save_for_backward(x, *made)
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
@@ -143,7 +144,7 @@ class Norm(BasicOperation):
             _call.contiguous(_kernels.plain(grad_output, x.dtype)),
             _call.contiguous(x),
             {n: _call.contiguous(t) for n, t in zip(self.statistics, made, strict=True)},
-            self._weights(),
+            self._weights(x),
             ctx.input_requires_grad,
             [p.requires_grad for p in parameters],
         )

@@ -12,7 +12,7 @@ import torch
 from ...._activation import DEFINED
 from ...._lib import DTYPES
 from ...._plan import Plan
-from ... import _call
+from ... import _call, _memory
 from ..._dropout import random_state
 from .. import _gemm, _kernels
 from ..basic import (
@@ -157,6 +157,7 @@ class Planned(FusedOperation):
         self,
         cols: int,
         dtype: torch.dtype,
+        on_cpu: bool,
         params: Sequence[torch.Tensor],
         extra_grads: Sequence[bool],
         backward: bool,
@@ -173,7 +174,7 @@ class Planned(FusedOperation):
             wanted = tuple([p.requires_grad and self._dtype_of_grad(i) for (i, _), p in named])
         # Names mean what they mean now.
         key = (
-            *(*texts, len(DEFINED), cols, dtype, of_params),
+            *(*texts, len(DEFINED), cols, dtype, on_cpu, of_params),
             *(wanted, *extra_grads, backward, input_grad),
         )
         try:
@@ -192,6 +193,7 @@ class Planned(FusedOperation):
                 input_grad=input_grad,
                 parameter_grads=wanted,
                 extra_grads=extra_grads,
+                device="cpu" if on_cpu else "cuda",
             )
         except (ValueError, NotImplementedError):
             pass  # the ops say what is wrong, if anything is
@@ -208,15 +210,15 @@ class Planned(FusedOperation):
         main_grad = op.main_grad() if isinstance(op, BasicLinear) else None
         return True if main_grad is None else _NAMES.get(main_grad.dtype, "f32")
 
-    def params(self, dtype: torch.dtype) -> list[torch.Tensor] | None:
-        """The parameters, if a plan for inputs of `dtype` can read them."""
+    def params(self, dtype: torch.dtype, device: torch.device | None) -> list[torch.Tensor] | None:
+        """The parameters, if a plan for inputs of `dtype` can read them; no device: on any."""
         found: list[torch.Tensor] = []
         for i, name in self._named:
             p = self._ops[i]._parameters.get(name)
             if (
                 p is None
                 or type(p) is not torch.nn.Parameter
-                or not p.is_cpu
+                or (device is not None and p.device != device)
                 or not p.is_contiguous()
                 or p.is_neg()
                 or (found and p.dtype != found[0].dtype)
@@ -258,25 +260,25 @@ class Planned(FusedOperation):
             or not _plain(x, x.dtype)
             or not x.numel()
             or any(basic_op_kwargs)
-            or torch.is_autocast_enabled("cpu")
-            or (self._linears and _gemm.torch_multiplies(x.dtype))
+            or torch.is_autocast_enabled("cpu" if x.is_cpu else "cuda")
+            or (self._linears and _gemm.torch_multiplies(x.is_cpu))
         ):
             return no
-        dtype, lead, cols = x.dtype, x.shape[:-1], x.shape[-1]
-        params = self.params(dtype)
+        dtype, device, lead, cols = x.dtype, x.device, x.shape[:-1], x.shape[-1]
+        params = self.params(dtype, device)
         if params is None:
             return no
         extras: list[torch.Tensor] = []
         wanted: list[bool] = []
         for i, slot, callers in self._given:
             t = basic_op_extra_inputs[i][slot]
-            if not _plain(t, dtype):
+            if not _plain(t, dtype) or t.device != device:
                 return no
             extras.append(_call.contiguous(t))
             wanted.append(basic_op_ctxs[i].requires_grad and (t.requires_grad or not callers))
         first, last = basic_op_ctxs[0], basic_op_ctxs[-1]
         wants_dx = first.requires_grad and first.input_requires_grad
-        ready = self.ready(cols, dtype, params, wanted, last.requires_grad, wants_dx)
+        ready = self.ready(cols, dtype, x.is_cpu, params, wanted, last.requires_grad, wants_dx)
         if ready is None or [p.shape for p in params] != ready.shapes:
             return no
         leads = self._leads(lead, ready.cols) if self._reshapes else None
@@ -293,13 +295,17 @@ class Planned(FusedOperation):
 
         rows = x.numel() // cols
         x = _call.contiguous(x)
-        y = torch.empty((*(lead if leads is None else leads[-1]), ready.cols[-1]), dtype=dtype)
-        made = [
-            torch.empty((*(lead if leads is None else leads[i]), ready.cols[i]), dtype=dtype)
-            for i, _ in self._made
-        ]
+        shape = (*(lead if leads is None else leads[-1]), ready.cols[-1])
+        y = torch.empty(shape, dtype=dtype, device=device)
+        made: list[torch.Tensor] = []
+        for i, _ in self._made:
+            shape = (*(lead if leads is None else leads[i]), ready.cols[i])
+            made.append(torch.empty(shape, dtype=dtype, device=device))
         layout = ready.layout(rows)
-        saved = [torch.empty(size, dtype=kind) for size, kind in layout.blocks]
+        saved = [
+            _memory.saved(size, kind) if x.is_cpu else torch.empty(size, dtype=kind, device=device)
+            for size, kind in layout.blocks
+        ]
         memory = ready.memory()
         tensors = [x, y, *params, *extras, *made]
         for i, t in zip(ready.tensors, tensors, strict=True):
@@ -307,10 +313,9 @@ class Planned(FusedOperation):
         for i, block, begin in layout.places:
             memory[i] = saved[block].data_ptr() + begin
         if ready.rng is not None:
-            random = random_state(ready.dropout_cols)
+            random = random_state(ready.dropout_cols, x)
             memory[ready.rng] = random.data_ptr()
-        workspace = torch.empty(layout.workspace, dtype=torch.uint8)
-        ready.plan.run(False, rows, memory, workspace.data_ptr())
+        _kernels.run_plan(ready.plan, False, rows, memory, layout.workspace, x)
 
         if last.requires_grad:
             last.save_for_backward(*[tensors[i] for i in ready.kept], *saved)
@@ -338,6 +343,7 @@ class Planned(FusedOperation):
         memory = ready.memory()
         alive = [_call.contiguous(_kernels.plain(grad_output, dtype))]
         memory[ready.dy] = alive[0].data_ptr()
+        device = alive[0].device
         layout = ready.layout(rows)
         # Hooks may have changed how they lie.
         kept = [_call.contiguous(t) for t in ctx.saved_tensors]
@@ -350,22 +356,21 @@ class Planned(FusedOperation):
                 continue
             given = basic_op_grad_extra_outputs[i][slot]
             if given is None:
-                given = torch.zeros(buffers[at].shape(rows), dtype=dtype)
+                given = torch.zeros(buffers[at].shape(rows), dtype=dtype, device=device)
             alive.append(_call.contiguous(_kernels.plain(given, dtype)))
             memory[at] = alive[-1].data_ptr()
 
         def gradient(at: int | None, shape: Sequence[int]) -> torch.Tensor | None:
             if at is None:
                 return None
-            made = torch.empty(shape, dtype=_TYPES[buffers[at].dtype])
+            made = torch.empty(shape, dtype=_TYPES[buffers[at].dtype], device=device)
             memory[at] = made.data_ptr()
             return made
 
         dx = gradient(ready.dx, ctx.input_shape)
         of_params = list(map(gradient, ready.dparams, ready.shapes))
         of_extras = list(map(gradient, ready.dextra_in, ctx.extra_shapes))
-        workspace = torch.empty(layout.workspace, dtype=torch.uint8)
-        ready.plan.run(True, rows, memory, workspace.data_ptr())
+        _kernels.run_plan(ready.plan, True, rows, memory, layout.workspace, alive[0])
 
         params: list[list[Any]] = [[] for _ in self._ops]
         for (i, _), grad in zip(self._named, of_params, strict=True):
@@ -392,13 +397,14 @@ class Planned(FusedOperation):
         return None
 
     def explain(
-        self, cols: int, dtype: torch.dtype, backward: bool, input_grad: bool
+        self, cols: int, dtype: torch.dtype, on_cpu: bool, backward: bool, input_grad: bool
     ) -> Plan | None:
         """The plan for inputs of this kind, with gradients of all extra inputs."""
-        params = self.params(dtype) if dtype in _NAMES else None
-        if params is None or (self._linears and _gemm.torch_multiplies(dtype)):
+        params = self.params(dtype, None) if dtype in _NAMES else None
+        if params is None or (self._linears and _gemm.torch_multiplies(on_cpu)):
             return None
-        ready = self.ready(cols, dtype, params, [backward] * len(self._given), backward, input_grad)
+        extra_grads = [backward] * len(self._given)
+        ready = self.ready(cols, dtype, on_cpu, params, extra_grads, backward, input_grad)
         return None if ready is None else ready.plan
 
 
@@ -409,7 +415,7 @@ def _plain(t: Any, dtype: torch.dtype) -> bool:
         (kind is torch.Tensor or kind is torch.nn.Parameter)
         and t.dtype == dtype
         and dtype in _NAMES
-        and t.is_cpu
+        and (t.is_cpu or t.is_cuda)
         and t.layout is torch.strided
         and t.dim() > 0
     )

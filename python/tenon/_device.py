@@ -1,0 +1,221 @@
+"""Where arrays are: NumPy's on the host, or torch's and CuPy's on CUDA, without copies.
+
+A call runs where its arrays are, and its results are arrays of the library that gave the first
+one. On CUDA it goes to that library's current stream and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import POINTER, c_uint64, cast
+from typing import Any
+
+import numpy as np
+
+from ._lib import DEVICES, Options, check, options
+
+_CUDA = (2, 13)  # DLPack's numbers of CUDA's memory, and of memory that it shares with the host
+_LIBRARIES = ("torch", "cupy")
+_F32 = np.dtype(np.float32)
+
+
+class Host:
+    """NumPy's memory."""
+
+    name = "the cpu"
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        return np.empty(shape, dtype)
+
+    def full(self, shape: Sequence[int], value: float) -> Any:
+        return np.full(shape, value, _F32)
+
+    def numbers(self, values: Sequence[int]) -> Any:
+        """uint64 numbers, as the C ABI takes them."""
+        return (c_uint64 * len(values))(*values)
+
+    def run(self, function: Callable[..., int], how: tuple[str, str], *arguments: Any) -> None:
+        """function(*arguments, options) with a precision and a rounding."""
+        check(function(*arguments, options(*how)))
+
+
+HOST = Host()
+
+
+class Cuda(Host):
+    """A CUDA device as torch or CuPy sees it."""
+
+    def __init__(self, library: str, index: int) -> None:
+        self.library, self.index = importlib.import_module(library), index
+        self.is_torch = library == "torch"
+        self.name = f"cuda:{index}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cuda) and other.index == self.index
+
+    def __hash__(self) -> int:
+        return self.index
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        shape = tuple(shape)
+        if self.is_torch:
+            kind = getattr(self.library, dtype.name)
+            return DeviceArray(self.library.empty(shape, dtype=kind, device=self.name), self, dtype)
+        if dtype.name == "bfloat16":
+            raise NotImplementedError(
+                "tenon: CuPy has no bfloat16; ask for float16 or float32, or pass a torch tensor"
+            )
+        with self.library.cuda.Device(self.index):
+            kind = dtype if dtype.itemsize > 1 else np.uint8  # CuPy has no 8-bit floats
+            return DeviceArray(self.library.empty(shape, dtype=kind), self, dtype)
+
+    def full(self, shape: Sequence[int], value: float) -> Any:
+        made = self.empty(shape, _F32)
+        made.source[...] = value
+        return made
+
+    def numbers(self, values: Sequence[int]) -> Any:
+        given = np.array(values, np.uint64).view(np.int64)
+        if self.is_torch:
+            made = self.library.from_numpy(given).to(self.name)
+        else:
+            with self.library.cuda.Device(self.index):
+                made = self.library.asarray(given)
+        found = cast(_address(made), POINTER(c_uint64))
+        found.owner = made  # type: ignore[attr-defined]
+        return found
+
+    def run(self, function: Callable[..., int], how: tuple[str, str], *arguments: Any) -> None:
+        chosen = options(*how)
+        if self.is_torch:
+            from .torch import _cuda
+
+            check(_cuda.run(function, self.index, chosen, *arguments))
+            return
+        with self.library.cuda.Device(self.index):
+            there = Options(
+                precision=chosen.precision,
+                rounding=chosen.rounding,
+                device=DEVICES["cuda"],
+                stream=self.library.cuda.get_current_stream().ptr,
+            )
+            check(function(*arguments, there))
+
+
+class DeviceArray:
+    """An array on CUDA with the attributes of NumPy's that describe its memory."""
+
+    def __init__(self, source: Any, place: Cuda, dtype: np.dtype[Any]) -> None:
+        self.source, self.place, self.dtype = source, place, dtype
+        self.shape: tuple[int, ...] = tuple(source.shape)
+        self.ndim, self.size, self.itemsize = len(self.shape), math.prod(self.shape), dtype.itemsize
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        if self.place.is_torch:
+            return tuple(n * self.itemsize for n in self.source.stride())
+        return tuple(self.source.strides)
+
+    @property
+    def address(self) -> int:
+        return _address(self.source)
+
+    @property
+    def c_contiguous(self) -> bool:
+        if self.place.is_torch:
+            return bool(self.source.is_contiguous())
+        return bool(self.source.flags.c_contiguous)
+
+    def contiguous(self) -> DeviceArray:
+        """Itself, or a copy in row order."""
+        if self.c_contiguous:
+            return self
+        with_rows = (
+            self.source.contiguous()
+            if self.place.is_torch
+            else self.place.library.ascontiguousarray(self.source)
+        )
+        return DeviceArray(with_rows, self.place, self.dtype)
+
+    def reshape(self, shape: Sequence[int]) -> DeviceArray:
+        return DeviceArray(self.source.reshape(tuple(shape)), self.place, self.dtype)
+
+
+def _address(source: Any) -> int:
+    return int(source.data_ptr() if hasattr(source, "data_ptr") else source.data.ptr)
+
+
+def _library_of(x: Any) -> str:
+    return type(x).__module__.partition(".")[0]
+
+
+def on_cuda(x: Any) -> bool:
+    """Whether DLPack says so."""
+    try:
+        return int(x.__dlpack_device__()[0]) in _CUDA
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+def read(op: str, name: str, x: Any, coded: np.dtype[Any] | None = None) -> DeviceArray:
+    """An array on CUDA; `coded` is what its bytes stand for where its library has no such type."""
+    if _library_of(x) not in _LIBRARIES:
+        # The protocol makes the consumer's current stream wait for the producer's.
+        consumer = next((n for n in _LIBRARIES if n in sys.modules), None)
+        if consumer is None:
+            raise NotImplementedError(
+                f"{op}: {name} is a {type(x).__name__} on {tuple(map(int, x.__dlpack_device__()))};"
+                " arrays on CUDA need torch or CuPy, whose arrays the results are: import one of "
+                "them, or use tenon.jax for JAX"
+            )
+        x = sys.modules[consumer].from_dlpack(x)
+    place = Cuda(_library_of(x), int(x.device.index if _library_of(x) == "torch" else x.device.id))
+    if place.is_torch:
+        x = x.detach()
+        kind = str(x.dtype).removeprefix("torch.")
+    else:
+        kind = x.dtype.name
+    if coded is not None and kind == "uint8":
+        return DeviceArray(x, place, coded)
+    try:
+        return DeviceArray(x, place, np.dtype(kind))
+    except TypeError:
+        import ml_dtypes
+
+        if hasattr(ml_dtypes, kind):
+            return DeviceArray(x, place, np.dtype(getattr(ml_dtypes, kind)))
+    raise TypeError(f"{op}: {name} is {kind}; convert it to float32 first")
+
+
+def place_of(x: Any) -> Host:
+    """Where an array is; what is no array has no say."""
+    return x.place if isinstance(x, DeviceArray) else HOST
+
+
+def common(op: str, arrays: Iterable[tuple[str, Any]]) -> Host:
+    """Where the named arrays of a call are: all in one place."""
+    found = [(name, place_of(x)) for name, x in arrays]
+    if not found:
+        return HOST
+    first, place = next(((n, p) for n, p in found if p is not HOST), found[0])
+    for name, other in found:
+        if other != place:
+            raise ValueError(
+                f"{op}: {name} is on {other.name}, but {first} is on {place.name}; the arrays of a "
+                f"call are in one place, move {name} there"
+            )
+    return place
+
+
+def result(x: Any) -> Any:
+    """What the caller gets: an array of its own library."""
+    return x.source if isinstance(x, DeviceArray) else x
+
+
+def ones_like(x: Any) -> Any:
+    """Ones beside an array of the caller's."""
+    library = _library_of(x)
+    return (sys.modules[library] if library in _LIBRARIES else np).ones_like(x)

@@ -1,0 +1,121 @@
+"""Calls on CUDA: the tensors' device, its current stream, and torch's memory for workspaces.
+
+Nothing here waits for the device or reads from it, so that every call can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from .. import _lib
+
+_MOST_OPTIONS = 1024
+_options: dict[tuple[int, int, int, int], _lib.Options] = {}
+
+
+class _Lent(threading.local):
+    """Workspaces of this thread's call. Freed, they serve later work of the same stream."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.error: BaseException | None = None
+
+
+_lent = _Lent()
+
+
+def _lend(device: int | None, size: int) -> int | None:
+    try:
+        made = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device or 0))
+    except BaseException as e:  # no exception crosses the C ABI
+        _lent.error = e
+        return None
+    _lent.tensors.append(made)
+    return made.data_ptr()
+
+
+_allocate = _lib.Allocate(_lend)
+
+
+def _stream(device: int) -> int:
+    """The current stream's handle."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+# torch's own generated code uses this one, which makes no object.
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream)
+
+
+def options(given: _lib.Options | None, device: int) -> _lib.Options:
+    """`given` on a device and its current stream; equal ones are one object."""
+    precision, rounding = (0, 0) if given is None else (given.precision, given.rounding)
+    key = (precision, rounding, device, _raw_stream(device))
+    found = _options.get(key)
+    if found is None:
+        if len(_options) >= _MOST_OPTIONS:
+            _options.clear()
+        found = _options[key] = _lib.Options(
+            precision=precision,
+            rounding=rounding,
+            device=_lib.DEVICES["cuda"],
+            stream=key[3],
+            allocate=_allocate,
+            user=device,
+        )
+    return found
+
+
+def run(
+    function: Callable[..., int], device: int, given: _lib.Options | None, *arguments: Any
+) -> int:
+    """function(*arguments, options) there; the code that it returns."""
+    if torch.cuda.current_device() != device:
+        with torch.cuda.device(device):
+            return run(function, device, given, *arguments)
+    try:
+        code = function(*arguments, options(given, device))
+        if _lent.error is not None:
+            raise _lent.error
+        return code
+    finally:
+        if _lent.tensors or _lent.error is not None:
+            _lent.tensors, _lent.error = [], None
+
+
+def run_plan(
+    plan: Any, device: int, backward: bool, rows: int, memory: Any, workspace: int
+) -> None:
+    """One pass of a plan for CUDA."""
+    if torch.cuda.current_device() != device:
+        with torch.cuda.device(device):
+            plan.run(backward, rows, memory, workspace, _raw_stream(device))
+    else:
+        plan.run(backward, rows, memory, workspace, _raw_stream(device))
+
+
+def index(tensors: Iterable[tuple[str, Any]]) -> int:
+    """The device of named tensors, plain or quantised, which must all be on one."""
+    found = [(name, t.device) for name, t in tensors if t is not None]
+    first, device = next(((n, d) for n, d in found if d.type == "cuda"), found[0])
+    for name, other in found:
+        if other.type not in ("cpu", "cuda"):
+            raise NotImplementedError(
+                f"tenon: {name} is on {other}; tensors are on the cpu or on cuda, move it with "
+                ".cpu() or .cuda()"
+            )
+        if other != device:
+            raise ValueError(
+                f"tenon: {name} is on {other}, but {first} is on {device}; the tensors of a call "
+                f"are on one device, move it with {name}.to('{device}')"
+            )
+    return int(device.index)
+
+
+def same(first: str, t: Any, name: str, other: Any) -> None:
+    """Refuses two tensors on different devices."""
+    if not (t.is_cpu and other.is_cpu) and t.device != other.device:
+        index(((first, t), (name, other)))

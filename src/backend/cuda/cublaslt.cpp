@@ -1,0 +1,480 @@
+// Rows to columns, one heuristic a shape, and what runs where cuBLASLt has nothing.
+#include "backend/cuda/cublaslt.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <map>
+#include <mutex>
+
+#include "backend/cuda/makers.h"
+#include "backend/cuda/plain.h"
+#include "core/lock.h"
+#include "tenon/error.h"
+
+namespace tenon::cuda {
+
+namespace {
+
+// Numbers of cublasLt.h, cublas_api.h and library_types.h.
+constexpr int kInvalidValue = 7, kNotSupported = 15;
+constexpr int kCompute32F = 68;  // fp32 sums; TF32 has a number of its own
+constexpr int kReal32F = 0, kReal16F = 2, kReal16BF = 14;
+constexpr int kTransA = 3, kTransB = 4, kEpilogue = 7, kBiasPointer = 8;
+constexpr uint32_t kEpilogueBias = 4;
+constexpr int kMaxWorkspace = 1, kReductionMask = 3, kAlignmentA = 5;  // then b, c, d
+constexpr uint32_t kReduceInComputeType = 2;  // others round partial sums to the result's type
+
+constexpr uintptr_t kBiasAlignment = 16;  // its epilogues read whole vectors
+constexpr int64_t kProductColumns = 8;    // so that the vector map reads the product
+constexpr size_t kMostChoices = 4096;
+
+int type_of(DType d) { return d == DType::f32 ? kReal32F : d == DType::f16 ? kReal16F : kReal16BF; }
+
+void check_lt(const Lt& lt, int status, const char* what) {
+  if (status != 0)
+    fail(Code::runtime, "cublaslt: ", what, ": ", lt.get_status_string(status),
+         "; TENON_CUBLASLT=none does without cuBLASLt");
+}
+
+// Whether a product was taken: what cuBLASLt has no kernel for is no error.
+bool taken(const Lt& lt, int status, const char* what) {
+  if (status == kNotSupported || status == kInvalidValue) return false;
+  check_lt(lt, status, what);
+  return true;
+}
+
+// The name of the first function that the library lacks, or nothing.
+std::string resolve(const Library& library, Lt& lt) {
+  std::string missing;
+  const auto get = [&](auto*& function, const char* name) {
+    if (!library.find(function, name) && missing.empty()) missing = name;
+  };
+  get(lt.get_version, "cublasLtGetVersion");
+  get(lt.get_status_string, "cublasLtGetStatusString");
+  get(lt.create, "cublasLtCreate");
+  get(lt.destroy, "cublasLtDestroy");
+  get(lt.descriptor_create, "cublasLtMatmulDescCreate");
+  get(lt.descriptor_destroy, "cublasLtMatmulDescDestroy");
+  get(lt.descriptor_set, "cublasLtMatmulDescSetAttribute");
+  get(lt.layout_create, "cublasLtMatrixLayoutCreate");
+  get(lt.layout_destroy, "cublasLtMatrixLayoutDestroy");
+  get(lt.preference_create, "cublasLtMatmulPreferenceCreate");
+  get(lt.preference_destroy, "cublasLtMatmulPreferenceDestroy");
+  get(lt.preference_set, "cublasLtMatmulPreferenceSetAttribute");
+  get(lt.get_heuristic, "cublasLtMatmulAlgoGetHeuristic");
+  get(lt.matmul, "cublasLtMatmul");
+  return missing;
+}
+
+uint32_t alignment(const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  if (address == 0) return kLtAlignment;
+  return uint32_t{1} << std::min(std::countr_zero(address), std::countr_zero(kLtAlignment));
+}
+
+// Where nothing is added, cuBLASLt still wants a c.
+const LtMatrix& addend(const LtProduct& p) { return p.c.rows > 0 ? p.c : p.d; }
+
+// A product in cuBLASLt's own objects.
+class Description {
+ public:
+  Description(const Lt& lt, const LtProduct& p) : lt_(lt) {
+    const LtMatrix* const matrices[] = {&p.a, &p.b, &addend(p), &p.d};
+    check_lt(lt, lt.descriptor_create(&descriptor, kCompute32F, kReal32F), "describing a product");
+    set(kTransA, int32_t{p.turn_a});
+    set(kTransB, int32_t{p.turn_b});
+    if (p.bias) {
+      set(kEpilogue, kEpilogueBias);
+      set(kBiasPointer, p.bias);
+    }
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      const LtMatrix& m = *matrices[i];
+      check_lt(lt,
+               lt.layout_create(&layouts[i], type_of(m.dtype), static_cast<uint64_t>(m.rows),
+                                static_cast<uint64_t>(m.cols), m.ld),
+               "describing a matrix");
+    }
+  }
+  ~Description() {
+    for (const LtLayout l : layouts)
+      if (l) lt_.layout_destroy(l);
+    if (descriptor) lt_.descriptor_destroy(descriptor);
+  }
+  Description(const Description&) = delete;
+  Description& operator=(const Description&) = delete;
+
+  LtDescriptor descriptor = nullptr;
+  std::array<LtLayout, 4> layouts{};  // a, b, c, d
+
+ private:
+  template <class T>
+  void set(int attribute, T value) {
+    check_lt(lt_, lt_.descriptor_set(descriptor, attribute, &value, sizeof value),
+             "describing a product");
+  }
+
+  const Lt& lt_;
+};
+
+LtChoice ask(const Lt& lt, LtHandle handle, const LtProduct& p) {
+  // No preference keeps it from reading elements at once.
+  for (const LtMatrix* m : {&p.a, &p.b, &addend(p), &p.d})
+    if (alignment(m->data) < static_cast<uint32_t>(info(m->dtype).bytes)) return {};
+  const Description described(lt, p);
+  LtPreference preference = nullptr;
+  check_lt(lt, lt.preference_create(&preference), "describing a preference");
+  int status = 0;
+  const auto set = [&](int attribute, auto value) {
+    if (status == 0) status = lt.preference_set(preference, attribute, &value, sizeof value);
+  };
+  set(kMaxWorkspace, uint64_t{kLtWorkspace});
+  set(kReductionMask, kReduceInComputeType);
+  int attribute = kAlignmentA;
+  for (const void* data : {p.a.data, p.b.data, addend(p).data, p.d.data})
+    set(attribute++, alignment(data));
+  LtHeuristic best{};
+  int found = 0;
+  const auto& [a, b, c, d] = described.layouts;
+  if (status == 0)
+    status =
+        lt.get_heuristic(handle, described.descriptor, a, b, c, d, preference, 1, &best, &found);
+  lt.preference_destroy(preference);
+  if (!taken(lt, status, "choosing a kernel") || found == 0 || best.state != 0) return {};
+  return {true, best.algorithm, best.workspace};
+}
+
+// Everything that a choice depends on.
+using ChoiceKey = std::array<int64_t, 20>;
+ChoiceKey key_of(uint64_t context, const LtProduct& p) {
+  ChoiceKey key{};
+  size_t n = 0;
+  key[n++] = static_cast<int64_t>(context);
+  key[n++] = p.turn_a + 2 * p.turn_b + 4 * (p.c.rows > 0);
+  key[n++] = p.bias ? alignment(p.bias) : 0;
+  key[n++] = p.d.rows;
+  key[n++] = p.d.cols;
+  key[n++] = p.turn_a ? p.a.rows : p.a.cols;
+  for (const LtMatrix* m : {&p.a, &p.b, &addend(p), &p.d}) {
+    key[n++] = type_of(m->dtype);
+    key[n++] = m->ld;
+    key[n++] = alignment(m->data);
+  }
+  return key;
+}
+
+// Never destroyed: threads may still multiply while the process ends.
+std::map<ChoiceKey, LtChoice>& choices() {
+  static auto* const kChoices = new std::map<ChoiceKey, LtChoice>;
+  return *kChoices;
+}
+std::map<uint64_t, LtHandle>& handles() {
+  static auto* const kHandles = new std::map<uint64_t, LtHandle>;
+  return *kHandles;
+}
+
+LtHandle handle_in(const Lt& lt, uint64_t context) {
+  {
+    const std::lock_guard lock(library_lock());
+    if (const auto found = handles().find(context); found != handles().end()) return found->second;
+  }
+  LtHandle handle = nullptr;
+  check_lt(lt, lt.create(&handle), "starting cuBLASLt");
+  std::unique_lock lock(library_lock());
+  const auto [at, inserted] = handles().emplace(context, handle);
+  const LtHandle result = at->second;
+  lock.unlock();
+  if (!inserted) lt.destroy(handle);  // another thread was faster
+  return result;
+}
+
+// A row-major view with rows of `cols` elements, seen by columns.
+LtMatrix turned(const View& v, int64_t rows, int64_t cols, int64_t offset = 0) {
+  return {static_cast<std::byte*>(v.data) + offset * info(v.dtype).bytes, v.dtype, cols, rows,
+          std::max(v.stride, cols)};
+}
+
+// Whether the tensor's memory holds the transpose of what the product takes.
+bool lies_turned(const Matrix& m) {
+  const bool turned = m.orientation == Orientation::columnwise && info(m.format.scaling).transposes;
+  return m.transposed != turned;
+}
+
+size_t aligned(size_t bytes) { return (bytes + kLtAlignment - 1) / kLtAlignment * kLtAlignment; }
+std::byte* aligned(void* p) {
+  const auto address = reinterpret_cast<uintptr_t>(p);
+  return static_cast<std::byte*>(p) + (aligned(address) - address);
+}
+
+class LtKernel final : public Kernel {
+ public:
+  LtKernel(const Lt& lt, LtForm form, std::shared_ptr<const Kernel> rest,
+           std::shared_ptr<const Kernel> other)
+      : lt_(lt), form_(std::move(form)), rest_(std::move(rest)), other_(std::move(other)) {}
+
+  // For the usual way; a call that must go another one takes memory in the order of its stream.
+  [[nodiscard]] size_t workspace(int64_t rows) const override {
+    return kLtAlignment + kLtWorkspace + (form_.is_whole() ? 0 : around(rows));
+  }
+
+  void prepare() const override {
+    const CurrentContext context;
+    handle_in(lt_, context.id());
+    if (!form_.is_whole()) rest_->prepare();
+  }
+
+  void prepare_for(const RunArgs& call) const override {
+    const CurrentContext context;
+    handle_in(lt_, context.id());
+    std::vector<View> in;
+    if (!form_.whole(call)) rest_->prepare_for(form_.rest_args(call, nullptr, in));
+  }
+
+  [[nodiscard]] std::vector<std::string> texts() const override {
+    std::vector<std::string> all = rest_->texts();
+    for (std::string& text : other_->texts()) all.push_back(std::move(text));
+    return all;
+  }
+
+  [[nodiscard]] std::vector<std::string> texts_for(const RunArgs& call) const override {
+    if (form_.whole(call)) return {};
+    std::vector<View> in;
+    return rest_->texts_for(form_.rest_args(call, nullptr, in));
+  }
+
+  void run(const RunArgs& args) const override {
+    if (form_.inner(args.rows) == 0) return run_other(args);  // a sum of nothing
+    const CurrentContext context;
+    const LtHandle handle = handle_in(lt_, context.id());
+    if (form_.is_whole()) {
+      if (run_whole(args, context, handle)) return;
+      RunArgs more = args;
+      more.workspace = nullptr;
+      return run_parts(more, context, handle);
+    }
+    run_parts(args, context, handle);
+  }
+
+ private:
+  // The product and the workspace of what follows.
+  [[nodiscard]] size_t around(int64_t rows) const {
+    return aligned(form_.product_bytes(rows)) + aligned(rest_->workspace(form_.rows(rows)));
+  }
+
+  void run_other(RunArgs args) const {
+    args.workspace = nullptr;
+    other_->run(args);
+  }
+
+  [[nodiscard]] bool run_whole(const RunArgs& args, const CurrentContext& context,
+                               LtHandle handle) const {
+    const std::optional<LtProduct> product = form_.whole(args);
+    if (!product) return false;
+    if (product->d.rows == 0 || product->d.cols == 0) return true;
+    const LtChoice choice = choose(lt_, handle, context.id(), *product);
+    if (!choice.found) return false;
+    const auto stream = static_cast<Stream>(args.stream);
+    const StreamMemory own(args.workspace ? 0 : choice.workspace, stream);
+    void* const memory = args.workspace ? aligned(args.workspace) : own.data();
+    return multiply(lt_, handle, choice, *product, memory, stream);
+  }
+
+  void run_parts(const RunArgs& args, const CurrentContext& context, LtHandle handle) const {
+    const bool empty = form_.product_bytes(args.rows) == 0;
+    LtChoice choice;
+    if (!empty) choice = choose(lt_, handle, context.id(), form_.product(args, nullptr));
+    if (!empty && !choice.found) return run_other(args);
+    const auto stream = static_cast<Stream>(args.stream);
+    const size_t needed = kLtAlignment + around(args.rows) + choice.workspace;
+    const StreamMemory own(args.workspace ? 0 : needed, stream);
+    std::byte* const memory = aligned(args.workspace ? args.workspace : own.data());
+    if (!empty && !multiply(lt_, handle, choice, form_.product(args, memory),
+                            memory + around(args.rows), stream))
+      return run_other(args);
+    std::vector<View> in;
+    RunArgs after = form_.rest_args(args, memory, in);
+    after.workspace = memory + aligned(form_.product_bytes(args.rows));
+    rest_->run(after);
+  }
+
+  const Lt& lt_;
+  LtForm form_;
+  std::shared_ptr<const Kernel> rest_, other_;
+};
+
+}  // namespace
+
+LoadedLt load_lt(const Library& library) {
+  constexpr size_t kOldest = 120000;
+  LoadedLt l;
+  if (!library) {
+    l.why = str("no cuBLASLt (", library.why(),
+                "); install nvidia-cublas (for CUDA 12 nvidia-cublas-cu12) or set TENON_CUBLASLT "
+                "to the file libcublasLt.so.*");
+    return l;
+  }
+  l.path = library.path_of("cublasLtGetVersion");
+  const std::string missing = resolve(library, l.lt);
+  const size_t version = l.lt.get_version ? l.lt.get_version() : 0;
+  l.version = str(version / 10000, ".", version / 100 % 100, ".", version % 100);
+  if (!missing.empty())
+    l.why = str("cuBLASLt ", l.path, " has no ", missing, "; install cuBLAS 12 or newer");
+  else if (version < kOldest)
+    l.why = str("cuBLASLt ", l.path, " is version ", l.version, "; install cuBLAS 12 or newer");
+  return l;
+}
+
+const LoadedLt& cublaslt() {
+  static const LoadedLt kLoaded = load_lt(Library::open_nvidia("libcublasLt.so", "TENON_CUBLASLT"));
+  return kLoaded;
+}
+
+LtChoice choose(const Lt& lt, LtHandle handle, uint64_t context, const LtProduct& product) {
+  const ChoiceKey key = key_of(context, product);
+  {
+    const std::lock_guard lock(library_lock());
+    if (const auto found = choices().find(key); found != choices().end()) return found->second;
+  }
+  const LtChoice choice = ask(lt, handle, product);
+  const std::lock_guard lock(library_lock());
+  if (choices().size() >= kMostChoices) choices().clear();
+  choices().emplace(key, choice);
+  return choice;
+}
+
+bool multiply(const Lt& lt, LtHandle handle, const LtChoice& choice, const LtProduct& p,
+              void* workspace, Stream stream) {
+  const Description described(lt, p);
+  const auto& [a, b, c, d] = described.layouts;
+  const float alpha = 1;
+  const float beta = p.c.rows > 0 ? 1 : 0;
+  return taken(lt,
+               lt.matmul(handle, described.descriptor, &alpha, p.a.data, a, p.b.data, b, &beta,
+                         addend(p).data, c, p.d.data, d, &choice.algorithm, workspace,
+                         choice.workspace, stream),
+               "multiplying");
+}
+
+std::string LtForm::refusal(const Step& step) {
+  if (!step.gemm) return str("cuBLASLt has no ", kHeads[static_cast<size_t>(step.head())], " head");
+  if (step.precision == Precision::strict) return "strict fixes the order of a product's additions";
+  for (const Matrix* m : {&step.gemm->a, &step.gemm->b})
+    if (m->format.scaling != Scaling::none || !info(m->format.dtype).plain)
+      return str("a matrix is ", info(m->format.dtype).name, " ", info(m->format.scaling).name,
+                 "; cuBLASLt is asked for f32, f16 and bf16 only");
+  if (step.gemm->a.format.dtype != step.gemm->b.format.dtype)
+    return str("the matrices are ", info(step.gemm->a.format.dtype).name, " and ",
+               info(step.gemm->b.format.dtype).name, "; cuBLASLt wants one type");
+  return "";
+}
+
+LtForm::LtForm(const Step& step) : step_(step), rest_(step) {
+  rest_.gemm.reset();
+  rest_.rows = 0;
+  const auto behind = [this](uint32_t arg) { product_arg_ = std::max(product_arg_, arg + 1); };
+  behind(gemm().a.arg);
+  behind(gemm().b.arg);
+  for (const Load& l : step_.loads) behind(l.arg);
+  for (const Encoder& e : step_.encoders) behind(e.scale);
+  for (Load& l : rest_.loads)
+    if (l.from == Load::From::product)
+      l = {.from = Load::From::tile, .arg = product_arg_, .columns = l.columns};
+  whole_ = find_whole();
+}
+
+std::optional<LtForm::Whole> LtForm::find_whole() const {
+  if (step_.stores.size() != 1 || !step_.totals.empty() || step_.cols != gemm().cols)
+    return std::nullopt;
+  const Store& s = step_.stores[0];
+  const DType type = gemm().a.format.dtype;
+  if (s.to != Store::To::tile || !s.columns.contiguous() ||
+      (s.dtype != type && s.dtype != DType::f32))
+    return std::nullopt;
+  const Graph& graph = *step_.graph;
+  const Node* value = &graph[s.value];
+  if (value->word == Word::round && value->dtype() == s.dtype) value = &graph[value->in[0]];
+  const auto load_of = [&](const Node& n) -> const Load* {
+    return n.word == Word::load ? &step_.loads[n.slot] : nullptr;
+  };
+  const auto is_product = [](const Load* l) {
+    return l && l->from == Load::From::product && l->columns.contiguous() && l->columns.offset == 0;
+  };
+  if (is_product(load_of(*value))) return Whole{};
+  if (value->word != Word::add) return std::nullopt;
+  for (const size_t side : {0U, 1U}) {
+    const Load* const other = load_of(graph[value->in[1 - side]]);
+    if (!is_product(load_of(graph[value->in[side]])) || !other) continue;
+    if (other->dtype != s.dtype || !other->columns.contiguous() || other->transposed) continue;
+    if (other->from == Load::From::row) return Whole{.bias = *other, .held = {}};
+    if (other->from == Load::From::tile) return Whole{.bias = {}, .held = *other};
+  }
+  return std::nullopt;
+}
+
+// The transpose of a row-major result is a column-major one: bᵀ·aᵀ, each as it lies.
+LtProduct LtForm::operands(const RunArgs& args) const {
+  const auto side = [&](const Matrix& m, int64_t r, int64_t c) {
+    return lies_turned(m) ? turned(args.in[m.arg], c, r) : turned(args.in[m.arg], r, c);
+  };
+  LtProduct p;
+  p.a = side(gemm().b, inner(args.rows), gemm().cols);
+  p.b = side(gemm().a, rows(args.rows), inner(args.rows));
+  p.turn_a = lies_turned(gemm().b);
+  p.turn_b = lies_turned(gemm().a);
+  return p;
+}
+
+std::optional<LtProduct> LtForm::whole(const RunArgs& args) const {
+  if (!whole_) return std::nullopt;
+  LtProduct p = operands(args);
+  const Store& s = step_.stores[0];
+  p.d = turned(args.out[s.arg], rows(args.rows), gemm().cols, s.columns.offset);
+  if (const auto& l = whole_->held)
+    p.c = turned(args.in[l->arg], rows(args.rows), gemm().cols, l->columns.offset);
+  if (const auto& l = whole_->bias) {
+    p.bias = turned(args.in[l->arg], 1, gemm().cols, l->columns.offset).data;
+    if (reinterpret_cast<uintptr_t>(p.bias) % kBiasAlignment != 0) return std::nullopt;
+  }
+  return p;
+}
+
+size_t LtForm::product_bytes(int64_t given) const {
+  return static_cast<size_t>(rows(given) * rup(gemm().cols, kProductColumns)) * sizeof(float);
+}
+
+LtProduct LtForm::product(const RunArgs& args, void* to) const {
+  LtProduct p = operands(args);
+  p.d = {to, DType::f32, gemm().cols, rows(args.rows), rup(gemm().cols, kProductColumns)};
+  return p;
+}
+
+RunArgs LtForm::rest_args(const RunArgs& args, void* product, std::vector<View>& in) const {
+  in.assign(args.in.begin(), args.in.end());
+  in.resize(std::max<size_t>(in.size(), product_arg_ + 1));
+  in[product_arg_] =
+      matrix(product, DType::f32, rows(args.rows), gemm().cols, rup(gemm().cols, kProductColumns));
+  RunArgs after = args;
+  after.rows = rows(args.rows);
+  after.in = in;
+  return after;
+}
+
+Attempt make_cublaslt(const Step& step) {
+  if (std::string why = LtForm::refusal(step); !why.empty()) return Refusal{std::move(why)};
+  const LoadedLt& loaded = cublaslt();
+  if (!loaded.why.empty()) return Refusal{loaded.why};
+  Attempt other = make_plain(step);
+  if (std::holds_alternative<Refusal>(other)) return other;
+  LtForm form(step);
+  std::string why;
+  for (const Maker& maker : backend().makers) {
+    Attempt rest = maker.make(form.rest());
+    if (auto* kernel = std::get_if<std::shared_ptr<const Kernel>>(&rest))
+      return std::make_shared<const LtKernel>(loaded.lt, std::move(form), std::move(*kernel),
+                                              std::get<std::shared_ptr<const Kernel>>(other));
+    why = std::get<Refusal>(rest).why;
+  }
+  return Refusal{why};
+}
+
+}  // namespace tenon::cuda

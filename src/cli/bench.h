@@ -1,0 +1,74 @@
+// What `tenon bench` measures and how it is shown.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cli/bench_cases.h"
+#include "cli/commands.h"
+
+namespace tenon::cli {
+
+// A case that is planned: its steps on nobody's memory, for lists and for compiling ahead.
+struct BenchEntry {
+  BenchCase c;
+  Shape shape;
+  std::vector<BenchCall> calls = {};
+  std::vector<Mix> mixes = {};  // one a step
+  size_t in_bytes = 0, number_bytes = 0, out_bytes = 0;
+
+  [[nodiscard]] int64_t bytes() const;  // that must move
+  // Of each step once; "row map, plain" where a step's maker hands the call on to another.
+  [[nodiscard]] std::string makers() const;
+  // What the compiler gets for this call.
+  [[nodiscard]] std::vector<std::string> texts() const;
+  [[nodiscard]] std::string mix_names() const;
+};
+std::vector<BenchEntry> bench_entries(const BenchArgs& args, Shape shape);
+Options bench_options(const BenchArgs& args);
+
+struct BenchResult {
+  BenchCase c;
+  Shape shape;
+  std::string mix = {}, makers = {};
+  std::string kernel = {};  // the name of the largest one in the text
+  double microseconds = 0, ceiling_microseconds = 0;
+  double terabytes = 0;  // a second, of the bytes that must move
+  double share = 0;      // of the ceiling, 0 to 1
+  int registers = 0, local_bytes = 0, threads = 0, kernels = 0;
+  std::string error = {};
+};
+
+struct BenchNumber {
+  std::string what;
+  double value = 0;
+  std::string unit;
+};
+
+struct BenchReport {
+  std::string device;
+  bool gigabytes = false;  // a second: what a CPU moves
+  std::vector<BenchResult> results;
+  std::vector<BenchNumber> ceilings, costs;
+};
+
+double median(std::vector<double> values);
+
+// A line a case as soon as it is timed, and at the end a summary; the JSON file where one is asked
+// for.
+void print_head(const BenchArgs& args, const BenchReport& report);
+void print_case(const BenchReport& report, const BenchResult& r);
+void print_summary(const BenchArgs& args, const BenchReport& report);
+
+// Runs `work` for 0 to count − 1 on all cores; the first exception is thrown again at the end.
+void on_all_cores(size_t count, const std::function<void(size_t)>& work);
+
+void bench_cuda(const BenchArgs& args, const std::vector<Shape>& shapes, BenchReport& report);
+void bench_cpu(const BenchArgs& args, const std::vector<Shape>& shapes, BenchReport& report);
+
+// Host time of launches; times to compile, to find on disk and to load.
+std::vector<BenchNumber> bench_compile_costs(const std::string& arch);
+std::vector<BenchNumber> bench_launch_costs();
+
+}  // namespace tenon::cli

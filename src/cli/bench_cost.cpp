@@ -1,0 +1,172 @@
+// What a launch costs the host, and what a new kernel costs before it runs.
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+
+#include "backend/cuda/cache.h"
+#include "backend/cuda/driver.h"
+#include "backend/cuda/kernels.h"
+#include "cli/bench.h"
+#include "plan/execute.h"
+#include "tenon/error.h"
+#include "tenon/tenon.hpp"
+
+namespace tenon::cli {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(const std::function<void()>& f) {
+  const auto start = Clock::now();
+  f();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// NVRTC remembers texts, so each one is made unlike all before it.
+std::string made_unique(const std::string& text) {
+  static int count = 0;
+  const auto now = Clock::now().time_since_epoch().count();
+  return str(text, "\n__device__ int tenon_bench_", getpid(), "_", now, "_", ++count, ";\n");
+}
+
+std::string text_of(const BenchCase& c) {
+  BenchMemory nowhere;
+  const BenchCall call =
+      bench_calls(c, {1024, 1024}, DType::bf16, {.device = Device::cuda}, nowhere).front();
+  return call.kernel->texts().front();
+}
+
+double compile_milliseconds(const std::string& text, const std::string& arch) {
+  constexpr int kTimes = 5;
+  std::vector<double> times;
+  for (int i = 0; i < kTimes; ++i) {
+    const std::string other = made_unique(text);
+    times.push_back(1e3 * seconds([&] { cuda::compile(other, arch); }));
+  }
+  return median(times);
+}
+
+const BenchCase kFlat{"gelu", false, {.dtype = DType::bf16}};
+const BenchCase kTiled{"gelu", false, {.dtype = DType::e4m3, .scaling = Scaling::delayed}, true};
+const BenchCase kTiledSums{
+    "swiglu", true, {.dtype = DType::e4m3, .scaling = Scaling::block1x128}, true, true};
+
+// A folder of its own that goes with it.
+class Folder {
+ public:
+  Folder() : path_(std::filesystem::temp_directory_path() / str("tenon-bench-", getpid())) {
+    std::filesystem::create_directory(path_);
+    std::filesystem::permissions(path_, std::filesystem::perms::owner_all);
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Found on disk, loaded, and the function looked up.
+double disk_milliseconds(const std::string& text, const std::string& entry,
+                         const std::string& arch) {
+  constexpr int kTimes = 21;
+  const Folder folder;
+  cuda::Cache cache(folder.path(), uint64_t{1} << 30);
+  const cuda::CacheKey key{cuda::compiler_identity(), arch, text};
+  const cuda::Compiled code = cuda::compile(text, arch);
+  cache.keep(key, {code.image, code.is_ptx}, "bench");
+  std::vector<double> times;
+  for (int i = 0; i < kTimes; ++i) {
+    cuda::Module module = nullptr;
+    cuda::Function function = nullptr;
+    times.push_back(
+        1e3 * seconds([&] {
+          const auto found = cache.find(key);
+          if (!found) fail(Code::runtime, "bench: the disk cache kept nothing: ", cache.why_off());
+          cuda::check(cuda::driver().module_load_data(&module, found->image.c_str()), "loading");
+          cuda::check(cuda::driver().module_get_function(&function, module, entry.c_str()),
+                      "looking up");
+        }));
+    cuda::driver().module_unload(module);
+  }
+  return median(times);
+}
+
+// Microseconds a call; few enough at once that the driver's queue never makes the host wait.
+double host_microseconds(const std::function<void()>& call) {
+  constexpr int kCalls = 200, kBatches = 25;
+  std::vector<double> times;
+  for (int b = 0; b < kBatches; ++b) {
+    cuda::check(cuda::driver().context_synchronize(), "waiting for kernels");
+    times.push_back(1e6 / kCalls * seconds([&] {
+                      for (int i = 0; i < kCalls; ++i) call();
+                    }));
+  }
+  cuda::check(cuda::driver().context_synchronize(), "waiting for kernels");
+  return median(times);
+}
+
+constexpr const char* kEmpty =
+    "struct Arguments { char bytes[512]; };\n"
+    "extern \"C\" __global__ void empty(const __grid_constant__ Arguments a) {}\n";
+
+}  // namespace
+
+std::vector<BenchNumber> bench_compile_costs(const std::string& arch) {
+  const std::string flat = text_of(kFlat);
+  const std::string tiled = text_of(kTiled);
+  const std::string first = made_unique(flat);
+  std::vector<BenchNumber> list;
+  list.push_back({"compile: first in the process, gelu to bf16",
+                  1e3 * seconds([&] { cuda::compile(first, arch); }), "ms"});
+  for (const BenchCase& c : {kFlat, kTiled, kTiledSums})
+    list.push_back({"compile: " + c.name(), compile_milliseconds(text_of(c), arch), "ms"});
+  const std::string entry = "tenon_bench_entry";
+  const std::string named = str("\nextern \"C\" __global__ void ", entry, "() {}\n");
+  list.push_back(
+      {"from disk: " + kFlat.name(), disk_milliseconds(flat + named, entry, arch), "ms"});
+  list.push_back(
+      {"from disk: " + kTiled.name(), disk_milliseconds(tiled + named, entry, arch), "ms"});
+  return list;
+}
+
+std::vector<BenchNumber> bench_launch_costs() {
+  constexpr Shape kSmall{64, 1024};
+  const cuda::CurrentContext context;
+  cuda::DeviceBuffer x(2 * kSmall.rows * kSmall.cols), y(x.size());
+  const std::vector<char> zeros(x.size());
+  x.from_host(zeros.data());
+  const cuda::Source source("empty", kEmpty, "empty");
+  const cuda::Function empty = source.load(context).function;
+  std::vector<char> bytes(512);
+  void* values[] = {bytes.data()};
+  const auto bare = [&] {
+    cuda::check(
+        cuda::driver().launch_kernel(empty, 1, 1, 1, 256, 1, 1, 0, nullptr, values, nullptr),
+        "launching an empty kernel");
+  };
+  BenchMemory memory({.in = static_cast<char*>(x.data()), .out = static_cast<char*>(y.data())});
+  const Options options{.device = Device::cuda};
+  const BenchCall call = bench_calls(kFlat, kSmall, DType::bf16, options, memory).front();
+  const Activation gelu = activation("gelu");
+  const Forward forward_call{.x = matrix(x.data(), DType::bf16, kSmall.rows, kSmall.cols),
+                             .y = View(matrix(y.data(), DType::bf16, kSmall.rows, kSmall.cols))};
+  for (int i = 0; i < 3; ++i)
+    bare(), call.run(nullptr, nullptr), forward(gelu, forward_call, options);
+  std::vector<BenchNumber> list;
+  const double driver_us = host_microseconds(bare);
+  const double kernel_us = host_microseconds([&] { call.run(nullptr, nullptr); });
+  const double public_us = host_microseconds([&] { forward(gelu, forward_call, options); });
+  list.push_back({"host: bare cuLaunchKernel of an empty kernel", driver_us, "us"});
+  list.push_back({"host: a prepared step (gelu 64x1024)", kernel_us, "us"});
+  list.push_back({"host: the public call forward()", public_us, "us"});
+  return list;
+}
+
+}  // namespace tenon::cli

@@ -1,0 +1,164 @@
+// The tables and the JSON file of `tenon bench`.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cli/bench.h"
+#include "tenon/error.h"
+#include "tenon/tenon.hpp"
+
+namespace tenon::cli {
+
+namespace {
+
+// In the report's unit.
+double rate(const BenchReport& report, const BenchResult& r) {
+  return r.terabytes * (report.gigabytes ? 1e3 : 1);
+}
+const char* unit(const BenchReport& report) { return report.gigabytes ? "GB/s" : "TB/s"; }
+
+std::string shape_text(const Shape& s) { return str(s.rows, "x", s.cols); }
+
+// "gelu bwd dbias": all but the encoding of the result.
+std::string row_of(const BenchCase& c) {
+  std::string text = str(c.op, c.backward ? " bwd" : " fwd", c.dbias ? " dbias" : "");
+  if (c.pass) text += *c.pass == 0 ? " amax-pass" : " encode-pass";
+  return text;
+}
+
+// Rows and columns keep the order of the cases.
+class Pivot {
+ public:
+  void add(const std::string& row, const std::string& column, std::string cell) {
+    note(rows_, row);
+    note(columns_, column);
+    cells_[{row, column}] = std::move(cell);
+  }
+  void print(const std::string& title) const {
+    if (rows_.empty()) return;
+    fmt::print("{:<26}", title);
+    for (const std::string& c : columns_) fmt::print(" {:>15}", c);
+    fmt::print("\n");
+    for (const std::string& r : rows_) {
+      std::string line = fmt::format("{:<26}", r);
+      for (const std::string& c : columns_) {
+        const auto cell = cells_.find({r, c});
+        line += fmt::format(" {:>15}", cell == cells_.end() ? "" : cell->second);
+      }
+      line.erase(line.find_last_not_of(' ') + 1);
+      fmt::print("{}\n", line);
+    }
+  }
+
+ private:
+  static void note(std::vector<std::string>& list, const std::string& text) {
+    if (std::ranges::find(list, text) == list.end()) list.push_back(text);
+  }
+  std::vector<std::string> rows_, columns_;
+  std::map<std::pair<std::string, std::string>, std::string> cells_;
+};
+
+// Share in percent and the rate, with a mark where a thread has local memory.
+std::string cell_of(const BenchReport& report, const BenchResult& r) {
+  if (!r.error.empty()) return "failed";
+  return fmt::format("{:.1f} {:.2f}{}", 100 * r.share, rate(report, r), r.local_bytes ? "*" : "");
+}
+
+void print_pivots(const BenchReport& report) {
+  std::vector<Shape> shapes;
+  for (const BenchResult& r : report.results)
+    if (std::ranges::find(shapes, r.shape) == shapes.end()) shapes.push_back(r.shape);
+  for (const Shape& s : shapes) {
+    Pivot plain;
+    std::map<bool, Pivot> quantised;  // by whether there is a columnwise side
+    for (const BenchResult& r : report.results) {
+      if (!(r.shape == s)) continue;
+      if (r.c.out.scaling == Scaling::none)
+        plain.add(r.c.op, r.c.backward ? "bwd" : "fwd", cell_of(report, r));
+      else
+        quantised[r.c.columnwise].add(row_of(r.c), std::string(info(r.c.out.scaling).name),
+                                      cell_of(report, r));
+    }
+    fmt::print("\n{}: share of the ceiling in %, {}; * has local memory\n", shape_text(s),
+               unit(report));
+    plain.print("plain");
+    quantised[false].print("rowwise");
+    quantised[true].print("row and column");
+  }
+}
+
+nlohmann::ordered_json json_of(const BenchNumber& n) {
+  return {{"what", n.what}, {"value", n.value}, {"unit", n.unit}};
+}
+
+void write_json(const BenchArgs& args, const BenchReport& report) {
+  nlohmann::ordered_json all{{"tenon", version()},
+                             {"device", report.device},
+                             {"dtype", args.dtype},
+                             {"precision", args.precision},
+                             {"shots", args.shots}};
+  for (const BenchResult& r : report.results)
+    all["cases"].push_back({{"case", r.c.name()},
+                            {"op", r.c.op},
+                            {"direction", r.c.backward ? "bwd" : "fwd"},
+                            {"dtype", info(r.c.out.dtype).name},
+                            {"scaling", info(r.c.out.scaling).name},
+                            {"columnwise", r.c.columnwise},
+                            {"dbias", r.c.dbias},
+                            {"rows", r.shape.rows},
+                            {"cols", r.shape.cols},
+                            {"mix", r.mix},
+                            {"us", r.microseconds},
+                            {"ceiling_us", r.ceiling_microseconds},
+                            {"tbps", r.terabytes},
+                            {"share", r.share},
+                            {"maker", r.makers},
+                            {"kernel", r.kernel},
+                            {"kernels", r.kernels},
+                            {"threads", r.threads},
+                            {"registers", r.registers},
+                            {"local_bytes", r.local_bytes},
+                            {"error", r.error}});
+  for (const BenchNumber& n : report.ceilings) all["ceilings"].push_back(json_of(n));
+  for (const BenchNumber& n : report.costs) all["costs"].push_back(json_of(n));
+  std::ofstream file(args.json);
+  file << all.dump(1) << "\n";
+  file.close();
+  if (!file)
+    fail(Code::runtime, "bench: cannot write ", args.json, "; give a path in a folder of yours");
+}
+
+}  // namespace
+
+void print_head(const BenchArgs& args, const BenchReport& report) {
+  fmt::print("{}; {} in, {}, medians of {} shots\n", report.device, args.dtype, args.precision,
+             args.shots);
+  fmt::print("{:<44} {:<10} {:>8} {:>6} {:>6}  {:>4} {:>5} {:>4}  {}\n", "case", "mix", "us",
+             unit(report), "share", "regs", "local", "thr", "maker");
+}
+
+void print_case(const BenchReport& report, const BenchResult& r) {
+  if (r.error.empty())
+    fmt::print("{:<44} {:<10} {:>8.1f} {:>6.2f} {:>6.1f}  {:>4} {:>5} {:>4}  {}\n", r.c.name(),
+               r.mix, r.microseconds, rate(report, r), 100 * r.share, r.registers, r.local_bytes,
+               r.threads, r.makers);
+  else
+    fmt::print("{:<44} {}\n", r.c.name(), r.error);
+  std::fflush(stdout);
+}
+
+void print_summary(const BenchArgs& args, const BenchReport& report) {
+  if (!report.ceilings.empty()) fmt::print("\n");
+  for (const BenchNumber& n : report.ceilings)
+    fmt::print("ceiling {:<48} {:>7.2f} {}\n", n.what, n.value, n.unit);
+  print_pivots(report);
+  if (!report.costs.empty()) fmt::print("\n");
+  for (const BenchNumber& n : report.costs)
+    fmt::print("{:<56} {:>9.3f} {}\n", n.what, n.value, n.unit);
+  if (!args.json.empty()) write_json(args, report);
+}
+
+}  // namespace tenon::cli

@@ -1,0 +1,106 @@
+// Streams, graphs and contexts of the CUDA driver for tests, each given back with its scope.
+#pragma once
+
+#include "backend/cuda/driver.h"
+#include "backend/cuda/library.h"
+#include "tenon/error.h"
+
+namespace tenon::test {
+
+class GpuStream {
+ public:
+  GpuStream() {
+    constexpr unsigned kNonBlocking = 1;  // beside the default stream
+    const cuda::CurrentContext context;
+    cuda::check(cuda::driver().stream_create(&stream_, kNonBlocking), "making a stream");
+  }
+  ~GpuStream() { cuda::driver().stream_destroy(stream_); }
+  GpuStream(const GpuStream&) = delete;
+  GpuStream& operator=(const GpuStream&) = delete;
+
+  [[nodiscard]] cuda::Stream get() const { return stream_; }
+  void wait() const {
+    const cuda::CurrentContext context;
+    cuda::check(cuda::driver().stream_synchronize(stream_), "waiting for a stream");
+  }
+
+ private:
+  cuda::Stream stream_ = nullptr;
+};
+
+// What `work` puts into a stream, taken down to be launched again.
+class GpuGraph {
+ public:
+  template <class Work>
+  GpuGraph(const GpuStream& stream, Work work) : stream_(stream) {
+    constexpr int kThreadLocal = 1;  // a call that is not allowed in a capture is an error
+    const cuda::CurrentContext context;
+    const cuda::Driver& d = cuda::driver();
+    cuda::check(d.stream_begin_capture(stream.get(), kThreadLocal), "beginning a capture");
+    try {
+      work();
+    } catch (...) {
+      d.stream_end_capture(stream.get(), &graph_);
+      throw;
+    }
+    cuda::check(d.stream_end_capture(stream.get(), &graph_), "ending a capture");
+    cuda::check(d.graph_instantiate(&exec_, graph_, 0), "instantiating a graph");
+  }
+  ~GpuGraph() {
+    const cuda::CurrentContext context;
+    if (exec_) cuda::driver().graph_exec_destroy(exec_);
+    if (graph_) cuda::driver().graph_destroy(graph_);
+  }
+  GpuGraph(const GpuGraph&) = delete;
+  GpuGraph& operator=(const GpuGraph&) = delete;
+
+  void replay() const {
+    const cuda::CurrentContext context;
+    cuda::check(cuda::driver().graph_launch(exec_, stream_.get()), "launching a graph");
+    stream_.wait();
+  }
+
+ private:
+  const GpuStream& stream_;
+  cuda::StreamGraph graph_ = nullptr;
+  cuda::GraphExec exec_ = nullptr;
+};
+
+// A context beside the primary one, of device 0.
+class GpuContext {
+ public:
+  GpuContext() {
+    const cuda::Library library = cuda::Library::open("libcuda.so.1");
+    int (*create)(cuda::Context*, unsigned, int) = nullptr;
+    int device = 0;
+    if (!library.find(create, "cuCtxCreate_v2") || !library.find(destroy_, "cuCtxDestroy_v2"))
+      fail(Code::runtime, "the driver makes no contexts");
+    cuda::check(cuda::driver().device_get(&device, 0), "finding CUDA device 0");
+    cuda::check(create(&context_, 0, device), "making a context");
+    cuda::Context popped = nullptr;  // it is current now
+    cuda::driver().context_pop_current(&popped);
+  }
+  ~GpuContext() { destroy_(context_); }
+  GpuContext(const GpuContext&) = delete;
+  GpuContext& operator=(const GpuContext&) = delete;
+
+  // Current for a scope of the calling thread.
+  class Scope {
+   public:
+    explicit Scope(const GpuContext& c) {
+      cuda::check(cuda::driver().context_push_current(c.context_), "making a context current");
+    }
+    ~Scope() {
+      cuda::Context popped = nullptr;
+      cuda::driver().context_pop_current(&popped);
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+  };
+
+ private:
+  cuda::Context context_ = nullptr;
+  int (*destroy_)(cuda::Context) = nullptr;
+};
+
+}  // namespace tenon::test
