@@ -15,7 +15,10 @@ namespace onednn {
 // sets up none.
 inline void prepare() {
   unsigned palettes = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid_count(29, 0, &palettes, &b, &c, &d) || palettes == 0)
+  // A lesser TENON_ISA means a processor without bf16 instructions, for both sides.
+  if (std::getenv("TENON_ISA"))
+    dnnl::set_max_cpu_isa(dnnl::cpu_isa::avx512_core);
+  else if (!__get_cpuid_count(29, 0, &palettes, &b, &c, &d) || palettes == 0)
     dnnl::set_max_cpu_isa(dnnl::cpu_isa::avx512_core_bf16);
 }
 

@@ -3,7 +3,8 @@
     python python/bench/gemm.py [threads]
 
 Each call comes behind one that wakes its threads, once those of the other side sleep. The ratio is
-torch's time over ours, the median of pairs, and in brackets the ratio of the bests.
+torch's time over ours, the median of pairs, and in brackets the ratio of the bests. Last, what a
+body costs: the time of a product with one over that of the plain product, call by call.
 """
 
 import ctypes
@@ -26,20 +27,32 @@ def timed(call):
     return time.perf_counter() - start
 
 
-def measure(name, rows, out, inner, rounds=10):
-    dtype = DTYPES[name]
-    plan = tenon.plan(f"linear({inner},{out})", dtype=name, backward=False)
-    tensors = {
-        "x": torch.randn(rows, inner).to(dtype),
-        "linear0.weight": (torch.randn(out, inner) / inner**0.5).to(dtype),
-        "y": torch.empty(rows, out, dtype=dtype),
-    }
+def call_of(chain, name, rows, tensors):
+    """A call of the chain's plan, for inputs of `name`; a tensor that is not given is a new one."""
+    plan = tenon.plan(chain, dtype=name, backward=False)
+    for b in plan.buffers:
+        if b.name not in tensors:
+            tensors[b.name] = torch.randn(b.shape(rows)).to(DTYPES[name])
     addresses = [tensors[b.name].data_ptr() for b in plan.buffers]
     memory = (ctypes.c_void_p * len(addresses))(*addresses)
     workspace = torch.empty(max(plan.sizes(rows)[1], 1), dtype=torch.uint8)
-    theirs = torch.empty(rows, out, dtype=dtype)
+    return lambda: plan.run(False, rows, memory, workspace.data_ptr())
+
+
+def tensors_of(name, rows, out, inner):
+    """Weights whose products have the variance 1, as a trained layer's about have."""
+    dtype = DTYPES[name]
+    return {
+        "x": torch.randn(rows, inner).to(dtype),
+        "linear0.weight": (torch.randn(out, inner) / inner**0.5).to(dtype),
+    }
+
+
+def measure(name, rows, out, inner, rounds=10):
+    tensors = tensors_of(name, rows, out, inner)
+    theirs = torch.empty(rows, out, dtype=DTYPES[name])
     calls = [
-        lambda: plan.run(False, rows, memory, workspace.data_ptr()),
+        call_of(f"linear({inner},{out})", name, rows, tensors),
         lambda: torch.mm(tensors["x"], tensors["linear0.weight"].t(), out=theirs),
     ]
     times = [[], []]
@@ -56,6 +69,25 @@ def measure(name, rows, out, inner, rounds=10):
     )
 
 
+def bodies(size=2048, rounds=60):
+    chain = f"linear({size},{size})"
+    tensors = tensors_of("f32", size, size, size)
+    calls = {"plain": call_of(chain, "f32", size, tensors)}
+    for body in ("bias gelu", "swiglu"):
+        own = {k: t for k, t in tensors.items() if k != "y"}
+        calls[body] = call_of(f"{chain} {body}", "f32", size, own)
+    times = {name: [] for name in calls}
+    for i in range(rounds):
+        for name in list(calls) if i % 2 else reversed(calls):
+            start = time.perf_counter()
+            calls[name]()
+            times[name].append(time.perf_counter() - start)
+    for name in list(calls)[1:]:
+        ratio = statistics.median(a / b for a, b in zip(times[name], times["plain"], strict=True))
+        best = min(times[name]) / min(times["plain"])
+        print(f"f32   {size}x{size}x{size:5}  {name} over plain {ratio:5.3f} ({best:.3f})")
+
+
 def main():
     threads = int(sys.argv[1]) if len(sys.argv) > 1 else torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -63,6 +95,7 @@ def main():
     for name in DTYPES:
         for shape in SHAPES:
             measure(name, *shape)
+    bodies()
 
 
 if __name__ == "__main__":

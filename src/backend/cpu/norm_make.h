@@ -88,7 +88,9 @@ struct NormMaker {
     return {load(p + line * kLine), load(p + line * kLine + kLanes)};
   }
   TENON_INLINE Line read_vector(const NormVector& v, int64_t line) {
-    return v.own ? read(v.own + line * kLineBytes) : read_vector(v.wide, line);
+    if constexpr (d == DType::bf16)
+      if (v.own) return read(v.own + line * kLineBytes);
+    return read_vector(v.wide, line);
   }
 
   // bf16 in the upper halves, to nearest even; NaN, if there can be one, as the executor writes it.
