@@ -224,7 +224,9 @@ TEST(CublasLt, OneProductDoesTheWholeStep) {
   for (const Case& c : cases()) {
     Problem p = problem(c);
     const LtForm form(p.step);
-    EXPECT_EQ(form.is_whole(), whole(c.body) && pairs(c)) << c.text();
+    const bool adds = c.body != Body::none && c.body != Body::rounded;
+    EXPECT_EQ(form.is_whole(), whole(c.body) && pairs(c) && (!adds || c.out == DType::f32))
+        << c.text();
     const std::vector<View> in = run_views(p, c), out = Problem::views(p.out);
     const auto product = form.whole(args_of(p.rows, in, out));
     EXPECT_EQ(product.has_value() || c.body == Body::bias || c.body == Body::bias_first,
@@ -235,7 +237,7 @@ TEST(CublasLt, OneProductDoesTheWholeStep) {
     expect_right(p, c);
     ++done;
   }
-  EXPECT_GT(done, 90U);
+  EXPECT_GT(done, 80U);
 }
 
 // The product in memory, then the body by the CPU's kernels: the same two steps as on a device.
@@ -258,7 +260,7 @@ TEST(CublasLt, AnyBodyFollowsAProduct) {
 // An address that is too odd for a bias, a shape without a kernel: said, not done.
 TEST(CublasLt, SaysWhatItDoesNotTake) {
   ASSERT_EQ(fake().why, "");
-  Case c{.in = DType::bf16, .out = DType::bf16, .m = 8, .n = 16, .k = 8, .body = Body::bias};
+  Case c{.in = DType::bf16, .out = DType::f32, .m = 8, .n = 16, .k = 8, .body = Body::bias};
   Problem p = problem(c);
   const LtForm form(p.step);
   std::vector<View> in = Problem::views(p.in);

@@ -101,6 +101,8 @@ class Emulated : public testing::Test {
                                             cuda::BlockProgram::refusal);
     rows +=
         check_all<cuda::RowProgram>(str(tile, cuda::kRowSkeleton, "\n"), cuda::RowProgram::refusal);
+    if (cuda::why_no_gpu() || cuda::why_no_nvrtc()) return;
+    for (const Call& c : calls) check_on_gpu(c);
   }
 
   // The same call on the device, by the maker that the backend chooses.

@@ -319,6 +319,7 @@ TEST_F(Gpu, MapsOfMoreThan2To31Elements) {
     std::map<int64_t, uint32_t> given;
     for (size_t i = 0; i < at.size(); ++i) given[at[i]] = sample_code(i);
     const View v = matrix(x.data(), DType::bf16, rows, cols);
+    const cuda::CurrentContext context;
     forward(f, {.x = v, .y = v}, kStrictCuda);
     cuda::check(cuda::driver().context_synchronize(), "waiting");
     const uint32_t filled = Large::kByte * 0x101U;
@@ -347,6 +348,7 @@ TEST_F(Gpu, TilesOfMoreThan2To31Elements) {
   Tensor out(format, {matrix(y.data(), DType::e4m3, kRows, kCols), one},
              {matrix(t.data(), DType::e4m3, kCols, kRows), one});
   out.scale = matrix(scale.data(), DType::f32, 1, 1);
+  const cuda::CurrentContext context;
   forward(f, {.x = matrix(x.data(), DType::bf16, kRows, kCols), .y = out}, kStrictCuda);
   cuda::check(cuda::driver().context_synchronize(), "waiting");
   for (const int64_t i : at) {

@@ -25,8 +25,8 @@ std::string end_entry(Orientation o) {
   return o == Orientation::rowwise ? "tenon_block_end_row" : "tenon_block_end_column";
 }
 
-// The tile of a block of threads: small ones wait less for each other, but sums take 128 rows and
-// columns to turn whole lines.
+// The tile of a block of threads: small ones wait less for each other, but whole lines turned take
+// 128 rows, and sums of fewer rows cost where little else moves.
 struct Tile {
   int64_t rows = 128, cols = 128;
   [[nodiscard]] unsigned threads() const { return static_cast<unsigned>(rows * cols / 32); }
@@ -34,8 +34,9 @@ struct Tile {
 };
 Tile tile_of(const Step& step) {
   const Encoder& e = step.encoders[0];
-  if (!stores_to(step, Store::To::column_sum).empty()) return {};
   if (e.format.blocks(Orientation::rowwise).rows > 1) return {};
+  const size_t sums = stores_to(step, Store::To::column_sum).size();
+  if (sums == 1 && (e.columnwise || step.loads.size() == 1)) return {};
   if (!e.columnwise) return {.rows = 64};
   return info(e.format.scaling).transposes ? Tile{} : Tile{.rows = 32, .cols = 256};
 }
@@ -140,7 +141,7 @@ BlockProgram::BlockProgram(const Step& step) : step_(step) {
     text_ += str("extern \"C\" __global__ void ", entry,
                  "(const __grid_constant__ Arguments a) {\n", indented(lines), "}\n");
   };
-  if (!sums.empty()) kernel(kSum, partial_lines(step));
+  if (!sums.empty()) kernel(kSum, partial_lines(step, tile.rows));
   for (const Orientation o : kOrientations) {
     const Blocks b = e.format.blocks(o);
     if (e.has(o))
@@ -174,7 +175,9 @@ bool BlockProgram::fits(const RunArgs& args) const {
          static_cast<uintptr_t>(v.stride) % bytes == 0;
 }
 
-size_t BlockProgram::workspace(int64_t rows) const { return partial_bytes(step_, rows); }
+size_t BlockProgram::workspace(int64_t rows) const {
+  return partial_bytes(step_, rows, tile_of(step_).rows);
+}
 
 std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];

@@ -400,7 +400,8 @@ std::optional<LtForm::Whole> LtForm::find_whole() const {
     return l && l->from == Load::From::product && l->columns.contiguous() && l->columns.offset == 0;
   };
   if (is_product(load_of(*value))) return Whole{};
-  if (value->word != Word::add) return std::nullopt;
+  // Its epilogues round the product to a 16-bit result's dtype before they add, so once more.
+  if (value->word != Word::add || s.dtype != DType::f32) return std::nullopt;
   for (const size_t side : {0U, 1U}) {
     const Load* const other = load_of(graph[value->in[1 - side]]);
     if (!is_product(load_of(graph[value->in[side]])) || !other) continue;

@@ -71,12 +71,12 @@ TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_cols) {
   return {args.rows, step.cols, args.random, args.workspace, across, UINT32_MAX / across};
 }
 
-size_t partial_bytes(const Step& step, int64_t rows) {
+size_t partial_bytes(const Step& step, int64_t rows, int64_t tile_rows) {
   const size_t sums = stores_to(step, Store::To::column_sum).size();
-  return sums * static_cast<size_t>(cdiv(rows, kPartialRows) * step.cols) * sizeof(float);
+  return sums * static_cast<size_t>(cdiv(rows, tile_rows) * step.cols) * sizeof(float);
 }
 
-std::string partial_lines(const Step& step) {
+std::string partial_lines(const Step& step, int64_t tile_rows) {
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
   std::string text =
       str("const TenonU32 strips = static_cast<TenonU32>((a.cols + 31) / 32);\n"
@@ -94,7 +94,8 @@ std::string partial_lines(const Step& step) {
     for (size_t i = 0; i < sums.size(); ++i)
       if (step.stores[sums[i]].dtype == d) which += str(which.empty() ? "" : " || ", "k == ", i);
     if (types.size() > 1) text += str("if (", which, ")\n  ");
-    text += str("tenon_sum_partials<", format(d), ">(a, a.at[at], k, blockIdx.x % strips);\n");
+    text += str("tenon_sum_partials<", tile_rows, ", ", format(d),
+                ">(a, a.at[at], k, blockIdx.x % strips);\n");
   }
   return text;
 }
@@ -151,10 +152,11 @@ std::string tile_members(const Step& step, const TileBody& t, const std::string&
 std::string finish_lines(const Step& step, bool early) {
   std::string text;
   size_t slot = 0;
-  for (const size_t k : stores_to(step, Store::To::amax))
-    text += str("tenon_join_amax(a.at[kLoads + ", k, "].data, most[", slot, "]",
-                early ? str(", before[", slot, "]") : "", ");\n"),
-        ++slot;
+  for (const size_t k : stores_to(step, Store::To::amax)) {
+    const std::string before = early ? str(", before[", slot, "]") : "";
+    text += str(early ? "tenon_join_amax" : "tenon_join_late", "(a.at[kLoads + ", k,
+                "].data, most[", slot++, "]", before, ");\n");
+  }
   for (size_t e = 0; e < step.encoders.size(); ++e) {
     const Format& f = step.encoders[e].format;
     if (f.scaling == Scaling::none || !f.blocks(Orientation::rowwise).single()) continue;

@@ -45,7 +45,8 @@ std::string amax_eight(size_t k, size_t slot);
 // scaled[8] = out[k] times the multiplier of encoder `number`.
 std::string scale_eight(size_t k, uint32_t number);
 
-// At the end of a kernel: maxima to their slots, single scales beside their data.
+// At the end of a kernel: maxima to their slots, single scales beside their data; `early` if the
+// slots were read at its start.
 std::string finish_lines(const Step& step, bool early = false);
 // Slots that no maximum joins start from 0; empty where there is none.
 std::string clear_lines(const Step& step);
@@ -61,12 +62,11 @@ std::string tile_members(const Step& step, const TileBody& t, const std::string&
 // The element as in element_eight(), `more` rows below.
 std::string element_below(const ColumnMap& columns, const std::string& at, const std::string& more);
 
-// The rows of a tile over which sums are kept, and the memory for those.
-inline constexpr int64_t kPartialRows = 128;
-size_t partial_bytes(const Step& step, int64_t rows);
-// The kernel that adds the partial sums, its lines and its launch.
+// Sums over the rows of tiles: the memory for those, and the kernel that adds them, its lines and
+// its launch.
 inline constexpr unsigned kPartialThreads = 256;
-std::string partial_lines(const Step& step);
+size_t partial_bytes(const Step& step, int64_t rows, int64_t tile_rows);
+std::string partial_lines(const Step& step, int64_t tile_rows);
 int64_t partial_blocks(const Step& step);
 
 // The stores of one kind.

@@ -14,7 +14,7 @@ struct Launch {
   std::string entry;
   unsigned blocks = 1, threads = 1;
   std::vector<std::byte> arguments;
-  unsigned shared = 0;  // dynamic bytes; less where the device has less
+  unsigned shared = 0;              // dynamic bytes; less where the device has less
   unsigned per_multiprocessor = 0;  // if any, the most blocks; these do the work of the others
 };
 

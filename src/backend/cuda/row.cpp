@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <optional>
 
 #include "backend/cuda/block.h"
@@ -22,9 +21,9 @@ namespace {
 constexpr int64_t kWarp = 32, kMostThreads = 1024, kMostVectors = 8;
 constexpr int64_t kRegisters = 65536;      // of a multiprocessor
 constexpr int64_t kOrdered = 32;           // the order of gamma's and beta's gradients
-constexpr int64_t kParts = 512;            // that one launch adds
+constexpr int64_t kParts = 512;            // sums that one launch adds
 constexpr int64_t kMostStage = 96 * 1024;  // what every device gives a block
-constexpr int64_t kStages = 4;
+constexpr int64_t kRing = 112 * 1024;      // of rows on their way: two to four
 constexpr const char* kEntry = "tenon_row_kernel";
 constexpr const char* kSums = "tenon_row_sum";
 constexpr const char* kClear = "tenon_row_clear";
@@ -41,9 +40,7 @@ int64_t bytes_of(const Step& step, Load::From from) {
 }
 
 // Registers of a vector as it was read.
-int64_t words_of(const Step& step) {
-  return kEight / 4 * (bytes_of(step, Load::From::tile) + bytes_of(step, Load::From::row));
-}
+int64_t words_of(const Step& step, Load::From from) { return kEight / 4 * bytes_of(step, from); }
 
 // How a row is spread over a block, and how many blocks a multiprocessor's registers must hold.
 struct Size {
@@ -51,12 +48,11 @@ struct Size {
   [[nodiscard]] int64_t stage(const Step& step) const {
     return threads * vectors * kEight * bytes_of(step, Load::From::tile);
   }
+  // Whether the next rows wait in shared memory.
+  [[nodiscard]] bool staged(const Step& step) const {
+    return has_sums(step) && stage(step) > 0 && stage(step) <= kMostStage;
+  }
 };
-
-int env(const char* name, int otherwise) {
-  const char* s = std::getenv(name);
-  return s ? std::atoi(s) : otherwise;
-}
 
 // A row in registers: four to eight vectors a thread, so that the other blocks of a multiprocessor
 // hide its latency. Rows in turn: as few as possible, for the sums and the next rows are beside it.
@@ -65,17 +61,22 @@ Size size_of(const Step& step) {
   const int64_t row = std::max<int64_t>(1, cdiv(step.cols, kEight));
   const auto threads = [&](int64_t vectors) { return rup(cdiv(row, vectors), kWarp); };
   const auto blocks = [](int64_t threads, int64_t registers) {
-    return std::clamp<int64_t>(kRegisters / (threads * registers), 1, 16);
+    return std::clamp<int64_t>(kRegisters / (threads * registers), 1, 8);
   };
   if (has_sums(step)) {
-    constexpr int64_t kBeside = 72;
+    constexpr int64_t kBeside = 34;  // registers
+    const auto sums = static_cast<int64_t>(stores_to(step, Store::To::column_sum).size());
+    const int64_t held = kEight * sums + words_of(step, Load::From::row);
     int64_t vectors = 1;
-    while (threads(vectors) > kMostThreads) ++vectors;
+    while (vectors <= kMostVectors &&
+           (threads(vectors) > kMostThreads ||
+            (threads(vectors) * (held * vectors + kBeside) > kRegisters && vectors < 4)))
+      ++vectors;
     if (vectors > kMostVectors) return {};
-    return {threads(vectors), vectors, blocks(threads(vectors), kBeside)};
+    return {threads(vectors), vectors, blocks(threads(vectors), held * vectors + kBeside)};
   }
-  constexpr int64_t kHeld = 84, kBeside = 44;  // registers
-  const int64_t words = words_of(step);
+  constexpr int64_t kHeld = 84, kBeside = 32;  // registers
+  const int64_t words = words_of(step, Load::From::tile) + words_of(step, Load::From::row);
   const int64_t most = std::clamp<int64_t>(kHeld / std::max<int64_t>(words, 1), 1, kMostVectors);
   const int64_t least = std::min({int64_t{4}, most, cdiv(row, kWarp)});
   constexpr int64_t kWanted = 256;
@@ -87,9 +88,7 @@ Size size_of(const Step& step) {
     };
     if (s.threads <= kMostThreads && (best.threads == 0 || rank(s) < rank(best))) best = s;
   }
-  if (env("ROW_T", 0)) best.threads = env("ROW_T", 0), best.vectors = cdiv(row, best.threads);
   if (best.threads) best.blocks = blocks(best.threads, words * best.vectors + kBeside);
-  if (env("ROW_B", 0)) best.blocks = env("ROW_B", 0);
   return best;
 }
 
@@ -110,10 +109,12 @@ bool reads(const Step& step, uint32_t node, const Wanted& wanted) {
   return false;
 }
 
-// Rows that no total reads wait until the totals are found, where both are too much at once.
+// Whether rows are read where they are used: no total does, and they would take many registers.
 bool late(const Step& step, int64_t vectors) {
-  constexpr int64_t kMostHeld = 64;
-  if (step.totals.empty() || has_sums(step) || words_of(step) * vectors <= kMostHeld) return false;
+  constexpr int64_t kMostHeld = 28;  // registers
+  if (step.totals.empty() || has_sums(step) ||
+      words_of(step, Load::From::row) * vectors <= kMostHeld)
+    return false;
   return std::ranges::none_of(step.totals, [&](uint32_t t) {
     return reads(step, t, [](const Load& l) { return l.from == Load::From::row; });
   });
@@ -269,7 +270,7 @@ RowProgram::RowProgram(const Step& step) : step_(step) {
   const RowBody t = loads_text(step);
   const RowStores s = stores_text(step);
   const size_t sums = stores_to(step, Store::To::column_sum).size();
-  const bool staged = sums > 0 && size.stage(step) > 0 && size.stage(step) <= kMostStage;
+  const bool staged = size.staged(step);
   std::string scalings;
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   const char* const where = "TenonU32 row, TenonU32 column";
@@ -367,17 +368,18 @@ std::vector<Launch> RowProgram::launches(const RunArgs& args) const {
   const auto sums = static_cast<int64_t>(stores_to(step_, Store::To::column_sum).size());
   head.count = sums > 0 ? cdiv(args.rows, kOrdered) : args.rows;
   Launch& main = launch(kEntry, head.count, size.threads);
-  const int64_t stage = size.stage(step_);
-  if (sums > 0 && stage <= kMostStage)
-    main.shared = static_cast<unsigned>(env("ROW_D", kStages) * stage);
-  for (int64_t padding = 0; const Encoder& e : step_.encoders) {
-    if (e.format.blocks(Orientation::rowwise).single()) continue;
+  if (const int64_t stage = size.stage(step_); size.staged(step_))
+    main.shared = static_cast<unsigned>(stage * std::clamp<int64_t>(kRing / stage, 2, 4));
+  int64_t padded = 0;  // scales of a tensor that has more than its blocks
+  for (const Encoder& e : step_.encoders) {
+    const Blocks b = e.format.blocks(Orientation::rowwise);
+    if (b.single()) continue;
     const View& v = args.out[e.scale_inv(Orientation::rowwise)];
-    const Shape used = e.format.blocks(Orientation::rowwise).count(args.rows, e.cols);
-    padding = v.rows * v.cols > used.rows * used.cols ? v.rows * v.cols : 0;
-    constexpr int64_t kThreads = 256;
-    if (padding > 0) launch(kEnd, cdiv(padding, kThreads), kThreads);
+    const Shape used = b.count(args.rows, e.cols);
+    if (v.rows * v.cols > used.rows * used.cols) padded = std::max(padded, v.rows * v.cols);
   }
+  constexpr int64_t kEndThreads = 256;
+  if (padded > 0) launch(kEnd, cdiv(padded, kEndThreads), kEndThreads);
   for (bool left = sums > 0; left;) {
     const int64_t groups = cdiv(head.count, kParts);
     left = groups > 1;

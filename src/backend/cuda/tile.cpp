@@ -123,7 +123,7 @@ TileProgram::TileProgram(const Step& step) : step_(step) {
     text_ += str("extern \"C\" __global__ void ", entry,
                  "(const __grid_constant__ Arguments a) {\n", indented(lines), "}\n");
   };
-  if (!sums.empty()) kernel(kSum, partial_lines(step));
+  if (!sums.empty()) kernel(kSum, partial_lines(step, kTile));
   if (const std::string clear = clear_lines(step); !clear.empty()) kernel(kClear, clear);
 }
 
@@ -138,7 +138,7 @@ bool TileProgram::fits(const RunArgs& args) const {
   return true;
 }
 
-size_t TileProgram::workspace(int64_t rows) const { return partial_bytes(step_, rows); }
+size_t TileProgram::workspace(int64_t rows) const { return partial_bytes(step_, rows, kTile); }
 
 std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
   const std::vector<Access> at = accesses_of(step_, args);

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
-#include <cstdlib>
 
 #include "backend/cuda/eight.h"
 #include "backend/cuda/map.h"
@@ -55,26 +53,19 @@ std::string store_text(const Step& step) {
 
 }  // namespace
 
-// One-byte results want two vectors, and few registers where they suffice (reference figures: 98 %
-// of a copy's speed against 90 %). What only finds amaxes has the longest end, so it comes seldom.
+// As many threads as the registers of a short formula allow, for one or two loads; one-byte results
+// want two vectors. What only finds amaxes ends slowly, so few blocks do it all.
 VectorProgram::Size VectorProgram::size_of(const Step& step, size_t lines) {
   constexpr size_t kLong = 50;  // lines of a formula that need more registers
   int64_t bytes = 0;            // that an element's loads hold in registers
   for (const Load& l : step.loads)
     if (l.from == Load::From::tile) bytes += info(l.dtype).bytes;
   const bool few = bytes <= 4 && step.effective_precision() == Precision::native && lines < kLong;
-  const char* v = std::getenv(stores_to(step, Store::To::amax).size() == step.stores.size() ? "TENON_X" : step.encoders.empty() ? "TENON_Z" : "TENON_Y");
-  if (v) {
-    Size s{}; int w = 0;
-    std::sscanf(v, "%u,%u,%u,%d", &s.threads, &s.vectors, &s.blocks, &w);
-    s.walks = w != 0;
-    return s;
-  }
-  if (stores_to(step, Store::To::amax).size() == step.stores.size() && few)
+  if (few && stores_to(step, Store::To::amax).size() == step.stores.size())
     return {512, 2, 4, true};
   for (const Encoder& e : step.encoders)
-    if (info(e.format.dtype).bytes == 1) return {128, 2, few ? 12U : 8U, false};
-  return {256, 1, few ? 6U : 4U, false};
+    if (info(e.format.dtype).bytes == 1) return {128, 2, !few ? 8U : bytes <= 2 ? 16U : 12U, false};
+  return {256, 1, few ? 8U : 4U, false};
 }
 
 std::string VectorProgram::refusal(const Step& step) {

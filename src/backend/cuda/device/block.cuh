@@ -75,9 +75,8 @@ struct TenonBlock {
   static constexpr int kGroups = kColumnBlocks ? kRows / Encoder::kColumnRows : 1;  // of rows
   struct Shared {
     TenonWords4 turned[kTurns ? kCols * kRows / 16 : 1];
-    TenonWords4 maxima[kWhole || kColumnBlocks ? kWarps : 1][kColumnBlocks ? kCols / 4 : 1];
-    TenonWords4 multipliers[kColumnBlocks ? kGroups : 1][kCols / 4];
-    float partial[Body::kSums > 0 ? 16 : 1][kTenonTile];
+    alignas(16) float warps[kColumnBlocks || Body::kSums > 0 ? kWarps : 1][kCols];  // maxima, sums
+    alignas(16) float multipliers[kColumnBlocks ? kGroups : 1][kCols];  // the tile's maxima, too
   };
 };
 
@@ -126,20 +125,19 @@ __device__ inline TenonScale tenon_row_scales(const float (&most)[4], float (&mu
   return scale;
 }
 
-template <bool full, class Arguments>
+template <class Body, bool full, class Arguments>
 __device__ inline void tenon_block_sum(const Arguments& a, TenonU32 row, const float (&v)[4][8],
-                                       float (*partial)[kTenonTile]) {
+                                       typename TenonBlock<Body>::Shared& shared) {
   float total[8];
   for (int e = 0; e < 8; ++e) {
     float x[4];
     for (int r = 0; r < 4; ++r) x[r] = full || row + r < a.rows ? v[r][e] : -0.0f;
     total[e] = (x[0] + x[1]) + (x[2] + x[3]);
   }
-  tenon_begin_sum(partial, total);
+  tenon_begin_sum<Body::kTileCols>(shared.warps[threadIdx.x / 32], total);
 }
 
-// One result from its values: maxima, scales, rows, columns. Its sum begins behind the scales,
-// where registers are free, and ends behind a barrier that columns need anyhow.
+// One result from its values: maxima, scales, rows, columns, and its sum.
 template <class Body, bool full, class Arguments>
 __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, TenonU32 column0,
                                           const float (&v)[4][8], int part,
@@ -168,7 +166,7 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
     for (int step = 16; step > 0; step /= 2)
       m = tenon_most(m, __shfl_xor_sync(0xffffffffu, m, step));
 #endif
-    if (threadIdx.x % 32 == 0) shared.maxima[warp / 4][0].w[warp % 4] = m;
+    if (threadIdx.x % 32 == 0) shared.multipliers[0][warp] = tenon_bits(m);
   }
   if (Block::kColumnBlocks) {
     float most[8];
@@ -180,7 +178,7 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
     if (Block::kLanes == 32) {
       for (int half = 0; half < 2; ++half) {
         for (int i = 0; i < 4; ++i) w.w[i] = __float_as_uint(most[4 * half + i]);
-        *tenon_plane<Block::kCols>(shared.maxima[warp], l, half) = w;
+        *tenon_plane<Block::kCols>(shared.warps[warp], l, half) = w;
       }
     } else {  // the half warps exchange four columns each
       const bool upper = g % 2 != 0;
@@ -188,14 +186,15 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
         w.w[i] = __float_as_uint(
             tenon_max(upper ? most[4 + i] : most[i],
                       __shfl_xor_sync(0xffffffffu, upper ? most[i] : most[4 + i], 16)));
-      *tenon_plane<Block::kCols>(shared.maxima[warp], l, upper) = w;
+      *tenon_plane<Block::kCols>(shared.warps[warp], l, upper) = w;
     }
   }
   if (Block::kWhole || Block::kColumnBlocks) __syncthreads();
   TenonScale whole = {};
   if (Block::kWhole) {
     TenonU32 m = 0;
-    for (int i = 0; i < 16; ++i) m = tenon_most(m, shared.maxima[i / 4][0].w[i % 4]);
+    for (int i = 0; i < Block::kWarps; ++i)
+      m = tenon_most(m, __float_as_uint(shared.multipliers[0][i]));
     whole = tenon_block_scale<Encoder>(m);
     if (threadIdx.x == 0 && Body::kRowwise)
       tenon_put_scale<Encoder, true, Encoder::kRowTurned>(
@@ -210,13 +209,14 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
     const int group = threadIdx.x / Block::kCols;
     const int word = tenon_plane_word<Block::kCols>(own);
     TenonU32 m = 0;
-    for (int i = 0; i < warps; ++i) m = tenon_most(m, shared.maxima[group * warps + i][0].w[word]);
+    for (int i = 0; i < warps; ++i)
+      m = tenon_most(m, __float_as_uint(shared.warps[group * warps + i][word]));
     const TenonScale scale = tenon_block_scale<Encoder>(m);
-    shared.multipliers[group][0].w[word] = __float_as_uint(scale.multiplier);
+    shared.multipliers[group][word] = scale.multiplier;
     const TenonI64 first_row = row0 + group * Encoder::kColumnRows;
     if (full || (column0 + own < a.cols && first_row < a.rows))
-      tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(
-          a, first_row / Encoder::kColumnRows, tensor0 + own, scale.inverse);
+      tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(a, first_row / Encoder::kColumnRows,
+                                                              tensor0 + own, scale.inverse);
   }
   TenonWords2 codes[4];
   if (Body::kRowwise || Block::kWhole) {
@@ -242,8 +242,6 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
         *reinterpret_cast<TenonWords2*>(to + r * data.stride) = codes[r];
     }
   }
-  const int sum = Body::sum_of(part);
-  if (Body::kSums > 0 && sum >= 0) tenon_block_sum<full>(a, row, v, shared.partial);
   TenonU32* const turned = shared.turned[0].w;
   if (Block::kColumnBlocks) {
     __syncthreads();
@@ -273,10 +271,12 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
   } else if (Block::kTurns) {
     tenon_turn(turned, codes);
   }
-  if (Block::kTurns || (Body::kSums > 0 && !Block::kColumnBlocks)) __syncthreads();
+  const int sum = Body::sum_of(part);
+  if (Body::kSums > 0 && sum >= 0) tenon_block_sum<Body, full>(a, row, v, shared);
+  if (Block::kTurns || Body::kSums > 0) __syncthreads();
   if (Block::kTurns) tenon_store_turned<Body, full>(a, turned, part, row0, column0);
   if (Body::kSums > 0 && sum >= 0)
-    tenon_end_sum<full>(a, shared.partial, sum, 0, row0, column0);
+    tenon_end_sum<full, Block::kRows, Block::kWarps>(a, shared.warps, sum, 0, row0, column0);
 }
 
 template <class Body, bool full, class Arguments>
@@ -287,11 +287,11 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
   const TenonU32 column = column0 + 8 * (threadIdx.x % Block::kLanes);
   TenonU32 most[Body::kAmax + 1] = {};
   float v[4][8];
-  constexpr int at_once = Body::kSums > 1 || kTenonBatch<Body> > 1 ? kTenonBatch<Body> : 2;
-  tenon_four_rows<Body, full, at_once>(
-      a, row, column, [&](int r, bool there, const float (&out)[Body::kStores][8]) {
+  constexpr int at_once = kTenonBatch < Body >> 1 ? kTenonBatch<Body> : 2;
+  tenon_four_rows<Body, full, at_once, at_once == 2>(
+      a, row, column, [&](int r, bool there, const float(&out)[Body::kStores][8]) {
         if (there) Body::store(a, full ? row : row + r, column, full ? r : 0, out, most);
-        // Chosen, not indexed, where the row is not a constant.
+      // Chosen, not indexed, where the row is not a constant.
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -299,8 +299,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
         for (int p = 1; p < Body::kParts; ++p)
           for (int half = 0; half < 2; ++half) {
             TenonWords4 w;
-            for (int i = 0; i < 4; ++i)
-              w.w[i] = __float_as_uint(out[Body::part(p)][4 * half + i]);
+            for (int i = 0; i < 4; ++i) w.w[i] = __float_as_uint(out[Body::part(p)][4 * half + i]);
             tenon_slot<Block::kThreads>(4 * (p - 1) + r, half) = w;
           }
       });
@@ -309,9 +308,10 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
     if (Body::kEncoded == Body::kParts || part < Body::kEncoded) {
       tenon_block_encode<Body, full>(a, row0, column0, v, part, shared);
     } else {
-      tenon_block_sum<full>(a, row, v, shared.partial);
+      tenon_block_sum<Body, full>(a, row, v, shared);
       __syncthreads();
-      tenon_end_sum<full>(a, shared.partial, Body::sum_of(part), 0, row0, column0);
+      tenon_end_sum<full, Block::kRows, Block::kWarps>(a, shared.warps, Body::sum_of(part), 0, row0,
+                                                       column0);
     }
     if (++part >= Body::kParts) break;
     for (int r = 0; r < 4; ++r)

@@ -3,7 +3,7 @@
 //
 // Body is printed: kLoads, kRoots, kStores, kTotals, kSums, kAmax, kThreads, kVectors, kCols;
 // kGroups, where each group of totals begins that no total of itself reads; kLate, whether Fixed is
-// fetched behind the totals, for want of registers; Raw (of tiles), Fixed
+// fetched where it is used, for want of registers; Raw (of tiles), Fixed
 // (of rows) and Line (of columns) with how they are fetched, Stage (Raw of all threads), unpack,
 // compute, store, columns, sum, end_sum, finish. Root kStores + t is total t.
 
@@ -23,7 +23,9 @@ __device__ inline TenonU32 tenon_row_safe(int n) {
   return tenon_row_inside<Body>(n) ? tenon_row_column<Body>(n) : Body::kCols - 8;
 }
 
-__device__ constexpr int tenon_power(int least) { return least > 1 ? 2 * tenon_power((least + 1) / 2) : 1; }
+__device__ constexpr int tenon_power(int least) {
+  return least > 1 ? 2 * tenon_power((least + 1) / 2) : 1;
+}
 
 // The tree of numbers in registers; count is a power of two.
 template <int count>
@@ -105,7 +107,7 @@ template <class Body, class Source, class Arguments>
 struct TenonRow {
   const Arguments& a;
   TenonRowShared<Body>& shared;
-  typename Body::Fixed (&fixed)[Body::kVectors];
+  const typename Body::Fixed (&fixed)[Body::kVectors];
   const Source& source;
   TenonU32 row;
   typename Body::Line line;
@@ -114,7 +116,12 @@ struct TenonRow {
   __device__ void values(int n, float (&out)[Body::kRoots][8]) const {
     float in[Body::kLoads + 1][8];
     const typename Body::Raw raw = source(n);
-    Body::unpack(a.at, a.random, row, tenon_row_safe<Body>(n), raw, fixed[n], line, totals, in);
+    typename Body::Fixed own;
+    if constexpr (Body::kLate)
+      Body::fetch_fixed(a.at, 0, tenon_row_safe<Body>(n), own);
+    else
+      own = fixed[n];
+    Body::unpack(a.at, a.random, row, tenon_row_safe<Body>(n), raw, own, line, totals, in);
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       float x[Body::kLoads + 1];
@@ -127,13 +134,31 @@ struct TenonRow {
     }
   }
 
+  // The tree over the parts of a group's totals, in every warp.
+  template <int t, int first, int count>
+  __device__ void join(int turn) {
+    constexpr int parts = TenonRowShared<Body>::kParts;
+    constexpr int width = tenon_power(parts);
+    constexpr int own = width > 32 ? width / 32 : 1;  // neighbours of a lane
+    float v[own];
+#pragma unroll
+    for (int i = 0; i < own; ++i) {
+      const int at = own * (threadIdx.x % (width / own)) + i;
+      v[i] = at < parts ? shared.parts[turn][t][at] : -0.0f;
+    }
+    float s = tenon_tree_of(v);
+#pragma unroll
+    for (int d = 1; d < width / own; d *= 2) s = s + __shfl_xor_sync(0xffffffffu, s, d);
+    totals[first + t] = s;
+    if constexpr (t + 1 < count) join<t + 1, first, count>(turn);
+  }
+
   // What lies beyond the row is -0, which adds nothing.
   template <int group>
   __device__ void total(int& turn) {
     constexpr int first = Body::kGroups[group];
     constexpr int count = Body::kGroups[group + 1] - first;
     constexpr int slots = tenon_power(count * Body::kVectors);
-    constexpr int parts = TenonRowShared<Body>::kParts;
     float sums[slots];
 #pragma unroll
     for (int i = count * Body::kVectors; i < slots; ++i) sums[i] = -0.0f;
@@ -151,24 +176,8 @@ struct TenonRow {
     if (lane < count * Body::kVectors)
       shared.parts[turn][lane / Body::kVectors]
                   [lane % Body::kVectors * (Body::kThreads / 32) + threadIdx.x / 32] = sum;
-    if constexpr (Body::kLate && first + count == Body::kTotals) tenon_fetch_fixed<Body>(a.at, fixed);
     __syncthreads();
-    constexpr int width = tenon_power(parts);
-    constexpr int own = width > 32 ? width / 32 : 1;  // neighbours of a lane
-    static_assert(own <= 8, "a row has at most 256 parts");
-#pragma unroll
-    for (int t = 0; t < count; ++t) {
-      float v[own];
-#pragma unroll
-      for (int i = 0; i < own; ++i) {
-        const int at = own * (lane % (width / own)) + i;
-        v[i] = at < parts ? shared.parts[turn][t][at] : -0.0f;
-      }
-      float s = tenon_tree_of(v);
-#pragma unroll
-      for (int d = 1; d < width / own; d *= 2) s = s + __shfl_xor_sync(0xffffffffu, s, d);
-      totals[first + t] = s;
-    }
+    join<0, first, count>(turn);
     turn ^= 1;
     if constexpr (first + count < Body::kTotals) total<group + 1>(turn);
   }
@@ -209,7 +218,7 @@ __device__ inline void tenon_row_map(const Arguments& a) {
   Body::fetch_line(a.at, row, r.line);
   TenonU32 most[Body::kAmax + 1] = {};
   int turn = 0;
-  r.run(turn, most, [](int, const float (&)[Body::kRoots][8]) {});
+  r.run(turn, most, [](int, const float(&)[Body::kRoots][8]) {});
   Body::finish(a, most);
 }
 
@@ -326,7 +335,7 @@ __device__ inline void tenon_row_ring(const Arguments& a) {
     TenonRow<Body, TenonStagedRow<Body>, Arguments> r{a, shared, fixed, staged, row, next, {}};
     Body::fetch_line(a.at, row + 1 < last ? row + 1 : row, next);
     tenon_wait_copies(depth - 1);
-    r.run(turn, most, [&](int n, const float (&out)[Body::kRoots][8]) { sums(n, out); });
+    r.run(turn, most, [&](int n, const float(&out)[Body::kRoots][8]) { sums(n, out); });
     copy(row + static_cast<TenonU32>(depth), at);
     at = at + 1 == depth ? 0 : at + 1;
   }
@@ -352,7 +361,7 @@ __device__ inline void tenon_row_chunk(const Arguments& a) {
       Body::fetch(a.at, row, tenon_row_safe<Body>(n), held.raw[n]);
     TenonRow<Body, TenonHeldRow<Body>, Arguments> r{a, shared, fixed, held, row, {}, {}};
     Body::fetch_line(a.at, row, r.line);
-    r.run(turn, most, [&](int n, const float (&out)[Body::kRoots][8]) { sums(n, out); });
+    r.run(turn, most, [&](int n, const float(&out)[Body::kRoots][8]) { sums(n, out); });
   }
   sums.store(a);
   Body::finish(a, most);

@@ -9,7 +9,7 @@ template <int accesses, int places>
 struct TenonTileArguments {
   TenonI64 rows, cols;
   const TenonU64* random;
-  float* partial;           // sums of 128 rows
+  float* partial;            // sums of a tile's rows
   TenonU32 across, inverse;  // tiles of a row, and 2^32 - 1 divided by it
   TenonAccess at[accesses];
   TenonPlace place[places];
@@ -19,8 +19,7 @@ struct TenonTileArguments {
 // too small.
 template <int tile_rows, int tile_cols, class Arguments>
 __device__ inline void tenon_corner(const Arguments& a, TenonU32& row, TenonU32& column) {
-  TenonU32 down =
-      static_cast<TenonU32>((static_cast<TenonU64>(blockIdx.x) * a.inverse) >> 32);
+  TenonU32 down = static_cast<TenonU32>((static_cast<TenonU64>(blockIdx.x) * a.inverse) >> 32);
   if (blockIdx.x - down * a.across >= a.across) ++down;
   row = down * tile_rows;
   column = (blockIdx.x - down * a.across) * tile_cols;
@@ -77,8 +76,8 @@ __device__ inline void tenon_transpose_bytes(TenonU32 (&w)[4]) {
   w[3] = tenon_bytes(c, d, 0x7632u);
 }
 
-// Where column c of a tile lies in a row of shared words: the first four columns of all threads, then
-// the last four. Neither a thread's four nor 32 neighbours meet a bank twice.
+// Where column c of a tile lies in a row of shared words: the first four columns of all threads,
+// then the last four. Neither a thread's four nor 32 neighbours meet a bank twice.
 template <int columns>
 __device__ inline int tenon_plane_word(int c) {
   const int half = c / 4 % 2;
@@ -120,6 +119,20 @@ struct TenonFour {
       }
   }
 };
+
+// As tenon_join_amax, where the slot is read last, by the lane that may write it.
+__device__ inline void tenon_join_late(TenonU8* slot, TenonU32 most) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  most = __reduce_max_sync(0xffffffffu, most);
+#else
+  for (int step = 16; step > 0; step /= 2) {
+    const TenonU32 other = __shfl_xor_sync(0xffffffffu, most, step);
+    most = other > most ? other : most;
+  }
+#endif
+  TenonU32* const all = reinterpret_cast<TenonU32*>(slot);
+  if (threadIdx.x % 32 == 0 && most > *all) atomicMax(all, most);
+}
 
 // A thread's 4 x 8 codes to the tile's columns in shared memory: word g of a column holds rows 4g …
 // 4g+3. The words of a column are shuffled so that neither side meets a bank twice.
@@ -167,37 +180,47 @@ __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* tu
   }
 }
 
-// Sums of 8 rows a warp to shared memory: the half warps exchange four columns each. Then the tree
-// over the 16 warps, by 128 threads from `begin` on, to the partial row of the tile.
-__device__ inline void tenon_begin_sum(float (*partial)[kTenonTile], const float (&sum)[8]) {
-  const bool upper = threadIdx.x / 16 % 2 != 0;
+// Sums of a warp to its row of shared memory, where half warps that have the same columns exchange
+// four each. Then the tree over the warps, by a thread a column from `begin` on, to the tile's
+// partial row.
+template <int columns>
+__device__ inline void tenon_begin_sum(float* partial, const float (&sum)[8]) {
+  const int l = threadIdx.x % (columns / 8);
   TenonWords4 w;
+  if (columns / 8 == 32) {
+    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 4; ++i) w.w[i] = __float_as_uint(sum[4 * half + i]);
+      *tenon_plane<columns>(partial, l, half) = w;
+    }
+    return;
+  }
+  const bool upper = threadIdx.x / 16 % 2 != 0;
   for (int i = 0; i < 4; ++i) {
     const float other = __shfl_xor_sync(0xffffffffu, upper ? sum[i] : sum[4 + i], 16);
     w.w[i] = __float_as_uint((upper ? sum[4 + i] : sum[i]) + other);
   }
-  *tenon_plane<kTenonTile>(partial[threadIdx.x / 32], threadIdx.x % 16, upper) = w;
+  *tenon_plane<columns>(partial, l, upper) = w;
 }
-template <bool full, class Arguments>
-__device__ inline void tenon_end_sum(const Arguments& a, const float (*partial)[kTenonTile], int k,
+template <bool full, int tile_rows, int warps, int columns, class Arguments>
+__device__ inline void tenon_end_sum(const Arguments& a, const float (*partial)[columns], int k,
                                      int begin, TenonU32 row0, TenonU32 column0) {
   const int own = static_cast<int>(threadIdx.x) - begin;
-  if (own < 0 || own >= kTenonTile || (!full && column0 + own >= a.cols)) return;
-  float v[16];
-  for (int i = 0; i < 16; ++i) v[i] = partial[i][tenon_plane_word<kTenonTile>(own)];
-  for (int n = 8; n > 0; n /= 2)
+  if (own < 0 || own >= columns || (!full && column0 + own >= a.cols)) return;
+  float v[warps];
+  for (int i = 0; i < warps; ++i) v[i] = partial[i][tenon_plane_word<columns>(own)];
+  for (int n = warps / 2; n > 0; n /= 2)
     for (int i = 0; i < n; ++i) v[i] = v[2 * i] + v[2 * i + 1];
-  const TenonI64 blocks = (a.rows + kTenonTile - 1) / kTenonTile;
-  a.partial[(k * blocks + row0 / kTenonTile) * a.cols + column0 + own] = v[0];
+  const TenonI64 blocks = (a.rows + tile_rows - 1) / tile_rows;
+  a.partial[(k * blocks + row0 / tile_rows) * a.cols + column0 + own] = v[0];
 }
 
 // The tree over the partial rows of sum k: 32 columns a block, each of 8 warps an aligned part of
 // the rows, 16 rows at a time. What is not there is -0, which adds nothing.
-template <class Format, class Arguments>
+template <int tile_rows, class Format, class Arguments>
 __device__ inline void tenon_sum_partials(const Arguments& a, const TenonAccess& to, TenonI64 k,
                                           TenonU32 strip) {
   __shared__ float done[20][256];  // of 16·2^i rows; at the end of a warp's
-  const TenonI64 blocks = (a.rows + kTenonTile - 1) / kTenonTile;
+  const TenonI64 blocks = (a.rows + tile_rows - 1) / tile_rows;
   const TenonI64 column = static_cast<TenonI64>(strip) * 32 + threadIdx.x % 32;
   const float* const from = a.partial + k * blocks * a.cols + column;
   TenonI64 part = 16;
@@ -243,7 +266,8 @@ __device__ inline void tenon_all_loaded() {
 
 // A thread's four rows, from the loads to visit(row 0 … 3, whether it is there, out). Outside of
 // the tensor the nearest element inside is taken. One row at a time where the tile is cut off.
-template <class Body, bool full, int at_once, class Arguments, class Visit>
+// Pinned loads come before what uses them, however the compiler counts registers.
+template <class Body, bool full, int at_once, bool pinned, class Arguments, class Visit>
 __device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU32 column,
                                        const Visit& visit) {
   constexpr int batch = full ? at_once : 1;
@@ -260,7 +284,7 @@ __device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU3
       else
         Body::fetch(a.at, row + first < last_row ? row + first : last_row, safe_column, 0, raw[i]);
     }
-    if (batch > 1) tenon_all_loaded();
+    if (full && pinned) tenon_all_loaded();
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       const int r = first + i;
@@ -288,8 +312,9 @@ struct TenonTileShared {
   static constexpr bool kWaits = kSums > 1;
   static constexpr int kSlots = kWaits ? kSums : 0;
   // The columns of a result; before, a sum that waits.
-  TenonWords4 turned[Body::kTurned > kSlots ? Body::kTurned : kSlots > 0 ? kSlots : 1]
-                    [kTenonTile * 8];
+  TenonWords4 turned[Body::kTurned > kSlots ? Body::kTurned
+                     : kSlots > 0           ? kSlots
+                                            : 1][kTenonTile * 8];
   float partial[kSums > 0 ? kSums : 1][16][kTenonTile];
 };
 
@@ -301,12 +326,12 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
   TenonU32 most[Body::kAmax + 1] = {};
   TenonWords2 codes[Body::kTurned + 1][4];
   TenonFour<TenonTileShared<Body>::kWaits> sums[Body::kSums + 1];
-  tenon_four_rows<Body, full, kTenonBatch<Body>>(
-      a, row, column, [&](int r, bool there, const float (&out)[Body::kStores][8]) {
+  tenon_four_rows<Body, full, kTenonBatch<Body>, false>(
+      a, row, column, [&](int r, bool there, const float(&out)[Body::kStores][8]) {
         TenonWords2 now[Body::kTurned + 1];
         Body::codes(a, out, now);
         if (there) Body::store(a, full ? row : row + r, column, full ? r : 0, out, now, most);
-        // Chosen, not indexed, where the row is not a constant.
+      // Chosen, not indexed, where the row is not a constant.
 #pragma unroll
         for (int k = 0; k < Body::kTurned; ++k)
 #pragma unroll
@@ -316,12 +341,13 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
       });
   if (TenonTileShared<Body>::kWaits && Body::kTurned > 0) __syncthreads();
   for (int k = 0; k < Body::kTurned; ++k) tenon_turn(shared.turned[k][0].w, codes[k]);
-  for (int k = 0; k < Body::kSums; ++k) tenon_begin_sum(shared.partial[k], sums[k].pair);
+  for (int k = 0; k < Body::kSums; ++k)
+    tenon_begin_sum<kTenonTile>(shared.partial[k][threadIdx.x / 32], sums[k].pair);
   if (Body::kTurned > 0 || Body::kSums > 0) __syncthreads();
   for (int k = 0; k < Body::kTurned; ++k)
     tenon_store_turned<Body, full>(a, shared.turned[k][0].w, k, row0, column0);
   for (int k = 0; k < Body::kSums; ++k)
-    tenon_end_sum<full>(a, shared.partial[k], k, k * kTenonTile, row0, column0);
+    tenon_end_sum<full, kTenonTile, 16>(a, shared.partial[k], k, k * kTenonTile, row0, column0);
   Body::finish(a, most);
 }
 

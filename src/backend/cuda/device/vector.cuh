@@ -208,7 +208,8 @@ __device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most) {
 }
 
 // Body is printed: kLoads, kStores, kAmax, kEncoders (how many), start (what slots and scales are),
-// load, compute, store, finish. kVectors of a thread lie a block's width apart; blocks walk over what the grid leaves.
+// load, compute, store, finish. kVectors of a thread lie a block's width apart; blocks may walk
+// over what the grid leaves.
 template <class Body, int kVectors, bool walks, class Arguments>
 __device__ inline void tenon_vectors(const Arguments& a) {
   TenonU32 before[Body::kAmax + 1];
@@ -227,9 +228,11 @@ __device__ inline void tenon_vectors(const Arguments& a) {
       Body::load(a.at, a.random, rows[n], columns[n], in[n]);
     }
     if (!walks) Body::start(a, before, multiplier);
-    const bool any = first < a.all;  // a branch here keeps all loads before the first use
 #pragma unroll
-    for (int n = 0; any && n < kVectors; ++n) {
+    for (int n = 0; n < kVectors; ++n) {
+      // The branch keeps all loads before the first use; a walk computes its vectors side by side.
+      const bool there = first + n * blockDim.x < a.all;
+      if (!walks && !there) continue;
       float out[Body::kStores][8];
       for (int e = 0; e < 8; ++e) {
         float x[Body::kLoads + 1];
@@ -238,8 +241,7 @@ __device__ inline void tenon_vectors(const Arguments& a) {
         Body::compute(x, y);
         for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
       }
-      if (n == 0 || first + n * blockDim.x < a.all)
-        Body::store(a, rows[n], columns[n], out, multiplier, most);
+      if (there) Body::store(a, rows[n], columns[n], out, multiplier, most);
     }
     first += gridDim.x * width;
   } while (walks && first - threadIdx.x < a.all);
