@@ -18,7 +18,6 @@ from tenon.torch.ops.fused import Planned  # noqa: E402
 from tenon.torch.quantizer import MXFP8Quantizer  # noqa: E402
 
 F = torch.nn.functional
-_CHOOSE = _gemm.torch_multiplies.__wrapped__
 EPS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
@@ -836,7 +835,7 @@ def test_products_of_torch(monkeypatch, runs):
 
 
 def test_whose_product_is_taken(monkeypatch):
-    choose = _CHOOSE
+    choose = _gemm._choose
     monkeypatch.delenv("TENON_TORCH_GEMM", raising=False)
     assert not choose(True) and choose(False)
     monkeypatch.setenv("TENON_TORCH_GEMM", "torch")
@@ -870,6 +869,47 @@ def test_saved_memory_is_used_again():
     assert left < idle
     for wanted, got in zip(alone[0], gradients(y, reference[0]), strict=True):
         assert torch.equal(wanted, got)
+
+
+def test_memory_that_is_not_kept(monkeypatch):
+    """Workspaces above the limit live as long as their call, and idle blocks stay below it."""
+    model = ops.Sequential(ops.Linear(64, 4096), ops.GELU(), ops.Linear(4096, 64))
+    x = torch.randn(1024, 64)
+
+    def gradients():
+        return torch.autograd.grad(model(x).sum(), list(model.parameters()))
+
+    wanted = gradients()
+    monkeypatch.setattr(_memory, "_MOST_IDLE", 0)
+    for a, b in zip(wanted, gradients(), strict=True):
+        assert torch.equal(a, b)
+    assert not any(_memory._idle.values())
+    monkeypatch.setattr(_memory, "_MOST_IDLE", 1 << 26)
+    for rows in range(512, 1024, 64):
+        model(torch.randn(rows, 64)).sum().backward()
+    assert 0 < sum(n * len(blocks) for n, blocks in _memory._idle.items()) <= 1 << 26
+
+
+def test_a_default_device_is_not_the_memory_of_plans():
+    model = ops.Sequential(ops.Linear(8, 16), ops.GELU(), ops.Linear(16, 8))
+    x = torch.randn(4, 8)
+    y = model(x)
+    with torch.device("meta"):
+        _memory._own.workspace = _memory._bytes(0)
+        assert _memory.workspace(1 << 20).device.type == "cpu"
+        assert _memory.saved(1 << 22, torch.float32).device.type == "cpu"
+    assert torch.equal(model(x), y)
+
+
+def test_compiled_with_large_saved_blocks():
+    model = ops.Sequential(ops.Linear(64, 4096), ops.GELU(), ops.Linear(4096, 64))
+    x = torch.randn(1024, 64)
+    wanted = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    compiled = torch.compile(model, backend="eager")
+    for a, b in zip(
+        wanted, torch.autograd.grad(compiled(x).sum(), list(model.parameters())), strict=True
+    ):
+        assert torch.equal(a, b)
 
 
 def test_explain_shows_the_plan():

@@ -107,7 +107,10 @@ std::vector<PanelRange> panels(const Step& step, int64_t begin, int64_t n) {
 }
 
 Grid make_grid(const Step& step, int64_t rows) {
-  Grid g{.rows = rows, .cols = step.cols, .stream = step.bytes(rows) >= kStreamBytes};
+  int64_t stored = 0;
+  for (const Store& s : step.stores)
+    if (s.to == Store::To::tile) stored += rows * step.cols * info(s.dtype).bytes;
+  Grid g{.rows = rows, .cols = step.cols, .stream = stored >= kStreamBytes};
   const int64_t cols = std::max<int64_t>(g.cols, 1);
   if (cols < kTileCols)
     g.tile_rows = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kTileCols / cols)));

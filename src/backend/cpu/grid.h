@@ -15,8 +15,8 @@ namespace tenon::cpu {
 inline constexpr int64_t kTileCols = static_cast<int64_t>(kTile);
 inline constexpr int64_t kOrderedRows = 32;  // rows that an ordered column sum adds one by one
 inline constexpr size_t kTreeLevels = 64;    // enough for the sum of any row
-// Steps that move less leave results which are likely read from the cache next.
-inline constexpr int64_t kStreamBytes = 1 << 21;
+// Less than this is likely read from the cache next.
+inline constexpr int64_t kStreamBytes = 1 << 20;
 
 // Items are blocks of 2^k rows by chunks of columns; an item walks its tiles row by row.
 struct Grid {

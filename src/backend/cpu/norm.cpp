@@ -228,7 +228,7 @@ class NormKernel final : public Kernel {
       call.finite = call.finite && std::isfinite(*v);
     call.partials = memory;
     const int64_t item = norm_.shape.sums ? kSumRows : kNormRows;
-    call.stream = step_.bytes(args.rows) >= kStreamBytes;
+    call.stream = step_.bytes(args.rows) >= 2 * kStreamBytes;
     parallel_for(cdiv(args.rows, item), [&](int64_t begin, int64_t end) {
       rows(call, begin * item, std::min(end * item, args.rows));
       end_stream();

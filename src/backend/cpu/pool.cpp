@@ -45,19 +45,30 @@ void relax() {
 #endif
 }
 
+// Those that this process may use.
+int processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+}
+
 // Until what it waits for has come, or for the time in which a caller that runs one step after
 // another comes back: who sleeps is woken late, and often on the processor of who wakes it.
 template <class Ready>
 bool spin(const Ready& ready) {
   constexpr auto kTime = std::chrono::microseconds(100);
-  constexpr int kLooks = 64;  // between two looks at the clock
+  constexpr auto kAlone = std::chrono::microseconds(20);  // then other threads may have a turn
+  constexpr int kLooks = 64;                              // between two looks at the clock
   const auto start = std::chrono::steady_clock::now();
-  do {
+  for (auto spent = start - start; spent < kTime;
+       spent = std::chrono::steady_clock::now() - start) {
     for (int i = 0; i < kLooks; ++i) {
       if (ready()) return true;
       relax();
     }
-  } while (std::chrono::steady_clock::now() - start < kTime);
+    if (spent > kAlone) sched_yield();
+  }
   return false;
 }
 
@@ -77,7 +88,7 @@ void leave(int cpu) {
 // thread that comes late or runs slowly holds nobody up.
 class Pool {
  public:
-  explicit Pool(int count) {
+  explicit Pool(int count) : spins_(count <= processors()) {
     try {
       for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
     } catch (const std::system_error&) {
@@ -160,7 +171,7 @@ class Pool {
     uint64_t seen = 0;
     const auto news = [&] { return stop_ || round_ != seen; };
     while (true) {
-      if (!spin(news)) {
+      if (!spins_ || !spin(news)) {
         std::unique_lock guard(mutex_);
         wake_.wait(guard, news);
       }
@@ -177,6 +188,7 @@ class Pool {
     }
   }
 
+  const bool spins_;  // not where threads share a processor
   std::mutex use_, mutex_;
   std::condition_variable wake_, done_;
   const Range* body_ = nullptr;
@@ -200,10 +212,7 @@ int default_threads() {
       if (whole && value > 0 && value <= kMaxThreads) return static_cast<int>(value);
       std::fprintf(stderr, "tenon: %s=%s is ignored; give 1 to %d\n", name, text, kMaxThreads);
     }
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  return processors();
 }
 
 struct State {

@@ -309,7 +309,8 @@ def run_plan(
 ) -> None:
     """One pass of a plan whose tensors are beside `like`, with a workspace of `size` bytes."""
     if like.is_cpu:
-        plan.run(backward, rows, memory, _memory.workspace(size).data_ptr())
+        workspace = _memory.workspace(size)
+        plan.run(backward, rows, memory, workspace.data_ptr())
     else:
         workspace = torch.empty(size, dtype=torch.uint8, device=like.device)
         _cuda.run_plan(plan, like.device.index, backward, rows, memory, workspace.data_ptr())
