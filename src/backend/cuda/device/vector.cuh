@@ -203,9 +203,6 @@ __device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most, TenonU32 be
 #endif
   if (threadIdx.x % 32 == 0 && most > before) atomicMax(reinterpret_cast<TenonU32*>(slot), most);
 }
-__device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most) {
-  tenon_join_amax(slot, most, *reinterpret_cast<const TenonU32*>(slot));
-}
 
 // Body is printed: kLoads, kStores, kAmax, kEncoders (how many), start (what slots and scales are),
 // load, compute, store, finish. kVectors of a thread lie a block's width apart; blocks may walk
