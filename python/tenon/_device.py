@@ -49,7 +49,7 @@ class Cuda(Host):
     """A CUDA device as torch or CuPy sees it."""
 
     def __init__(self, library: str, index: int) -> None:
-        self.library, self.index = importlib.import_module(library), index
+        self.module, self.index = importlib.import_module(library), index
         self.is_torch = library == "torch"
         self.name = f"cuda:{index}"
 
@@ -62,15 +62,15 @@ class Cuda(Host):
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         shape = tuple(shape)
         if self.is_torch:
-            kind = getattr(self.library, dtype.name)
-            return DeviceArray(self.library.empty(shape, dtype=kind, device=self.name), self, dtype)
+            kind = getattr(self.module, dtype.name)
+            return DeviceArray(self.module.empty(shape, dtype=kind, device=self.name), self, dtype)
         if dtype.name == "bfloat16":
             raise NotImplementedError(
                 "tenon: CuPy has no bfloat16; ask for float16 or float32, or pass a torch tensor"
             )
-        with self.library.cuda.Device(self.index):
+        with self.module.cuda.Device(self.index):
             kind = dtype if dtype.itemsize > 1 else np.uint8  # CuPy has no 8-bit floats
-            return DeviceArray(self.library.empty(shape, dtype=kind), self, dtype)
+            return DeviceArray(self.module.empty(shape, dtype=kind), self, dtype)
 
     def full(self, shape: Sequence[int], value: float) -> Any:
         made = self.empty(shape, _F32)
@@ -80,10 +80,10 @@ class Cuda(Host):
     def numbers(self, values: Sequence[int]) -> Any:
         given = np.array(values, np.uint64).view(np.int64)
         if self.is_torch:
-            made = self.library.from_numpy(given).to(self.name)
+            made = self.module.from_numpy(given).to(self.name)
         else:
-            with self.library.cuda.Device(self.index):
-                made = self.library.asarray(given)
+            with self.module.cuda.Device(self.index):
+                made = self.module.asarray(given)
         found = cast(_address(made), POINTER(c_uint64))
         found.owner = made  # type: ignore[attr-defined]
         return found
@@ -95,12 +95,12 @@ class Cuda(Host):
 
             check(_cuda.run(function, self.index, chosen, *arguments))
             return
-        with self.library.cuda.Device(self.index):
+        with self.module.cuda.Device(self.index):
             there = Options(
                 precision=chosen.precision,
                 rounding=chosen.rounding,
                 device=DEVICES["cuda"],
-                stream=self.library.cuda.get_current_stream().ptr,
+                stream=self.module.cuda.get_current_stream().ptr,
             )
             check(function(*arguments, there))
 
@@ -136,7 +136,7 @@ class DeviceArray:
         with_rows = (
             self.source.contiguous()
             if self.place.is_torch
-            else self.place.library.ascontiguousarray(self.source)
+            else self.place.module.ascontiguousarray(self.source)
         )
         return DeviceArray(with_rows, self.place, self.dtype)
 

@@ -217,7 +217,7 @@ def test_sequential():
 
     chosen = _gemm.torch_multiplies
     for plans in (False, True):  # torch's products, and those of plans
-        _gemm.torch_multiplies = lambda on_cpu: not plans  # noqa: B023
+        _gemm.torch_multiplies = lambda dtype, on_cpu: not plans  # noqa: B023
         try:
             for dtype, relative in ((torch.float32, 2.0**-18), (torch.bfloat16, 2.0**-5)):
                 what = f"mlp {dtype}, plans multiply: {plans}"

@@ -24,7 +24,7 @@ EPS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8
 @pytest.fixture(autouse=True)
 def plans_multiply(monkeypatch):
     """Linears belong to plans on every CPU."""
-    monkeypatch.setattr(_gemm, "torch_multiplies", lambda on_cpu: False)
+    monkeypatch.setattr(_gemm, "torch_multiplies", lambda dtype, on_cpu: False)
 
 
 @pytest.fixture
@@ -818,7 +818,7 @@ def test_many_threads_at_once():
 
 def test_products_of_torch(monkeypatch, runs):
     """Where torch multiplies, linears are its own and plans lie between them."""
-    monkeypatch.setattr(_gemm, "torch_multiplies", lambda on_cpu: True)
+    monkeypatch.setattr(_gemm, "torch_multiplies", lambda dtype, on_cpu: True)
     model = ops.Sequential(
         *(ops.Linear(8, 16), ops.GELU(), ops.L2Normalization(), ops.ConstantScale(2.0)),
         *(ops.Linear(16, 8), ops.GELU()),
@@ -835,16 +835,31 @@ def test_products_of_torch(monkeypatch, runs):
 
 
 def test_whose_product_is_taken(monkeypatch):
-    choose = _gemm._choose
+    def choose(dtype):
+        return _gemm._choose(dtype, True)
+
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.delenv("TENON_TORCH_GEMM", raising=False)
-    assert not choose(True) and choose(False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert not choose(torch.bfloat16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert choose(torch.bfloat16) and not choose(torch.float32) and not choose(torch.float16)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    assert not choose(torch.bfloat16)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core_amx")
+    assert choose(torch.bfloat16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
+    assert not choose(torch.bfloat16)
     monkeypatch.setenv("TENON_TORCH_GEMM", "torch")
-    assert choose(True) and choose(False)
+    assert choose(torch.float32)
     monkeypatch.setenv("TENON_TORCH_GEMM", "tenon")
-    assert not choose(True) and not choose(False)
+    assert not choose(torch.bfloat16)
     monkeypatch.setenv("TENON_TORCH_GEMM", "mkl")
     with pytest.raises(ValueError, match="TENON_TORCH_GEMM='mkl'; it must be"):
-        choose(True)
+        choose(torch.float32)
+    monkeypatch.delenv("TENON_TORCH_GEMM")
+    assert _gemm._choose(torch.float32, False)  # cuBLAS
 
 
 def test_saved_memory_is_used_again():

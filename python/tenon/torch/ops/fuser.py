@@ -126,7 +126,7 @@ class OperationFuser:
     def planned(self, dtype: torch.dtype, on_cpu: bool = True) -> tuple[list[Stage], list[Stage]]:
         """The stages of `plan` with runs of our own ops as plans, for inputs of `dtype`."""
         forward, backward = self.plan()
-        multiplies = not _gemm.torch_multiplies(on_cpu)
+        multiplies = not _gemm.torch_multiplies(dtype, on_cpu)
         found = self._planned.get(multiplies)
         if found is None:
             found = plan_runs(forward, backward, self._routes, multiplies)

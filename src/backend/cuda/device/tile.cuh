@@ -122,14 +122,7 @@ struct TenonFour {
 
 // As tenon_join_amax, where the slot is read last, by the lane that may write it.
 __device__ inline void tenon_join_late(TenonU8* slot, TenonU32 most) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  most = __reduce_max_sync(0xffffffffu, most);
-#else
-  for (int step = 16; step > 0; step /= 2) {
-    const TenonU32 other = __shfl_xor_sync(0xffffffffu, most, step);
-    most = other > most ? other : most;
-  }
-#endif
+  most = tenon_warp_most(most);
   TenonU32* const all = reinterpret_cast<TenonU32*>(slot);
   if (threadIdx.x % 32 == 0 && most > *all) atomicMax(all, most);
 }

@@ -191,16 +191,21 @@ __device__ inline TenonU32 tenon_vector_row(const Arguments& a, TenonU32 v) {
   return (((v - t) >> 1) + t) >> a.shift;
 }
 
-// The integer maximum of a warp joins the slot; what the slot had before lets few of them write.
-__device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most, TenonU32 before) {
+__device__ inline TenonU32 tenon_warp_most(TenonU32 most) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  most = __reduce_max_sync(0xffffffffu, most);
+  return __reduce_max_sync(0xffffffffu, most);
 #else
   for (int step = 16; step > 0; step /= 2) {
     const TenonU32 other = __shfl_xor_sync(0xffffffffu, most, step);
     most = other > most ? other : most;
   }
+  return most;
 #endif
+}
+
+// The integer maximum of a warp joins the slot; what the slot had before lets few of them write.
+__device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most, TenonU32 before) {
+  most = tenon_warp_most(most);
   if (threadIdx.x % 32 == 0 && most > before) atomicMax(reinterpret_cast<TenonU32*>(slot), most);
 }
 

@@ -261,7 +261,7 @@ class Planned(FusedOperation):
             or not x.numel()
             or any(basic_op_kwargs)
             or torch.is_autocast_enabled("cpu" if x.is_cpu else "cuda")
-            or (self._linears and _gemm.torch_multiplies(x.is_cpu))
+            or (self._linears and _gemm.torch_multiplies(x.dtype, x.is_cpu))
         ):
             return no
         dtype, device, lead, cols = x.dtype, x.device, x.shape[:-1], x.shape[-1]
@@ -401,7 +401,7 @@ class Planned(FusedOperation):
     ) -> Plan | None:
         """The plan for inputs of this kind, with gradients of all extra inputs."""
         params = self.params(dtype, None) if dtype in _NAMES else None
-        if params is None or (self._linears and _gemm.torch_multiplies(on_cpu)):
+        if params is None or (self._linears and _gemm.torch_multiplies(dtype, on_cpu)):
             return None
         extra_grads = [backward] * len(self._given)
         ready = self.ready(cols, dtype, on_cpu, params, extra_grads, backward, input_grad)
