@@ -772,6 +772,19 @@ TEST(Opaque, IsRefusedWhenItCannotRun) {
 }
 
 // The gradient of an extra input may be added to what is there.
+TEST(Plans, TextsOfOneChainShareOne) {
+  const auto plan = [](const char* chain, bool backward) {
+    PlanRequest r;
+    r.backward = backward;
+    return &Plan::build(chain, r).buffers();
+  };
+  const auto* const first = plan("linear(8,16) bias gelu", true);
+  EXPECT_EQ(first, plan("linear(8,16) bias gelu", true));
+  EXPECT_EQ(first, plan("linear( 8, 16 )\n  bias   gelu", true));
+  EXPECT_NE(first, plan("linear(8,16) bias gelu", false));
+  EXPECT_NE(first, plan("linear(8,16) bias gelu_erf", true));
+}
+
 TEST(Plans, ExtraGradientsAccumulate) {
   PlanRequest request;
   request.cols = 24;

@@ -149,8 +149,8 @@ class Plan {
 
   // Throws what is wrong with the chain.
   static Plan build(std::span<const Op> chain, const PlanRequest& request);
-  // The same of a text. Equal texts and requests share one plan, unless they have opaque ops or
-  // collectives.
+  // The same of a text. Texts of one chain (print_chain tells) with equal requests share one plan,
+  // unless they have opaque ops or collectives.
   static Plan build(std::string_view chain, const PlanRequest& request);
 
   // All memory of a run, by number. Workspace lies in one block: buffers with this role have no

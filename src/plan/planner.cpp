@@ -463,19 +463,30 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
   return key.finish().append(chain);
 }
 
-}  // namespace
-
-Plan Plan::build(std::string_view chain, const PlanRequest& request) {
-  if (!request.opaque.empty() || request.collectives) return build(parse_chain(chain), request);
-  std::string key = key_of(chain, request);
-  {
-    const std::lock_guard guard(library_lock());
-    if (const auto it = plans().find(key); it != plans().end()) return it->second;
-  }
-  const Plan made = build(parse_chain(chain), request);
+std::optional<Plan> find_plan(const std::string& key) {
+  const std::lock_guard guard(library_lock());
+  const auto it = plans().find(key);
+  return it == plans().end() ? std::nullopt : std::optional(it->second);
+}
+// The first one made stays, where several threads make the same.
+Plan keep_plan(const std::string& key, const Plan& made) {
   const std::lock_guard guard(library_lock());
   if (plans().size() >= kMaxPlans) plans().clear();
-  return plans().try_emplace(std::move(key), made).first->second;
+  return plans().try_emplace(key, made).first->second;
+}
+
+}  // namespace
+
+// The canonical text is the key; a text that was given before leads to its plan without parsing.
+Plan Plan::build(std::string_view chain, const PlanRequest& request) {
+  if (!request.opaque.empty() || request.collectives) return build(parse_chain(chain), request);
+  const std::string given = key_of(chain, request);
+  if (const std::optional<Plan> found = find_plan(given)) return *found;
+  const Chain ops = parse_chain(chain);
+  const std::string canonical = key_of(print_chain(ops), request);
+  std::optional<Plan> plan = canonical == given ? std::nullopt : find_plan(canonical);
+  if (!plan) plan = keep_plan(canonical, build(ops, request));
+  return keep_plan(given, *plan);
 }
 
 Plan Plan::build(std::span<const Op> chain, const PlanRequest& request) {
