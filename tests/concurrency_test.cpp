@@ -5,10 +5,13 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <thread>
 
 #include "backend/cpu/pool.h"
+#include "backend/cpu/processors.h"
 #include "plan_support.h"
 
 namespace tenon::test {
@@ -300,6 +303,48 @@ TEST(Fork, AChildOfABusyParentComputesTheSameBits) {
   for (std::thread& t : busy) t.join();
 }
 #endif
+
+// A file system with these files; what a container's processes see.
+int quota_of(std::initializer_list<std::pair<const char*, const char*>> files) {
+  namespace fs = std::filesystem;
+  std::string name = (fs::temp_directory_path() / "tenon-quota-XXXXXX").string();
+  EXPECT_NE(mkdtemp(name.data()), nullptr);
+  for (const auto& [file, text] : files) {
+    const fs::path path = fs::path(name) / file;
+    fs::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+  const int found = cpu::quota(name);
+  fs::remove_all(name);
+  return found;
+}
+
+TEST(Processors, AreThoseThatTheQuotaPaysFor) {
+  const auto version2 = [](const char* group, const char* inner, const char* outer) {
+    return quota_of({{"proc/self/cgroup", group},
+                     {"sys/fs/cgroup/a/b/cpu.max", inner},
+                     {"sys/fs/cgroup/a/cpu.max", outer}});
+  };
+  EXPECT_EQ(version2("0::/a/b\n", "max 100000\n", "max 100000\n"), 0);
+  EXPECT_EQ(version2("0::/a/b\n", "200000 100000\n", "max 100000\n"), 2);
+  EXPECT_EQ(version2("0::/a/b\n", "250000 100000\n", "max 100000\n"), 3);
+  EXPECT_EQ(version2("0::/a/b\n", "800000 100000\n", "400000 100000\n"), 4);
+  EXPECT_EQ(version2("0::/a/b\n", "5000 100000\n", "400000 100000\n"), 1);
+  EXPECT_EQ(version2("0::/\n", "200000 100000\n", "400000 100000\n"), 0);
+  EXPECT_EQ(version2("what is this", "200000 100000\n", ""), 0);
+  EXPECT_EQ(quota_of({{"proc/self/cgroup", "0::/\n"}, {"sys/fs/cgroup/cpu.max", "150000 100000"}}),
+            2);
+  const auto version1 = [](const char* quota, const char* period) {
+    return quota_of({{"proc/self/cgroup", "4:memory:/m\n3:cpu,cpuacct:/c\n"},
+                     {"sys/fs/cgroup/cpu,cpuacct/c/cpu.cfs_quota_us", quota},
+                     {"sys/fs/cgroup/cpu,cpuacct/c/cpu.cfs_period_us", period}});
+  };
+  EXPECT_EQ(version1("-1", "100000"), 0);
+  EXPECT_EQ(version1("300000", "100000"), 3);
+  EXPECT_EQ(version1("300000", "0"), 0);
+  EXPECT_EQ(quota_of({}), 0);
+  EXPECT_GE(cpu::processors(), 1);
+}
 
 }  // namespace
 }  // namespace tenon::test

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/cpu/processors.h"
 #include "core/fp_mode.h"
 
 namespace tenon::cpu {
@@ -43,14 +44,6 @@ void relax() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
-}
-
-// Those that this process may use.
-int processors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
 }
 
 // Until what it waits for has come, or for the time in which a caller that runs one step after
