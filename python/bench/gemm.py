@@ -2,9 +2,10 @@
 
     python python/bench/gemm.py [threads]
 
-Each call comes behind one that wakes its threads, once those of the other side sleep. The ratio is
-torch's time over ours, the median of pairs, and in brackets the ratio of the bests. Last, what a
-body costs: the time of a product with one over that of the plain product, call by call.
+The sides take turns: each calls in a loop without pauses, once the threads of the other sleep, and
+its first call is not counted. The ratio is torch's time over ours, the median over the turns of the
+medians of their calls, and in brackets the ratio of the bests. Last, what a body costs: the time of
+a product with one over that of the plain product, call by call.
 """
 
 import ctypes
@@ -19,12 +20,16 @@ SHAPES = [(2048, 2048, 2048), (4096, 2048, 256), (4096, 256, 1024), (128, 4096, 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
-def timed(call):
-    time.sleep(0.3)  # an OpenMP runtime may keep its threads busy for 200 ms
-    call()
+def seconds(call):
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+def turn(call, calls):
+    time.sleep(0.3)  # an OpenMP runtime may keep its threads busy for 200 ms
+    call()
+    return [seconds(call) for _ in range(calls)]
 
 
 def call_of(chain, name, rows, tensors):
@@ -36,7 +41,11 @@ def call_of(chain, name, rows, tensors):
     addresses = [tensors[b.name].data_ptr() for b in plan.buffers]
     memory = (ctypes.c_void_p * len(addresses))(*addresses)
     workspace = torch.empty(max(plan.sizes(rows)[1], 1), dtype=torch.uint8)
-    return lambda: plan.run(False, rows, memory, workspace.data_ptr())
+
+    def call(owned=tensors):  # memory is that of the tensors, which live as long as the call
+        plan.run(False, rows, memory, workspace.data_ptr())
+
+    return call
 
 
 def tensors_of(name, rows, out, inner):
@@ -48,21 +57,23 @@ def tensors_of(name, rows, out, inner):
     }
 
 
-def measure(name, rows, out, inner, rounds=10):
+def measure(name, rows, out, inner, rounds=6, calls=8):
     tensors = tensors_of(name, rows, out, inner)
     theirs = torch.empty(rows, out, dtype=DTYPES[name])
-    calls = [
+    sides = [
         call_of(f"linear({inner},{out})", name, rows, tensors),
         lambda: torch.mm(tensors["x"], tensors["linear0.weight"].t(), out=theirs),
     ]
-    times = [[], []]
+    medians, bests = [[], []], [[], []]
     for _ in range(rounds):
-        for kept, call in zip(times, calls, strict=True):
-            kept.append(timed(call))
+        for i, call in enumerate(sides):
+            times = turn(call, calls)
+            medians[i].append(statistics.median(times))
+            bests[i].append(min(times))
     flops = 2e-9 * rows * out * inner
-    ours, peer = (flops / statistics.median(t) for t in times)
-    ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
-    best = min(times[1]) / min(times[0])
+    ours, peer = (flops / statistics.median(m) for m in medians)
+    ratio = statistics.median(b / a for a, b in zip(*medians, strict=True))
+    best = min(bests[1]) / min(bests[0])
     print(
         f"{name:5} {rows}x{out}x{inner:5}  tenon {ours:7.1f}  torch {peer:7.1f}  "
         f"ratio {ratio:5.2f} ({best:.2f})"
@@ -79,9 +90,7 @@ def bodies(size=2048, rounds=60):
     times = {name: [] for name in calls}
     for i in range(rounds):
         for name in list(calls) if i % 2 else reversed(calls):
-            start = time.perf_counter()
-            calls[name]()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(seconds(calls[name]))
     for name in list(calls)[1:]:
         ratio = statistics.median(a / b for a, b in zip(times[name], times["plain"], strict=True))
         best = min(times[name]) / min(times["plain"])
