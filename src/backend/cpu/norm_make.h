@@ -43,9 +43,10 @@ struct NormMaker {
     V a, b;
   };
 
-// Where nothing is optimised (sanitizers) inlining would only make the compiler slow.
+// Where nothing is optimised (sanitizers) inlining would only make the compiler slow. Not [[…]],
+// which behind a lambda's parameters belongs to its type and does nothing.
 #ifdef __OPTIMIZE__
-#define TENON_ALWAYS [[gnu::always_inline]]
+#define TENON_ALWAYS __attribute__((always_inline))
 #else
 #define TENON_ALWAYS
 #endif
@@ -128,11 +129,13 @@ struct NormMaker {
   TENON_INLINE void prefetch(const char* p) {
     for (int64_t i = 0; i < kLineBytes; i += 64) __builtin_prefetch(p + i);
   }
-  // Into the second cache: with gradients and sums the first one is full. Longer rows would not fit
-  // there either, and are read sooner this way.
-  TENON_INLINE void prefetch_second(const char* p) {
-    constexpr int kSecond = d == DType::bf16 ? 2 : 3;
-    for (int64_t i = 0; i < kLineBytes; i += 64) __builtin_prefetch(p + i, 0, kSecond);
+  // Each of the two passes backward fetches its half of the rows that come next, so that memory has
+  // work in both. Into the second cache: with gradients and sums the first one is full.
+  template <bool second>
+  TENON_INLINE void fetch_half(const NormRows& rows, int r, int64_t line) {
+    const int64_t at = line * (kLineBytes / 2) + (second ? rows.cols * kBytes / 2 : 0);
+    __builtin_prefetch(rows.x[r] + rows.ahead_x + at, 0, 2);
+    __builtin_prefetch(rows.grad[r] + rows.ahead_grad + at, 0, 2);
   }
 
   // Element e of a line.
@@ -202,7 +205,7 @@ struct NormMaker {
     float* const scratch = rows.scratch;
     const int64_t apart = (groups + 1) * kLanes;
     for (int64_t g = 0; g < groups; ++g) {
-      const auto each = [&]<int k>(std::integral_constant<int, k>) {
+      const auto each = [&]<int k>(std::integral_constant<int, k>) TENON_ALWAYS {
         const auto line = [&](int64_t i) TENON_ALWAYS { return pairs(summands(at(i), i).v[k]); };
         const V v = tree<kLevels>(line, g * kLanes);
         std::memcpy(scratch + k * apart + g * kLanes, &v, sizeof v);
@@ -353,6 +356,7 @@ struct NormMaker {
       const V mean = all(rows.mean[r]);
       const V rstdev = all(rows.rstdev[r]);
       const auto summands = [&](const At& at, int64_t i) TENON_ALWAYS {
+        fetch_half<false>(rows, r, i);
         const Line x = read(at.x);
         Line w = read(at.grad);
         if constexpr (gamma) w = times(w, read_vector(rows.gamma, i));
@@ -433,8 +437,7 @@ struct NormMaker {
       Line out[n];
       for (int r = 0; r < n; ++r) {
         at[r] = {rows.x[r] + i * kLineBytes, nullptr, rows.grad[r] + i * kLineBytes};
-        prefetch_second(at[r].x + rows.ahead_x);
-        prefetch_second(at[r].grad + rows.ahead_grad);
+        fetch_half<true>(rows, r, i);
       }
       lines(at, i, out);
       for (int r = 0; r < n; ++r) write<stream, clean>(rows.y[r] + i * kLineBytes, out[r]);
