@@ -238,6 +238,14 @@ class RunCommand(unittest.TestCase):
         y, = self.json(*args, "--tolerance", str(y["error"] / 2), code=1)["check"]["tensors"]
         self.assertFalse(y["ok"])
 
+    def test_rows_of_nearly_equal_numbers(self):
+        # rstdev makes the mean's roundings large: that much is allowed, and not much more.
+        for seed in range(1, 9):
+            y, = self.json("layernorm(2)", "--rows", "64", "--dtype", "f32", "--seed",
+                           str(seed))["check"]["tensors"]
+            self.assertTrue(y["ok"], (seed, y))
+            self.assertLess(y["allowed"], 2**-15, (seed, y))
+
     @unittest.skipIf("TENON_SLOW_BUILD" in os.environ, "a large product")
     def test_large_chains_are_checked_in_part(self):
         got = self.json("linear(2048,2048)", "--rows", "512", "--backward", "--tolerance", "1e-4")

@@ -328,11 +328,13 @@ class Interpreter {
       for (double& g : gamma) g += 1;
     return gamma;
   }
-  // x becomes (x − mean)·rstdev; gives rstdev.
-  static double normalise(const Norm& n, double* x, int64_t cols) {
+  // x becomes (x − mean)·rstdev; gives rstdev. In a row of nearly equal numbers rstdev makes what
+  // the mean's roundings cost the largest error of all.
+  double normalise(const Norm& n, double* x, int64_t cols) {
     double mean = 0, square = 0;
     if (n.layer)
       for (int64_t c = 0; c < cols; ++c) mean += x[c] / static_cast<double>(cols);
+    if (n.layer && cols > 1 && noise_) mean += draw() * 2 * kUnit * root_mean_square(x, cols);
     for (int64_t c = 0; c < cols; ++c) square += (x[c] - mean) * (x[c] - mean);
     const double s = 1 / std::sqrt((n.l2 ? square : square / static_cast<double>(cols)) + n.eps);
     for (int64_t c = 0; c < cols; ++c) x[c] = (x[c] - mean) * s;
