@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "expr/evaluate.h"
 #include "expr/order.h"
 #include "tenon/error.h"
 
@@ -85,6 +86,14 @@ Precision Step::effective_precision() const {
   for (const Store& s : stores)
     if (s.to != Store::To::amax && s.dtype == DType::f32) return Precision::strict;
   return precision;
+}
+
+double Step::native_error() const {
+  if (effective_precision() == Precision::strict) return 0;
+  double least = tenon::native_error(DType::e4m3);  // what an amax alone is worth
+  for (const Store& s : stores)
+    if (s.to != Store::To::amax) least = std::min(least, tenon::native_error(s.dtype));
+  return least;
 }
 
 int64_t Step::flops(int64_t given) const {

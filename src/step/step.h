@@ -124,6 +124,8 @@ struct Step {
   // Strict where asked, and wherever a result is kept in fp32: native promises no less there.
   // An amax is a by-product and follows the others; alone it is as asked.
   [[nodiscard]] Precision effective_precision() const;
+  // The relative error of a transcendental word that every result allows; 0 in strict precision.
+  [[nodiscard]] double native_error() const;
 
   // Bytes that must move in a call of `rows` rows: each input and output once.
   [[nodiscard]] int64_t bytes(int64_t rows) const;

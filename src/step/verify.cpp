@@ -72,15 +72,6 @@ Value largest(const std::vector<Value>& v) {
   return most;
 }
 
-// The tightest error any result asks for; an amax follows the others.
-double native_bound(const Step& step) {
-  if (step.effective_precision() == Precision::strict) return 0;
-  double least = native_error(DType::e4m3);  // what an amax alone is worth
-  for (const Store& s : step.stores)
-    if (s.to != Store::To::amax) least = std::min(least, native_error(s.dtype));
-  return least;
-}
-
 class Verifier {
  public:
   Verifier(const Step& step, int64_t rows, std::span<const View> out)
@@ -227,7 +218,7 @@ class Inputs {
       bounds.push_back(errors[i].empty() ? nullptr : errors[i].data());
     }
     const Evaluation exact =
-        Oracle(*step_.graph, roots, native_bound(step_)).run(n, pointers, bounds);
+        Oracle(*step_.graph, roots, step_.native_error()).run(n, pointers, bounds);
     std::vector<std::vector<Value>> out(roots.size(), std::vector<Value>(n));
     for (size_t k = 0; k < roots.size(); ++k)
       for (size_t i = 0; i < n; ++i) out[k][i] = {exact.value[k][i], exact.bound[k][i]};

@@ -1,5 +1,4 @@
-// Lowers words to 2^x, log2 x and 1/x as the GPU has them: a few units in the last place, fp32
-// subnormals read and written as 0. Every sequence keeps clear of those.
+// Lowers a formula to the processor's own approximations, with what they allow beyond single words.
 #include "backend/cuda/native.h"
 
 #include <algorithm>
@@ -7,171 +6,34 @@
 #include <map>
 #include <optional>
 
+#include "backend/cuda/native_words.h"
 #include "expr/lower.h"
 #include "expr/order.h"
 #include "expr/print.h"
 #include "expr/word.h"
-#include "tenon/error.h"
 
 namespace tenon::cuda {
 
 namespace {
 
-// No word of the formula is left when they stand in its graph, so each has the place of one.
-constexpr Word kEx2 = Word::exp, kLg2 = Word::log, kRcp = Word::sigmoid;
+using namespace hardware;
 
-std::string_view name_of(Word w) {
-  return w == kEx2 ? "ex2" : w == kLg2 ? "lg2" : w == kRcp ? "rcp" : info(w).name;
-}
-
-Expr own(Word w, Expr x) { return x.graph()->intern({.word = w, .in = {x.id()}}); }
-Expr ex2(Expr x) { return own(kEx2, x); }
-Expr lg2(Expr x) { return own(kLg2, x); }
-Expr rcp(Expr x) { return own(kRcp, x); }
-
-const Node& node(Expr e) { return (*e.graph())[e.id()]; }
-Expr input(Expr e, int i) { return {e.graph(), node(e).in[static_cast<size_t>(i)]}; }
-bool is(Expr e, Word w) { return e.graph() && node(e).word == w; }
-
-// A product with a constant: the constant, and the other factor.
-struct Multiple {
-  float factor;
-  Expr of;
-};
-std::optional<Multiple> multiple(Expr e) {
-  if (!is(e, Word::mul)) return std::nullopt;
-  for (const int i : {0, 1})
-    if (input(e, i).is_constant()) return Multiple{input(e, i).constant(), input(e, 1 - i)};
-  return std::nullopt;
-}
-
-// x·f, where constants of x join f: an exponent errs far less than a word may.
-Expr scaled(Expr x, float f) {
-  for (;;) {
-    const auto m = multiple(x);
-    const float joined = f * (m ? m->factor : -1);
-    if (!m && !is(x, Word::neg)) break;
-    if (!(std::fabs(joined) > 0x1p-60F && std::fabs(joined) < 0x1p60F)) return x * f;
-    f = joined;
-    x = m ? m->of : input(x, 0);
-  }
-  // a + c·(b·a), as in gelu: one product less.
-  if (is(x, Word::add))
-    if (const auto m = multiple(input(x, 1)); m && is(m->of, Word::mul))
-      for (const int i : {0, 1})
-        if (const Expr a = input(x, 0); input(m->of, i).id() == a.id())
-          return a * fma(input(m->of, 1 - i), f * m->factor, f);
-  return x * f;
-}
-
-constexpr float kLog2e = words::kLog2e, kLn2 = words::kLn2;
-constexpr float kLogSmall = 0x1p-5F;  // below it lg2's absolute error would show
-
-// As words::Words, where what is left of a polynomial is its part near a zero.
-struct Hardware : words::Words<words::NativeTables> {
-  // The square reaches subnormal results.
-  static Expr exp(Expr x) {
-    const Expr half = ex2(scaled(x, kLog2e / 2));
-    return half * half;
-  }
-  static Expr expm1(Expr x) {
-    return select(abs(x) < kLn2 / 2, expm1_reduced(x), ex2(scaled(x, kLog2e)) - 1.0F);
-  }
-  static Expr log(Expr x) {
-    const Expr f = x - 1.0F;
-    return select(abs(f) < kLogSmall, log1p_small(f), lg2(x) * kLn2);
-  }
-  static Expr log1p(Expr x) {
-    return select(abs(x) < kLogSmall, log1p_small(x), lg2(x + 1.0F) * kLn2);
-  }
-  // 1/(1 + 2^t) with both sides of the fraction 2^-24 as large, so that 2^t reaches 2^150.
-  static Expr sigmoid(Expr x) {
-    const Expr power = ex2(scaled(x, -kLog2e) + -24.0F);
-    return rcp(power + 0x1p-24F) * 0x1p-24F;
-  }
-  static Expr tanh(Expr x) {
-    return tanh_of(x, fma(-2.0F, rcp(ex2(scaled(x, 2 * kLog2e)) + 1.0F), 1.0F));
-  }
-  static Expr tanh_of(Expr x, Expr large) {
-    const Expr small = x * words::polynomial(x * x, words::NativeTables::kTanh);
-    return select(abs(x) < words::NativeTables::kTanhSmall, small, large);
-  }
-  static Expr erf(Expr x) {
-    const Expr a = abs(x);
-    const Expr p = words::polynomial(min(a, words::kErfHigh), words::NativeTables::kErfTail);
-    const Expr large = 1.0F - ex2(p * kLog2e);
-    return select(a < words::kErfSmall, erf_small(x), with_sign(large, x));
-  }
-  static Expr erfc(Expr x) {
-    const Expr a = abs(x);
-    const Expr u = rcp(a + words::NativeTables::kErfcShift);
-    const Expr p =
-        words::polynomial(u - words::NativeTables::kErfcCentre, words::NativeTables::kErfcTail);
-    const Expr tail = fma(p, u, u) * exp(-(a * a));
-    const Expr large = select(x < 0.0F, 2.0F - tail, tail);
-    return select(a < words::kErfSmall, 1.0F - erf_small(x), large);
-  }
-
- private:
-  static Expr log1p_small(Expr x) {
-    const Expr p = fma(fma(x, -0.25F, 1.0F / 3), x, -0.5F);
-    return fma(x * x, p, x);
-  }
-};
-
-// What a value lies between, unless it is NaN.
-struct Range {
-  float low = -words::kInfinity, high = words::kInfinity;
-  [[nodiscard]] bool within(float a, float b) const { return low >= a && high <= b; }
-};
-Range range(Expr e, int depth = 8) {
-  if (e.is_constant()) return {e.constant(), e.constant()};
-  if (depth == 0) return {};
-  const auto in = [&](int i) { return range(input(e, i), depth - 1); };
-  switch (node(e).word) {
-    case Word::min:
-      return {std::min(in(0).low, in(1).low), std::min(in(0).high, in(1).high)};
-    case Word::max:
-      return {std::max(in(0).low, in(1).low), std::max(in(0).high, in(1).high)};
-    case Word::add:
-      return {in(0).low + in(1).low, in(0).high + in(1).high};
-    case Word::mul:
-      // Squares: of the numbers here, those that exp has made of halves.
-      if (node(e).in[0] == node(e).in[1])
-        return {0, std::max(in(0).low * in(0).low, in(0).high * in(0).high)};
-      if (const auto m = multiple(e); m && m->factor > 0) {
-        const Range r = range(m->of, depth - 1);
-        return {r.low * m->factor, r.high * m->factor};
-      }
-      return {};
-    case kEx2:
-      return {0, std::exp2(in(0).high)};
-    default:
-      return {};
-  }
-}
-
-// By a constant: a correctly rounded quotient from the rounded reciprocal.
-Expr quotient(Expr a, float b) {
-  const float inverse = 1 / b;
-  const Expr q = a * inverse;
-  const Expr better = fma(fma(q, -b, a), inverse, q);
-  if (range(a).within(-0x1p60F, 0x1p60F)) return better;
-  return select(abs(q) < words::kInfinity, better, q);
-}
-bool divides(float b) { return std::fabs(b) > 0x1p-60F && std::fabs(b) < 0x1p60F; }
-
-// A few units in the last place off, for all numbers.
-Expr rough_quotient(Expr a, Expr b) {
-  if (range(b).within(0x1p-64F, 0x1p64F)) return a * rcp(b);
-  const Expr up = select(abs(b) < 0x1p-64F, 0x1p64F, 1.0F);
-  const Expr scale = select(abs(b) > 0x1p64F, 0x1p-64F, up);
-  return a * rcp(b * scale) * scale;
+// The sum of factor·x^power.
+using Polynomial = std::map<int, double>;
+Expr evaluated(const Polynomial& p, Expr x) {
+  const bool even = std::ranges::all_of(p, [](const auto& term) { return term.first % 2 == 0; });
+  if (even) x = x * x;
+  int power = p.rbegin()->first;
+  Expr sum = static_cast<float>(p.rbegin()->second);
+  while ((power -= even ? 2 : 1) >= 0)
+    sum = fma(sum, x, static_cast<float>(p.contains(power) ? p.at(power) : 0));
+  return sum;
 }
 
 class Lowering {
  public:
-  Lowering(const Graph& graph, std::span<const uint32_t> roots)
+  // Words may err by `error`, relative to their results.
+  Lowering(const Graph& graph, std::span<const uint32_t> roots, double error)
       : graph_(graph),
         order_(order(graph, roots)),
         image_(graph.size()),
@@ -180,6 +42,7 @@ class Lowering {
         negated_(graph.size(), kNone),
         doubled_(graph.size(), kNone),
         tolerant_(graph.size(), true),
+        alone_(graph.size(), false),
         terms_(graph.size()) {
     for (const uint32_t root : roots) ++uses_[root];
     for (const uint32_t id : order_) {
@@ -191,16 +54,16 @@ class Lowering {
     }
     for (const uint32_t root : roots) tolerant_[root] = false;
     for (size_t i = order_.size(); i-- > 0;) tolerate(order_[i]);
-    for (const uint32_t id : order_) {
-      terms_[id] = terms(id);
-      image_[id] = lowered(id);
-    }
+    for (const uint32_t id : order_) terms_[id] = terms(id);
+    find_slopes(roots, error);
+    for (const uint32_t id : order_) image_[id] = lowered(id);
     for (const uint32_t root : roots) out_.roots.push_back(out_.graph.id(image_[root]));
   }
   [[nodiscard]] const Lowered& result() const { return out_; }
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr float kCertain = 20;  // its sigmoid is 1
 
   Expr lowered(uint32_t id) {
     const Node& n = graph_[id];
@@ -223,6 +86,8 @@ class Lowering {
         }
         return in(0) * in(1);
       case Word::add:
+        if (const auto slope = slopes_.find(id); slope != slopes_.end())
+          return slope_of(slope->second);
         if (const std::optional<Expr> product = factored(id)) return *product;
         return in(0) + in(1);
       case Word::div:
@@ -268,7 +133,7 @@ class Lowering {
 
   Expr sigmoid(uint32_t id) {
     const uint32_t a = graph_[id].in[0];
-    if (opposite(id) == kNone) return Hardware::sigmoid(unclamped(id));
+    if (opposite(id) == kNone || alone_[id]) return Hardware::sigmoid(unclamped(id));
     const Sides s = sides(argument(id));
     return graph_[a].word == Word::neg ? select(s.sign < 0.0F, s.larger, s.smaller)
                                        : select(s.sign < 0.0F, s.smaller, s.larger);
@@ -326,9 +191,7 @@ class Lowering {
         power = std::min(power, powers.contains(factor) ? powers.at(factor) : 0);
     std::erase_if(common, [](const auto& p) { return p.second == 0; });
     uint32_t of = kNone;
-    int degree = 0;
-    bool even = true;
-    std::map<int, double> factors;
+    Polynomial factors;
     for (const auto& [powers, factor] : all) {
       int power = 0;
       for (const auto& [atom, p] : powers) {
@@ -339,8 +202,6 @@ class Lowering {
         power = rest;
       }
       factors[power] = factor;
-      degree = std::max(degree, power);
-      even = even && power % 2 == 0;
     }
     const Terms product{{common, 1.0}};
     const auto stands = [&](uint32_t i) { return i < id && terms_[i] == product; };
@@ -348,11 +209,106 @@ class Lowering {
     if (of == kNone || place == order_.end() || !errs(*place) ||
         !range(image_[of]).within(-0x1p20F, 0x1p20F))
       return std::nullopt;
-    const Expr x = even ? image_[of] * image_[of] : image_[of];
-    Expr sum = static_cast<float>(factors[degree]);
-    for (int power = degree; (power -= even ? 2 : 1) >= 0;)
-      sum = fma(sum, x, static_cast<float>(factors[power]));
-    return image_[*place] * sum;
+    return image_[*place] * evaluated(factors, image_[of]);
+  }
+
+  // m·s + m·s·σ(−a)·k(u), the latter only while v <= c: the derivative of m·v·s, s = σ(a(u)),
+  // u = min(v, c).
+  struct Slope {
+    uint32_t first, s, u;  // first = m·s
+    Polynomial rest;       // k(u)/u
+  };
+
+  // Beside the first summand 1 − s is as good as σ(−a) if k is small, and with u for v it may stay
+  // where v > c, if s is 1 there.
+  [[nodiscard]] std::optional<Slope> slope(uint32_t id, int i, double error) const {
+    const Node& n = graph_[id];
+    if (n.word != Word::add) return std::nullopt;
+    const uint32_t first = n.in[static_cast<size_t>(i)];
+    const Node& guarded = graph_[n.in[static_cast<size_t>(1 - i)]];
+    const auto constant = [&](uint32_t c) { return graph_[c].word == Word::constant; };
+    if (guarded.word != Word::select || guarded.rel() != Rel::gt || !constant(guarded.in[1]) ||
+        !constant(guarded.in[2]) || graph_[guarded.in[2]].value != 0 || terms_[first].size() != 1)
+      return std::nullopt;
+    const uint32_t v = guarded.in[0];
+    const auto is_u = [&](uint32_t u) {
+      const Node& m = graph_[u];
+      return m.word == Word::min && m.in[0] == v && m.in[1] == guarded.in[1];
+    };
+    const auto u = std::ranges::find_if(order_, is_u);
+    if (u == order_.end() || graph_[v].word != Word::max || !constant(graph_[v].in[1]))
+      return std::nullopt;
+    Slope out{first, kNone, *u, {}};
+    const auto& [known, factor] = *terms_[first].begin();
+    for (const auto& [all, f] : terms_[guarded.in[3]]) {
+      Powers powers = all;
+      for (const auto& [atom, power] : known) powers[atom] -= power;
+      int power = -1;
+      for (const auto& [atom, p] : powers) {
+        if (atom == v || atom == *u) {
+          power += p;
+        } else if (const uint32_t s = opposite(atom);
+                   p == 1 && s != kNone && known.contains(s) && (out.s == kNone || out.s == s)) {
+          out.s = s;
+        } else if (p != 0) {
+          return std::nullopt;
+        }
+      }
+      if (power < 0 || out.s == kNone || !powers.contains(opposite(out.s))) return std::nullopt;
+      out.rest[power] += f / factor;
+    }
+    const double low = graph_[graph_[v].in[1]].value, high = graph_[guarded.in[1]].value;
+    double most = 0, last = 0;
+    for (const auto& [power, f] : out.rest) {
+      most += std::fabs(f) * std::pow(std::max(std::fabs(low), std::fabs(high)), power + 1);
+      last += f * std::pow(high, power + 1);
+    }
+    constexpr double kOff = 0x1p-22;  // of 1 − s by the processor's words
+    const std::optional<double> end = value_at(graph_[out.s].in[0], *u, high);
+    if (most * kOff > 0.75 * error || !(last > 0) || !end || *end < kCertain) return std::nullopt;
+    return out;
+  }
+  // All of them, if σ(−a) stands nowhere else.
+  void find_slopes(std::span<const uint32_t> roots, double error) {
+    for (const uint32_t id : order_)
+      for (const int i : {0, 1})
+        if (const std::optional<Slope> s = slope(id, i, error)) slopes_.emplace(id, *s);
+    std::vector<bool> seen(graph_.size(), false);
+    for (const uint32_t root : roots) seen[root] = true;
+    for (size_t k = order_.size(); k-- > 0;) {
+      const uint32_t id = order_[k];
+      if (!seen[id]) continue;
+      if (const auto s = slopes_.find(id); s != slopes_.end())
+        seen[s->second.first] = seen[s->second.u] = true;
+      else
+        for (int i = 0; i < graph_[id].arity(); ++i) seen[graph_[id].in[i]] = true;
+    }
+    if (std::ranges::any_of(slopes_, [&](const auto& s) { return seen[opposite(s.second.s)]; }))
+      slopes_.clear();
+    for (const auto& [id, s] : slopes_) alone_[s.s] = true;
+  }
+  [[nodiscard]] Expr slope_of(const Slope& s) const {
+    const Expr first = image_[s.first], u = image_[s.u];
+    // Never 0, which an infinite gradient must not meet.
+    const Expr other = fma(image_[s.s], -0x1.fffffep-1F, 1.0F);
+    return fma(first * u, evaluated(s.rest, u) * other, first);
+  }
+
+  // A node made of `of` and constants, where `of` has a value.
+  [[nodiscard]] std::optional<double> value_at(uint32_t id, uint32_t of, double value) const {
+    std::map<uint32_t, double> values{{of, value}};
+    for (const uint32_t i : order_) {
+      const Node& n = graph_[i];
+      const auto known = [&](int k) { return values.contains(n.in[k]); };
+      if (n.word == Word::constant)
+        values[i] = n.value;
+      else if ((n.word == Word::add || n.word == Word::mul) && known(0) && known(1) && i != of)
+        values[i] = n.word == Word::add ? values[n.in[0]] + values[n.in[1]]
+                                        : values[n.in[0]] * values[n.in[1]];
+      if (i == id) break;
+    }
+    const auto found = values.find(id);
+    return found == values.end() ? std::nullopt : std::optional(found->second);
   }
 
   // The argument of a sigmoid without a clamp u = min(v, c) that shows in nothing else: sums and
@@ -373,25 +329,21 @@ class Lowering {
         return image_[top];
     }
     if (clamp == kNone) return image_[top];
-    struct Value {
-      float at_clamp;
-      Expr without;
-    };
-    std::map<uint32_t, Value> values;
+    const std::optional<double> end = value_at(top, clamp, graph_[graph_[clamp].in[1]].value);
+    if (!end || *end < kCertain) return image_[top];
+    std::map<uint32_t, Expr> without;
     for (const auto& [i, count] : uses) {
       const Node& n = graph_[i];
       if (n.word != Word::constant && count != uses_[i]) return image_[top];
-      const Value &a = values[n.in[0]], &b = values[n.in[1]];
+      const Expr &a = without[n.in[0]], &b = without[n.in[1]];
       if (n.word == Word::constant)
-        values[i] = {n.value, n.value};
+        without[i] = n.value;
       else if (i == clamp)
-        values[i] = {graph_[n.in[1]].value, image_[n.in[0]]};
-      else if (n.word == Word::add)
-        values[i] = {a.at_clamp + b.at_clamp, a.without + b.without};
+        without[i] = image_[n.in[0]];
       else
-        values[i] = {a.at_clamp * b.at_clamp, a.without * b.without};
+        without[i] = n.word == Word::add ? a + b : a * b;
     }
-    return values[top].at_clamp > 20 ? values[top].without : image_[top];
+    return without[top];
   }
 
   const Graph& graph_;
@@ -399,8 +351,9 @@ class Lowering {
   std::vector<Expr> image_;
   std::vector<int> uses_;
   std::vector<uint32_t> sigmoid_, negated_, doubled_;  // by their arguments
-  std::vector<bool> tolerant_;
+  std::vector<bool> tolerant_, alone_;
   std::vector<Terms> terms_;
+  std::map<uint32_t, Slope> slopes_;
   Lowered out_;
 };
 
@@ -438,6 +391,33 @@ Lowered with_quotients(const Lowered& from) {
   });
 }
 
+// Where select(x < c, 0, ·) hides what lies below c, max(x, c) is x.
+Lowered unclamped(const Lowered& from) {
+  const Graph& graph = from.graph;
+  const std::vector<uint32_t> nodes = order(graph, from.roots);
+  const auto hides = [&](const Node& n, const Node& most) {
+    return n.word == Word::select && n.rel() == Rel::lt && n.in[0] == most.in[0] &&
+           n.in[1] == most.in[1] && graph[n.in[2]].word == Word::constant;
+  };
+  const auto hidden = [&](const Node& most) {
+    if (most.word != Word::max || graph[most.in[1]].word != Word::constant ||
+        graph[most.in[1]].value == 0)
+      return false;
+    std::vector<bool> seen(graph.size(), false);
+    for (const uint32_t root : from.roots) seen[root] = true;
+    for (size_t k = nodes.size(); k-- > 0;) {
+      const Node& n = graph[nodes[k]];
+      if (!seen[nodes[k]]) continue;
+      if (&n == &most) return false;
+      for (int i = 0; i < (hides(n, most) ? 3 : n.arity()); ++i) seen[n.in[i]] = true;
+    }
+    return true;
+  };
+  return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
+    return hidden(n) ? std::optional(image[n.in[0]]) : std::nullopt;
+  });
+}
+
 // Sums of products become fma, which errs less.
 Lowered contracted(const Lowered& from) {
   return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
@@ -456,7 +436,7 @@ Lowered contracted(const Lowered& from) {
 
 }  // namespace
 
-std::string native_lines(const Graph& graph, std::span<const uint32_t> roots) {
+std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error) {
   const auto approximate = [&](uint32_t id) {
     return info(graph[id].word).kind == Kind::transcendental;
   };
@@ -464,7 +444,7 @@ std::string native_lines(const Graph& graph, std::span<const uint32_t> roots) {
     const Lowered strict = with_quotients(lower(graph, roots, Precision::strict));
     return print(strict.graph, strict.roots);
   }
-  const Lowered out = contracted(Lowering(graph, roots).result());
+  const Lowered out = contracted(unclamped(Lowering(graph, roots, error).result()));
   return print(out.graph, out.roots, name_of);
 }
 

@@ -9,8 +9,8 @@
 
 namespace tenon::cuda {
 
-// The statements of print() for formulas whose words may err as native precision allows. A formula
-// without such words has the strict bits, but for subnormal quotients.
-std::string native_lines(const Graph& graph, std::span<const uint32_t> roots);
+// The statements of print() for formulas whose words may err by `error`, relative to their results.
+// A formula without such words has the strict bits, but for subnormal quotients.
+std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error);
 
 }  // namespace tenon::cuda

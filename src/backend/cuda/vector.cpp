@@ -22,14 +22,12 @@ struct VectorHead {
   const uint64_t* random = nullptr;
 };
 
-// floor(v ÷ d) = (((v − t) >> 1) + t) >> shift, t being the high word of v·magic; d above 1.
+// floor(v ÷ d) is v·magic >> (31 + shift) for all v of 31 bits: magic·d exceeds that power of two
+// by at most 2^shift.
 VectorHead divided_by(uint32_t d) {
-  VectorHead h{.vectors = d};
-  if (d < 2) return h;
-  const auto log = static_cast<uint32_t>(std::bit_width(d - 1));
-  h.magic = static_cast<uint32_t>((((uint64_t{1} << log) - d) << 32) / d + 1);
-  h.shift = log - 1;
-  return h;
+  const auto shift = static_cast<uint32_t>(std::bit_width(d - 1));
+  const auto magic = static_cast<uint32_t>((uint64_t{1} << (31 + shift)) / d + 1);
+  return {.vectors = d, .magic = magic, .shift = shift};
 }
 
 std::string store_text(const Step& step) {
@@ -51,10 +49,23 @@ std::string store_text(const Step& step) {
   return text;
 }
 
+// Whether rows follow each other without a gap, and an element's place in its row means nothing.
+bool dense(const Step& step, std::span<const Access> at) {
+  for (size_t i = 0; i < step.loads.size(); ++i) {
+    const Load& l = step.loads[i];
+    const bool tile = l.from == Load::From::tile;
+    if (tile ? at[i].stride != step.cols || !l.columns.contiguous()
+             : l.from != Load::From::scalar && l.from != Load::From::parameter)
+      return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 // As many threads as the registers of a short formula allow, for one or two loads; one-byte results
-// want two vectors. What only finds amaxes ends slowly, so few blocks do it all.
+// want two vectors, and so do random numbers, whose rounds wait for each other. What only finds
+// amaxes ends slowly, so few blocks do it all.
 VectorProgram::Size VectorProgram::size_of(const Step& step, size_t lines) {
   constexpr size_t kLong = 50;  // lines of a formula that need more registers
   int64_t bytes = 0;            // that an element's loads hold in registers
@@ -62,9 +73,11 @@ VectorProgram::Size VectorProgram::size_of(const Step& step, size_t lines) {
     if (l.from == Load::From::tile) bytes += info(l.dtype).bytes;
   const bool few = bytes <= 4 && step.effective_precision() == Precision::native && lines < kLong;
   if (few && stores_to(step, Store::To::amax).size() == step.stores.size())
-    return {512, 2, 4, true};
+    return {1024, 2, 2, true};
   for (const Encoder& e : step.encoders)
     if (info(e.format.dtype).bytes == 1) return {128, 2, !few ? 8U : bytes <= 2 ? 16U : 12U, false};
+  const auto random = [](const Load& l) { return l.from == Load::From::random; };
+  if (few && bytes <= 2 && std::ranges::any_of(step.loads, random)) return {128, 2, 12, false};
   return {256, 1, few ? 8U : 4U, false};
 }
 
@@ -144,11 +157,16 @@ bool VectorProgram::fits(const RunArgs& args) const {
 }
 
 std::vector<Launch> VectorProgram::launches(const RunArgs& args) const {
-  const auto vectors = static_cast<uint32_t>(step_.cols / kEight);
+  std::vector<Access> at = accesses_of(step_, args);
+  auto vectors = static_cast<uint32_t>(step_.cols / kEight);
+  const uint32_t all = static_cast<uint32_t>(args.rows) * vectors;
+  if (size_.walks && dense(step_, at)) {
+    vectors = 1;
+    for (Access& a : at) a.stride = kEight;
+  }
   VectorHead head = divided_by(vectors);
-  head.all = static_cast<uint32_t>(args.rows) * vectors;
+  head.all = all;
   head.random = args.random;
-  const std::vector<Access> at = accesses_of(step_, args);
   std::vector<Place> places;
   for (const Encoder& e : step_.encoders)
     for (const Place& p : encoder_places(e, args)) places.push_back(p);

@@ -2,8 +2,6 @@
 // from the loads, again in every kernel, so that only sums, totals and products lie in memory in
 // between. Follows map.cuh.
 
-typedef unsigned long long TenonU64;
-
 // A tensor of an encoder or of a product.
 struct TenonPlace {
   TenonU8* data;
@@ -57,8 +55,8 @@ __device__ inline TenonI64 tenon_block(const TenonAccess& a, TenonI64 row, Tenon
 }
 
 __device__ inline void tenon_philox_round(TenonU32 (&c)[4], TenonU32 k0, TenonU32 k1) {
-  const TenonU64 a = static_cast<TenonU64>(0xD2511F53u) * c[0];
-  const TenonU64 b = static_cast<TenonU64>(0xCD9E8D57u) * c[2];
+  const TenonU64 a = tenon_wide(0xD2511F53u, c[0]);
+  const TenonU64 b = tenon_wide(0xCD9E8D57u, c[2]);
   const TenonU32 first = static_cast<TenonU32>(b >> 32) ^ c[1] ^ k0;
   const TenonU32 third = static_cast<TenonU32>(a >> 32) ^ c[3] ^ k1;
   c[0] = first;

@@ -61,8 +61,7 @@ __device__ inline TenonU32 tenon_blocks8(const TenonAccess& a, TenonU32 column) 
   return block * static_cast<TenonU32>(a.block_stride) + (column - block * size);
 }
 __device__ inline TenonI64 tenon_tile8(const TenonAccess& a, TenonU32 row, TenonU32 column) {
-  return static_cast<TenonI64>(static_cast<TenonU64>(row) * static_cast<TenonU32>(a.stride) +
-                               column);
+  return static_cast<TenonI64>(tenon_wide(row, static_cast<TenonU32>(a.stride), column));
 }
 __device__ inline TenonI64 tenon_tile8_blocks(const TenonAccess& a, TenonU32 row, TenonU32 column) {
   return tenon_tile8(a, row, tenon_blocks8(a, column));
@@ -143,6 +142,11 @@ __device__ inline void tenon_spread8(float value, float (&v)[8]) {
   for (int i = 0; i < 8; ++i) v[i] = value;
 }
 
+// 16 bits as a number: the mantissa of 2^23 + bits, less 2^23.
+__device__ inline float tenon_sixteen(TenonU32 bits) {
+  return tenon_bits(0x4b000000u | bits) - 8388608.0f;
+}
+
 // Half words from the k-th on go down to the first.
 template <int words>
 __device__ inline void tenon_shift_halves(TenonU32 (&w)[words], TenonU32 k) {
@@ -167,13 +171,12 @@ __device__ inline void tenon_random8(const TenonU64* state, TenonI64 row, TenonI
     for (int k = 0; k < 4; ++k) c[k] = w[k];
   }
   for (int k = 0; k < 4; ++k) {
-    v[2 * k] = static_cast<float>(static_cast<int>(c[k] & 0xffffu));
-    v[2 * k + 1] = static_cast<float>(static_cast<int>(c[k] >> 16));
+    v[2 * k] = tenon_sixteen(c[k] & 0xffffu);
+    v[2 * k + 1] = tenon_sixteen(c[k] >> 16);
   }
 }
 
-// As the host's. Vectors of a row by a multiplication: q = (((v - t) >> 1) + t) >> shift with
-// t = high word of v·magic.
+// As the host's. The row of vector v, which has 31 bits: the high word of 2v·magic, >> shift.
 template <int accesses, int places>
 struct TenonVectorArguments {
   TenonU32 vectors;  // of a row
@@ -186,9 +189,7 @@ struct TenonVectorArguments {
 
 template <class Arguments>
 __device__ inline TenonU32 tenon_vector_row(const Arguments& a, TenonU32 v) {
-  if (a.vectors == 1) return v;
-  const TenonU32 t = static_cast<TenonU32>((static_cast<TenonU64>(v) * a.magic) >> 32);
-  return (((v - t) >> 1) + t) >> a.shift;
+  return static_cast<TenonU32>(tenon_wide(v + v, a.magic) >> 32) >> a.shift;
 }
 
 __device__ inline TenonU32 tenon_warp_most(TenonU32 most) {
@@ -211,9 +212,9 @@ __device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most, TenonU32 be
 
 // Body is printed: kLoads, kStores, kAmax, kEncoders (how many), start (what slots and scales are),
 // load, compute, store, finish. kVectors of a thread lie a block's width apart; blocks may walk
-// over what the grid leaves.
-template <class Body, int kVectors, bool walks, class Arguments>
-__device__ inline void tenon_vectors(const Arguments& a) {
+// over what the grid leaves. Flat: a row is one vector.
+template <class Body, int kVectors, bool walks, bool flat, class Arguments>
+__device__ inline void tenon_vectors_of(const Arguments& a) {
   TenonU32 before[Body::kAmax + 1];
   TenonU32 most[Body::kAmax + 1] = {};
   float multiplier[Body::kEncoders + 1];
@@ -225,8 +226,8 @@ __device__ inline void tenon_vectors(const Arguments& a) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
       const TenonU32 v = first + n * blockDim.x < a.all ? first + n * blockDim.x : 0;
-      rows[n] = tenon_vector_row(a, v);
-      columns[n] = (v - rows[n] * a.vectors) * 8;
+      rows[n] = flat ? v : tenon_vector_row(a, v);
+      columns[n] = flat ? 0 : (v - rows[n] * a.vectors) * 8;
       Body::load(a.at, a.random, rows[n], columns[n], in[n]);
     }
     if (!walks) Body::start(a, before, multiplier);
@@ -249,4 +250,12 @@ __device__ inline void tenon_vectors(const Arguments& a) {
   } while (walks && first - threadIdx.x < a.all);
   if (walks) Body::start(a, before, multiplier);
   Body::finish(a, most, before);
+}
+// A walk is short of instructions, not of memory, so that it has a path without divisions.
+template <class Body, int kVectors, bool walks, class Arguments>
+__device__ inline void tenon_vectors(const Arguments& a) {
+  if (walks && a.vectors == 1)
+    tenon_vectors_of<Body, kVectors, walks, true>(a);
+  else
+    tenon_vectors_of<Body, kVectors, walks, false>(a);
 }

@@ -4,8 +4,19 @@ typedef unsigned int TenonU32;
 typedef unsigned short TenonU16;
 typedef unsigned char TenonU8;
 typedef long long TenonI64;
+typedef unsigned long long TenonU64;
 
 static_assert(sizeof(TenonU32) == 4 && sizeof(TenonU16) == 2 && sizeof(TenonI64) == 8, "sizes");
+
+// All 64 bits of a·b + c, in one instruction.
+__device__ inline TenonU64 tenon_wide(TenonU32 a, TenonU32 b, TenonU64 c = 0) {
+#if defined(__CUDA_ARCH__)
+  asm("mad.wide.u32 %0, %1, %2, %0;" : "+l"(c) : "r"(a), "r"(b));
+  return c;
+#else
+  return static_cast<TenonU64>(a) * b + c;
+#endif
+}
 
 __device__ inline float tenon_bits(TenonU32 bits) { return __uint_as_float(bits); }
 __device__ inline float tenon_abs(float a) { return fabsf(a); }
