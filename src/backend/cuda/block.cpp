@@ -36,7 +36,7 @@ Tile tile_of(const Step& step) {
   const Encoder& e = step.encoders[0];
   if (e.format.blocks(Orientation::rowwise).rows > 1) return {};
   const size_t sums = stores_to(step, Store::To::column_sum).size();
-  if (sums == 1 && (e.columnwise || step.loads.size() == 1)) return {};
+  if (sums == 1 && !e.columnwise && step.loads.size() == 1) return {};
   if (!e.columnwise) return {.rows = 64};
   return info(e.format.scaling).transposes ? Tile{} : Tile{.rows = 32, .cols = 256};
 }
@@ -113,9 +113,11 @@ BlockProgram::BlockProgram(const Step& step) : step_(step) {
       if (step.stores[sums[i]].value == step.stores[parts[p]].value)
         sum += str("if (p == ", p, ") return ", i, ";\n");
     if (p >= encoded) continue;
-    first += str("if (p == ", p, ") return ", to, ".offset;\n");
-    turned += str("if (p == ", p, ") return a.place[", kColumnData, "].data + (", to,
-                  ".offset + column) * a.place[", kColumnData, "].stride;\n");
+    first += str("if (p == ", p, ") return static_cast<TenonU32>(", to, ".offset);\n");
+    turned +=
+        str("if (p == ", p, ") return a.place[", kColumnData,
+            "].data + tenon_wide(static_cast<TenonU32>(", to,
+            ".offset) + column, static_cast<TenonU32>(a.place[", kColumnData, "].stride));\n");
   }
   const Tile tile = tile_of(step);
   text_ = str(
@@ -125,13 +127,12 @@ BlockProgram::BlockProgram(const Step& step) : step_(step) {
       "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
       ", kParts = ", parts.size(), ", kEncoded = ", encoded, ", kSums = ", sums.size(),
       ";\n  static constexpr bool kRowwise = ", flag(e.rowwise),
-      ", kColumnwise = ", flag(e.columnwise), ";\n",
-      tile_members(step, tile_body(step, "more"), ""),
+      ", kColumnwise = ", flag(e.columnwise), ";\n", tile_members(step, tile_body(step), ""),
       "  __device__ static constexpr int part(int p) {\n", indented(part),
       "    return 0;\n  }\n  __device__ static int sum_of(int p) {\n", indented(sum),
-      "    return -1;\n  }\n  __device__ static TenonI64 first(const Arguments& a, int p) {\n",
+      "    return -1;\n  }\n  __device__ static TenonU32 first(const Arguments& a, int p) {\n",
       indented(first),
-      "    return 0;\n  }\n  __device__ static TenonU8* turned(const Arguments& a, int p, TenonI64 "
+      "    return 0;\n  }\n  __device__ static TenonU8* turned(const Arguments& a, int p, TenonU32 "
       "column) {\n",
       indented(turned), "    return nullptr;\n  }\n};\nextern \"C\" __launch_bounds__(",
       tile.threads(), ", ", tile.resident(), ") __global__ void ", kEntry,
@@ -163,16 +164,11 @@ bool BlockProgram::fits(const RunArgs& args) const {
     if (parts.size() > 1 && step_.cols % width != 0) return false;
   }
   if (args.rows == 0 || step_.cols == 0 || !aligned_eights(step_, args)) return false;
-  // Scales are written as words.
-  const size_t scale = info(info(e.format.scaling).scale).bytes;
-  for (const Orientation o : kOrientations)
-    if (e.has(o) && reinterpret_cast<uintptr_t>(args.out[e.scale_inv(o)].data) % scale != 0)
-      return false;
   if (!e.columnwise) return true;
   const View& v = args.out[e.data(Orientation::columnwise)];
   const uintptr_t bytes = info(e.format.scaling).transposes ? 16 : 8;
   return reinterpret_cast<uintptr_t>(v.data) % bytes == 0 &&
-         static_cast<uintptr_t>(v.stride) % bytes == 0;
+         static_cast<uintptr_t>(v.stride) % bytes == 0 && v.stride <= INT32_MAX;
 }
 
 size_t BlockProgram::workspace(int64_t rows) const {

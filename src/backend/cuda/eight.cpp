@@ -60,10 +60,9 @@ std::string scale_eight(size_t k, uint32_t number) {
              "][e] * multiplier;\n");
 }
 
-std::string element_below(const ColumnMap& columns, const std::string& at,
-                          const std::string& more) {
-  const std::string element = element_eight("tile", columns, at);
-  return more.empty() ? element : str("(", element, " + ", more, " * ", at, ".stride)");
+std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::string& at) {
+  return str("tenon_below8<", bytes, ">(", at, ", row, ",
+             columns.contiguous() ? "column" : str("tenon_blocks8(", at, ", column)"), ", more)");
 }
 
 TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_cols) {
@@ -105,7 +104,7 @@ int64_t partial_blocks(const Step& step) {
          cdiv(step.cols, kPartialColumns);
 }
 
-TileBody tile_body(const Step& step, const std::string& more) {
+TileBody tile_body(const Step& step) {
   TileBody t;
   for (size_t i = 0; i < step.loads.size(); ++i) {
     const Load& l = step.loads[i];
@@ -115,8 +114,7 @@ TileBody tile_body(const Step& step, const std::string& more) {
     }
     t.raw += str("    TenonRaw<", info(l.dtype).bytes, "> r", i, ";\n");
     const std::string at = str("at[", i, "]");
-    t.fetch += str("raw.r", i, ".load(", at, ".data + ", element_below(l.columns, at, more), " * ",
-                   info(l.dtype).bytes, ");\n");
+    t.fetch += str("raw.r", i, ".load(", below_eight(l.columns, info(l.dtype).bytes, at), ");\n");
     t.unpack += load_eight(step, i, str("raw.r", i));
   }
   size_t amaxes = 0;
@@ -124,8 +122,8 @@ TileBody tile_body(const Step& step, const std::string& more) {
     const Store& s = step.stores[k];
     const std::string to = str("a.at[kLoads + ", k, "]");
     if (s.to == Store::To::tile)
-      t.store += str("tenon_store8<", format(s.dtype), ">(", to, ", ",
-                     element_below(s.columns, to, more), ", out[", k, "]);\n");
+      t.store += str("TenonEight<", format(s.dtype), ">::store(",
+                     below_eight(s.columns, info(s.dtype).bytes, to), ", out[", k, "]);\n");
     else if (s.to == Store::To::amax)
       t.store += amax_eight(k, amaxes++);
   }
@@ -145,8 +143,20 @@ std::string tile_members(const Step& step, const TileBody& t, const std::string&
       indented(compute_lines(step)), "  }\n  __device__ static void store(const Arguments& a, ",
       where, ", int more, const float (&out)[kStores][8], ", store_arguments, "TenonU32* most) {\n",
       indented(t.store),
-      "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most) {\n",
-      indented(finish_lines(step)), "  }\n");
+      "  }\n  __device__ static void start(const Arguments& a, TenonU32* before) {\n",
+      indented(start_lines(step)),
+      "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most, const "
+      "TenonU32* before) {\n",
+      indented(finish_lines(step, true)), "  }\n");
+}
+
+std::string start_lines(const Step& step) {
+  std::string text;
+  size_t slot = 0;
+  for (const size_t k : stores_to(step, Store::To::amax))
+    text += str("before[", slot++, "] = *reinterpret_cast<const TenonU32*>(a.at[kLoads + ", k,
+                "].data);\n");
+  return text;
 }
 
 std::string finish_lines(const Step& step, bool early) {
@@ -160,10 +170,12 @@ std::string finish_lines(const Step& step, bool early) {
   for (size_t e = 0; e < step.encoders.size(); ++e) {
     const Format& f = step.encoders[e].format;
     if (f.scaling == Scaling::none || !f.blocks(Orientation::rowwise).single()) continue;
+    text += "if (blockIdx.x == 0 && threadIdx.x == 0) {\n";
     for (const size_t side : {Encoder::row_scale, Encoder::column_scale})
-      text += str("if (tenon_thread() == 0 && a.place[", e * kEncoderPlaces + side,
-                  "].data)\n  tenon_put<4>(a.place[", e * kEncoderPlaces + side,
-                  "].data, tenon_tensor_scale<Scaling", e, ">(a).inverse);\n");
+      text += str("if (a.place[", e * kEncoderPlaces + side, "].data)\n  tenon_put<4>(a.place[",
+                  e * kEncoderPlaces + side, "].data, tenon_tensor_scale<Scaling", e,
+                  ">(a).inverse);\n");
+    text += "}\n";
   }
   return text;
 }
@@ -184,6 +196,7 @@ std::vector<size_t> stores_to(const Step& step, Store::To to) {
 
 std::vector<Access> accesses_of(const Step& step, const RunArgs& args) {
   std::vector<Access> all;
+  all.reserve(step.loads.size() + step.stores.size());
   const auto from_offset = [](Access a, DType dtype) {
     a.data = static_cast<std::byte*>(a.data) + a.offset * info(dtype).bytes;
     return a;
@@ -213,15 +226,22 @@ bool aligned(const Access& a, int64_t element_bytes, bool rows) {
 bool aligned_eights(const Step& step, const RunArgs& args) {
   if (step.cols % kEight != 0) return false;
   const std::vector<Access> all = accesses_of(step, args);
-  // Rows, columns and strides have 32 bits, with room for the last tile.
+  // Rows and columns have 32 bits, with room for the last tile, and so have strides in bytes.
   const auto small = [](int64_t n) { return 0 <= n && n <= INT32_MAX; };
+  constexpr int64_t kMostBytes = 4;
   if (!small(args.rows) || !small(step.cols)) return false;
   for (const Access& a : all)
-    if (!small(a.stride) || !small(a.block_stride)) return false;
-  for (const Encoder& e : step.encoders)
-    if (const auto data = reinterpret_cast<uintptr_t>(encoder_places(e, args).back().data);
-        data % sizeof(float) != 0)
-      return false;
+    if (!small(a.stride * kMostBytes) || !small(a.block_stride)) return false;
+  const auto whole = [](const void* data, size_t bytes) {
+    return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+  };
+  for (const Encoder& e : step.encoders) {
+    if (!whole(encoder_places(e, args).back().data, sizeof(float))) return false;
+    if (e.format.blocks(Orientation::rowwise).single()) continue;
+    const auto scale = static_cast<size_t>(info(info(e.format.scaling).scale).bytes);
+    for (const Orientation o : kOrientations)
+      if (e.has(o) && !whole(args.out[e.scale_inv(o)].data, scale)) return false;
+  }
   for (size_t i = 0; i < step.loads.size(); ++i) {
     const Load& l = step.loads[i];
     const bool tile = l.from == Load::From::tile;

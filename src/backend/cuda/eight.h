@@ -1,6 +1,8 @@
 // What the maps of eight neighbouring elements a thread share: their texts and their alignment.
 #pragma once
 
+#include <algorithm>
+
 #include "backend/cuda/body.h"
 #include "backend/cuda/program.h"
 
@@ -24,15 +26,14 @@ TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_cols);
 
 // A launch whose argument is the head, the accesses and the places, one behind the other.
 template <class Head>
-Launch launch_of(const std::string& entry, int64_t blocks, unsigned threads, const Head& head,
+Launch launch_of(std::string entry, int64_t blocks, unsigned threads, const Head& head,
                  std::span<const Access> at, std::span<const Place> places) {
-  Launch l{entry, static_cast<unsigned>(blocks), threads, {}};
-  const auto add = [&](std::span<const std::byte> bytes) {
-    l.arguments.insert(l.arguments.end(), bytes.begin(), bytes.end());
-  };
-  add(std::as_bytes(std::span(&head, 1)));
-  add(std::as_bytes(at));
-  add(std::as_bytes(places));
+  Launch l{std::move(entry), static_cast<unsigned>(blocks), threads, {}};
+  l.arguments.resize(sizeof head + at.size_bytes() + places.size_bytes());
+  std::byte* to = l.arguments.data();
+  for (const std::span<const std::byte> bytes :
+       {std::as_bytes(std::span(&head, 1)), std::as_bytes(at), std::as_bytes(places)})
+    to = std::ranges::copy(bytes, to).out;
   return l;
 }
 
@@ -45,22 +46,23 @@ std::string amax_eight(size_t k, size_t slot);
 // scaled[8] = out[k] times the multiplier of encoder `number`.
 std::string scale_eight(size_t k, uint32_t number);
 
+// What the slots of maxima have: before[] in their order.
+std::string start_lines(const Step& step);
 // At the end of a kernel: maxima to their slots, single scales beside their data; `early` if the
 // slots were read at its start.
 std::string finish_lines(const Step& step, bool early = false);
 // Slots that no maximum joins start from 0; empty where there is none.
 std::string clear_lines(const Step& step);
 
-// What tiles have in common: loads in two steps, elements and maxima stored. `more` is a name for
-// how many rows below `row` a vector lies, or empty.
+// What tiles have in common: loads in two steps, elements and maxima stored.
 struct TileBody {
   std::string raw, fetch, unpack, store;
 };
-TileBody tile_body(const Step& step, const std::string& more = "");
-// The members of Body that come from it with `more`, with compute and finish.
+TileBody tile_body(const Step& step);
+// The members of Body that come from it, with compute, start and finish.
 std::string tile_members(const Step& step, const TileBody& t, const std::string& store_arguments);
-// The element as in element_eight(), `more` rows below.
-std::string element_below(const ColumnMap& columns, const std::string& at, const std::string& more);
+// The address of the vector in `column` of the row `more` rows below `row`.
+std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::string& at);
 
 // Sums over the rows of tiles: the memory for those, and the kernel that adds them, its lines and
 // its launch.

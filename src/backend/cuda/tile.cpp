@@ -27,6 +27,13 @@ std::vector<size_t> turned_stores(const Step& step) {
   return all;
 }
 
+// Blocks of a multiprocessor: codes of one tensor alone leave room for a third.
+int resident(const Step& step) {
+  const auto loaded = [](const Load& l) { return l.from != Load::From::parameter; };
+  const bool alone = std::ranges::count_if(step.loads, loaded) == 1;
+  return alone && stores_to(step, Store::To::column_sum).empty() ? 3 : 2;
+}
+
 struct EncodedText {
   std::string codes, store, turned;
 };
@@ -44,17 +51,18 @@ EncodedText encoded_text(const Step& step) {
     if (both) {
       t.codes += str("{\n", scale_eight(k, s.arg), "now[", plane, "] = tenon_codes8<",
                      format(s.dtype), ">(scaled);\n}\n");
-      t.turned += str("if (plane == ", plane, ") return ", data, ".data + (",
+      t.turned += str("if (plane == ", plane, ") return ", data, ".data + tenon_wide(",
                       s.columns.contiguous() ? "column" : str("tenon_blocks8(", to, ", column)"),
-                      " + ", to, ".offset) * ", data, ".stride;\n");
+                      " + static_cast<TenonU32>(", to, ".offset), static_cast<TenonU32>(", data,
+                      ".stride));\n");
     }
     if (!step.encoders[s.arg].rowwise) continue;
+    const std::string below = below_eight(s.columns, 1, to);
     if (both)
-      t.store += str("*reinterpret_cast<TenonWords2*>(", to, ".data + ",
-                     element_below(s.columns, to, "more"), ") = now[", plane, "];\n");
+      t.store += str("*reinterpret_cast<TenonWords2*>(", below, ") = now[", plane, "];\n");
     else
-      t.store += str("{\n", scale_eight(k, s.arg), "tenon_store8<", format(s.dtype), ">(", to, ", ",
-                     element_below(s.columns, to, "more"), ", scaled);\n}\n");
+      t.store += str("{\n", scale_eight(k, s.arg), "TenonEight<", format(s.dtype), ">::store(",
+                     below, ", scaled);\n}\n");
   }
   return t;
 }
@@ -94,7 +102,7 @@ std::string TileProgram::refusal(const Step& step) {
 TileProgram::TileProgram(const Step& step) : step_(step) {
   entries_ = {kEntry};
   const EncodedText encoded = encoded_text(step);
-  TileBody t = tile_body(step, "more");
+  TileBody t = tile_body(step);
   t.store += encoded.store;
   std::string scalings, sum_lines;
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
@@ -116,7 +124,7 @@ TileProgram::TileProgram(const Step& step) : step_(step) {
       "  }\n  __device__ static TenonU8* turned(const Arguments& a, int plane, TenonU32 column) "
       "{\n",
       indented(encoded.turned), "    return nullptr;\n  }\n};\nextern \"C\" __launch_bounds__(",
-      kThreads, ", 2) __global__ void ", kEntry,
+      kThreads, ", ", resident(step), ") __global__ void ", kEntry,
       "(const __grid_constant__ Arguments a) {\n  tenon_tile_map<Body>(a);\n}\n");
   const auto kernel = [&](const std::string& entry, const std::string& lines) {
     entries_.push_back(entry);
@@ -133,7 +141,8 @@ bool TileProgram::fits(const RunArgs& args) const {
   for (const Encoder& e : step_.encoders) {
     if (!e.columnwise) continue;
     const View& v = args.out[e.data(Orientation::columnwise)];
-    if (reinterpret_cast<uintptr_t>(v.data) % 16 != 0 || v.stride % 16 != 0) return false;
+    if (reinterpret_cast<uintptr_t>(v.data) % 16 != 0 || v.stride % 16 != 0 || v.stride > INT32_MAX)
+      return false;
   }
   return true;
 }

@@ -4,43 +4,6 @@
 
 __device__ inline TenonU32 tenon_most(TenonU32 a, TenonU32 b) { return a > b ? a : b; }
 
-// tenon_scale_of in few instructions, where a format lets them.
-template <class Encoder>
-__device__ inline TenonScale tenon_block_scale(TenonU32 amax) {
-  if (Encoder::kE8M0) {
-    const TenonU32 p = __float_as_uint(tenon_bits(amax) * Encoder::inverse_most());
-    // Up to the next power of two, which 2^127 and infinity have not.
-    TenonU32 e = (p + 0x7fffffu) >> 23;
-    if (p <= 0x400000u) e = 0;
-    if (e > 254) e = 254;
-    if (p > 0x7f800000u) return {tenon_bits(0x7fc00000u), 0xff};
-    return {tenon_bits(e == 254 ? 0x00400000u : (254 - e) << 23), e};
-  }
-  if (!Encoder::kPowers) return tenon_scale_of<Encoder>(amax);
-  // The exponent of most / amax, which is no power of two unless amax has most's mantissa.
-  const TenonU32 most = __float_as_uint(Encoder::most());
-  const TenonU32 eps = __float_as_uint(Encoder::eps());
-  const TenonU32 m = amax < eps ? eps : amax;
-  TenonU32 e = 127 + (most >> 23) - ((m + (0x7fffffu - (most & 0x7fffffu))) >> 23);
-  if (e > 254) e = 254;
-  if (m == 0 || m >= 0x7f800000u) e = 127;
-  return {tenon_bits(e << 23), e == 254 ? 0x00400000u : (254 - e) << 23};
-}
-
-template <class Encoder, bool rowwise, bool scales_turned, class Arguments>
-__device__ inline void tenon_put_scale(const Arguments& a, TenonI64 i, TenonI64 j,
-                                       TenonU32 inverse) {
-  using Format = typename Encoder::Scale;
-  const TenonPlace& scales = a.place[Encoder::kPlace + (rowwise ? 1 : 3)];
-  const TenonI64 tiles = (rowwise ? scales.cols : scales.rows) / 4;
-  const TenonI64 at =
-      tenon_scale_at<scales_turned, Encoder::kSwizzled, rowwise>(i, j, scales.stride, tiles);
-  if (Format::bytes == 4)
-    reinterpret_cast<TenonU32*>(scales.data)[at] = inverse;
-  else
-    tenon_put<Format::bytes>(scales.data + at * Format::bytes, inverse);
-}
-
 // Scales that belong to no block are 0.
 template <class Encoder, bool rowwise, int block_rows, int block_cols, bool scales_turned,
           class Arguments>
@@ -73,10 +36,16 @@ struct TenonBlock {
   static constexpr bool kColumnBlocks = Body::kColumnwise && !kWhole;
   static constexpr bool kTurns = Body::kColumnwise && Encoder::kTransposes;
   static constexpr int kGroups = kColumnBlocks ? kRows / Encoder::kColumnRows : 1;  // of rows
+  // Sums are added beside the maxima, at the same barrier, or after them in their memory where it
+  // is short, or at a barrier of their own.
+  static constexpr bool kSumsAfter = kColumnBlocks && !kTurns;
+  static constexpr bool kSumsBeside = !kSumsAfter && (kWhole || kColumnBlocks);
   struct Shared {
     TenonWords4 turned[kTurns ? kCols * kRows / 16 : 1];
-    alignas(16) float warps[kColumnBlocks || Body::kSums > 0 ? kWarps : 1][kCols];  // maxima, sums
+    alignas(16) float warps[kColumnBlocks ? kWarps : 1][kCols];  // maxima
+    alignas(16) float own_sums[Body::kSums > 0 && !kSumsAfter ? kWarps : 1][kCols];
     alignas(16) float multipliers[kColumnBlocks ? kGroups : 1][kCols];  // the tile's maxima, too
+    __device__ float (*sums())[kCols] { return kSumsAfter ? warps : own_sums; }
   };
 };
 
@@ -134,7 +103,7 @@ __device__ inline void tenon_block_sum(const Arguments& a, TenonU32 row, const f
     for (int r = 0; r < 4; ++r) x[r] = full || row + r < a.rows ? v[r][e] : -0.0f;
     total[e] = (x[0] + x[1]) + (x[2] + x[3]);
   }
-  tenon_begin_sum<Body::kTileCols>(shared.warps[threadIdx.x / 32], total);
+  tenon_begin_sum<Body::kTileCols>(shared.sums()[threadIdx.x / 32], total);
 }
 
 // One result from its values: maxima, scales, rows, columns, and its sum.
@@ -152,7 +121,9 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
   const TenonU32 column = column0 + 8 * l;
   const TenonU32 last_row = static_cast<TenonU32>(a.rows) - 1;
   const bool inside = full || column < static_cast<TenonU32>(a.cols);
-  const TenonI64 tensor0 = Body::first(a, part) + column0;
+  const TenonU32 tensor0 = Body::first(a, part) + column0;
+  const int sum = Body::kSums > 0 ? Body::sum_of(part) : -1;
+  if (sum >= 0 && !Block::kSumsAfter) tenon_block_sum<Body, full>(a, row, v, shared);
   float row_most[4] = {};
   if (Body::kRowwise || Block::kWhole)
     for (int r = 0; r < 4; ++r)
@@ -218,6 +189,10 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
       tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(a, first_row / Encoder::kColumnRows,
                                                               tensor0 + own, scale.inverse);
   }
+  // By threads that find no column's scale, if there are any.
+  constexpr int summing = Block::kColumnBlocks && Block::kThreads > Block::kCols ? Block::kCols : 0;
+  if (sum >= 0 && Block::kSumsBeside)
+    tenon_end_sum<full, Block::kRows, Block::kWarps>(a, shared.sums(), sum, summing, row0, column0);
   TenonWords2 codes[4];
   if (Body::kRowwise || Block::kWhole) {
     float multiplier[4];
@@ -233,13 +208,14 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
             a, own, (tensor0 + 8 * l) / Encoder::kRowCols, scale.inverse);
     }
     const TenonPlace& data = a.place[Encoder::kPlace];
-    TenonU8* const to = data.data + row * data.stride + tensor0 + 8 * l;
+    const TenonU32 stride = static_cast<TenonU32>(data.stride);
+    TenonU8* const to = data.data + tenon_wide(row, stride, tensor0 + 8 * l);
     for (int r = 0; r < 4; ++r) {
       float scaled[8];
       for (int e = 0; e < 8; ++e) scaled[e] = v[r][e] * multiplier[r];
       codes[r] = tenon_codes8<Format>(scaled);
       if (Body::kRowwise && (full || (inside && row + r <= last_row)))
-        *reinterpret_cast<TenonWords2*>(to + r * data.stride) = codes[r];
+        *reinterpret_cast<TenonWords2*>(to + static_cast<TenonU64>(stride) * r) = codes[r];
     }
   }
   TenonU32* const turned = shared.turned[0].w;
@@ -260,23 +236,28 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
       }
     } else {
       const TenonPlace& data = a.place[Encoder::kPlace + 2];
-      TenonU8* const to = data.data + row * data.stride + tensor0 + 8 * l;
+      const TenonU32 stride = static_cast<TenonU32>(data.stride);
+      TenonU8* const to = data.data + tenon_wide(row, stride, tensor0 + 8 * l);
       for (int r = 0; r < 4; ++r) {
         float scaled[8];
         for (int e = 0; e < 8; ++e) scaled[e] = v[r][e] * multiplier[e];
         if (full || (inside && row + r <= last_row))
-          *reinterpret_cast<TenonWords2*>(to + r * data.stride) = tenon_codes8<Format>(scaled);
+          *reinterpret_cast<TenonWords2*>(to + static_cast<TenonU64>(stride) * r) =
+              tenon_codes8<Format>(scaled);
       }
     }
   } else if (Block::kTurns) {
     tenon_turn(turned, codes);
   }
-  const int sum = Body::sum_of(part);
-  if (Body::kSums > 0 && sum >= 0) tenon_block_sum<Body, full>(a, row, v, shared);
-  if (Block::kTurns || Body::kSums > 0) __syncthreads();
-  if (Block::kTurns) tenon_store_turned<Body, full>(a, turned, part, row0, column0);
-  if (Body::kSums > 0 && sum >= 0)
-    tenon_end_sum<full, Block::kRows, Block::kWarps>(a, shared.warps, sum, 0, row0, column0);
+  if (Block::kTurns) {
+    __syncthreads();
+    tenon_store_turned<Body, full>(a, turned, part, row0, column0);
+  }
+  if (sum >= 0 && !Block::kSumsBeside) {
+    if (Block::kSumsAfter) tenon_block_sum<Body, full>(a, row, v, shared);
+    __syncthreads();
+    tenon_end_sum<full, Block::kRows, Block::kWarps>(a, shared.sums(), sum, 0, row0, column0);
+  }
 }
 
 template <class Body, bool full, class Arguments>
@@ -287,8 +268,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
   const TenonU32 column = column0 + 8 * (threadIdx.x % Block::kLanes);
   TenonU32 most[Body::kAmax + 1] = {};
   float v[4][8];
-  constexpr int at_once = kTenonBatch < Body >> 1 ? kTenonBatch<Body> : 2;
-  tenon_four_rows<Body, full, at_once, at_once == 2>(
+  tenon_four_rows<Body, full, kTenonAhead<Body, false>>(
       a, row, column, [&](int r, bool there, const float(&out)[Body::kStores][8]) {
         if (there) Body::store(a, full ? row : row + r, column, full ? r : 0, out, most);
       // Chosen, not indexed, where the row is not a constant.
@@ -310,8 +290,8 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
     } else {
       tenon_block_sum<Body, full>(a, row, v, shared);
       __syncthreads();
-      tenon_end_sum<full, Block::kRows, Block::kWarps>(a, shared.warps, Body::sum_of(part), 0, row0,
-                                                       column0);
+      tenon_end_sum<full, Block::kRows, Block::kWarps>(a, shared.sums(), Body::sum_of(part), 0,
+                                                       row0, column0);
     }
     if (++part >= Body::kParts) break;
     for (int r = 0; r < 4; ++r)
@@ -322,7 +302,9 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
     // Shared memory is free again.
     if (Block::kWhole || Block::kColumnBlocks || Body::kSums > 0) __syncthreads();
   }
-  Body::finish(a, most);
+  TenonU32 before[Body::kAmax + 1];
+  Body::start(a, before);
+  Body::finish(a, most, before);
 }
 
 template <class Body, class Arguments>

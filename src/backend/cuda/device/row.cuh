@@ -68,7 +68,6 @@ struct TenonLanes<1, step> {
 template <class Encoder, int block, bool scales_turned, class Arguments>
 __device__ inline void tenon_scale8(const Arguments& a, TenonU32 row, TenonU32 column, bool there,
                                     const float (&v)[8], float (&scaled)[8]) {
-  using Format = typename Encoder::Scale;
   TenonU32 most = 0;
   for (int e = 0; there && e < 8; ++e) {
     const TenonU32 bits = __float_as_uint(v[e]) & 0x7fffffffu;
@@ -78,13 +77,10 @@ __device__ inline void tenon_scale8(const Arguments& a, TenonU32 row, TenonU32 c
     const TenonU32 other = __shfl_xor_sync(0xffffffffu, most, d);
     most = other > most ? other : most;
   }
-  const TenonScale scale = tenon_scale_of<Encoder>(most);
+  const TenonScale scale = tenon_block_scale<Encoder>(most);
   for (int e = 0; e < 8; ++e) scaled[e] = v[e] * scale.multiplier;
-  if (!there || column % block != 0) return;
-  const TenonPlace& scales = a.place[Encoder::kPlace + 1];
-  const TenonI64 at = tenon_scale_at<scales_turned, Encoder::kSwizzled, true>(
-      row, column / block, scales.stride, scales.cols / 4);
-  tenon_put<Format::bytes>(scales.data + at * Format::bytes, scale.inverse);
+  if (there && column % block == 0)
+    tenon_put_scale<Encoder, true, scales_turned>(a, row, column / block, scale.inverse);
 }
 
 template <class Body>

@@ -25,6 +25,15 @@ __device__ inline void tenon_corner(const Arguments& a, TenonU32& row, TenonU32&
   column = (blockIdx.x - down * a.across) * tile_cols;
 }
 
+// The address of a row's vector, `more` rows below `row`.
+template <int bytes>
+__device__ inline TenonU8* tenon_below8(const TenonAccess& a, TenonU32 row, TenonU32 column,
+                                        int more) {
+  const TenonU32 stride = static_cast<TenonU32>(a.stride) * bytes;
+  return a.data + tenon_wide(row, stride, static_cast<TenonU64>(column) * bytes) +
+         static_cast<TenonU64>(stride) * more;
+}
+
 // Eight elements as they lie in memory: loads of all rows come first, in few registers.
 template <int bytes>
 struct TenonRaw {
@@ -89,34 +98,30 @@ __device__ inline TenonWords4* tenon_plane(void* words, int l, int half) {
   return static_cast<TenonWords4*>(words) + half * (columns / 8) + (l ^ (4 * half));
 }
 
-// The sum of a thread's four rows as a tree: pairs, then the pairs. The first pair may wait in
-// shared memory, in two of the thread's own slots.
+// The sum of a thread's four rows as a tree: pairs, then the pairs. What the first pair has may
+// wait in shared memory, in two of the thread's own slots.
 template <bool kWaits>
 struct TenonFour {
   float first[kWaits ? 1 : 8], pair[8];
   __device__ void add(const float (&v)[8], bool there, int row, TenonWords4* slots) {
-    for (int e = 0; e < 8; ++e) {
-      const float x = there ? v[e] : -0.0f;
-      pair[e] = row % 2 == 0 ? x : pair[e] + x;
-    }
-    if (row == 1) {
-      if (kWaits) {
-        for (int half = 0; half < 2; ++half)
-          for (int i = 0; i < 4; ++i)
-            slots[half * blockDim.x + threadIdx.x].w[i] = __float_as_uint(pair[4 * half + i]);
-      } else {
-        for (int e = 0; e < 8; ++e) first[kWaits ? 0 : e] = pair[e];
+    for (int half = 0; half < 2; ++half) {
+      TenonWords4& slot = slots[half * blockDim.x + threadIdx.x];
+      TenonWords4 w = {};
+      if (kWaits && row % 2 != 0) w = slot;
+      for (int i = 0; i < 4; ++i) {
+        const int e = 4 * half + i;
+        const float x = there ? v[e] : -0.0f;
+        float held = kWaits ? tenon_bits(w.w[i]) : first[kWaits ? 0 : e];
+        if (row < 2) held = row == 0 ? x : held + x;
+        if (kWaits)
+          w.w[i] = __float_as_uint(held);
+        else
+          first[kWaits ? 0 : e] = held;
+        if (row == 2) pair[e] = x;
+        if (row == 3) pair[e] = held + (pair[e] + x);
       }
+      if (kWaits && row < 2) slot = w;
     }
-    if (row == 3)
-      for (int half = 0; half < 2; ++half) {
-        TenonWords4 w = {};
-        if (kWaits) w = slots[half * blockDim.x + threadIdx.x];
-        for (int i = 0; i < 4; ++i) {
-          const int e = 4 * half + i;
-          pair[e] = (kWaits ? tenon_bits(w.w[i]) : first[kWaits ? 0 : e]) + pair[e];
-        }
-      }
   }
 };
 
@@ -125,6 +130,44 @@ __device__ inline void tenon_join_late(TenonU8* slot, TenonU32 most) {
   most = tenon_warp_most(most);
   TenonU32* const all = reinterpret_cast<TenonU32*>(slot);
   if (threadIdx.x % 32 == 0 && most > *all) atomicMax(all, most);
+}
+
+// tenon_scale_of in few instructions, where a format lets them.
+template <class Encoder>
+__device__ inline TenonScale tenon_block_scale(TenonU32 amax) {
+  if (Encoder::kE8M0) {
+    const TenonU32 p = __float_as_uint(tenon_bits(amax) * Encoder::inverse_most());
+    // Up to the next power of two, which 2^127 and infinity have not.
+    TenonU32 e = (p + 0x7fffffu) >> 23;
+    if (p <= 0x400000u) e = 0;
+    if (e > 254) e = 254;
+    if (p > 0x7f800000u) return {tenon_bits(0x7fc00000u), 0xff};
+    return {tenon_bits(e == 254 ? 0x00400000u : (254 - e) << 23), e};
+  }
+  if (!Encoder::kPowers) return tenon_scale_of<Encoder>(amax);
+  // The exponent of most / amax, which is no power of two unless amax has most's mantissa.
+  const TenonU32 most = __float_as_uint(Encoder::most());
+  const TenonU32 eps = __float_as_uint(Encoder::eps());
+  const TenonU32 m = amax < eps ? eps : amax;
+  TenonU32 e = 127 + (most >> 23) - ((m + (0x7fffffu - (most & 0x7fffffu))) >> 23);
+  if (e > 254) e = 254;
+  if (m == 0 || m >= 0x7f800000u) e = 127;
+  return {tenon_bits(e << 23), e == 254 ? 0x00400000u : (254 - e) << 23};
+}
+
+// Scale (i, j) of blocks, in aligned memory.
+template <class Encoder, bool rowwise, bool scales_turned, class Arguments>
+__device__ inline void tenon_put_scale(const Arguments& a, TenonI64 i, TenonI64 j,
+                                       TenonU32 inverse) {
+  using Format = typename Encoder::Scale;
+  const TenonPlace& scales = a.place[Encoder::kPlace + (rowwise ? 1 : 3)];
+  const TenonI64 tiles = (rowwise ? scales.cols : scales.rows) / 4;
+  const TenonI64 at =
+      tenon_scale_at<scales_turned, Encoder::kSwizzled, rowwise>(i, j, scales.stride, tiles);
+  if (Format::bytes == 4)
+    reinterpret_cast<TenonU32*>(scales.data)[at] = inverse;
+  else
+    tenon_put<Format::bytes>(scales.data + at * Format::bytes, inverse);
 }
 
 // A thread's 4 x 8 codes to the tile's columns in shared memory: word g of a column holds rows 4g …
@@ -244,61 +287,63 @@ __device__ inline void tenon_sum_partials(const Arguments& a, const TenonAccess&
   tenon_store<Format>(to, tenon_mapped(to, column), v[0]);
 }
 
-// Rows that a thread loads at once, as registers allow: all four of one tensor, two of two.
-template <class Body>
-constexpr int kTenonBatch = sizeof(typename Body::Raw) > 32   ? 1
-                            : sizeof(typename Body::Raw) > 16 ? 2
-                                                              : 4;
+// How many of its four rows a thread loads ahead, as registers allow: `held` is whether codes of
+// rows above stay in them.
+template <class Body, bool held>
+constexpr int kTenonAhead = sizeof(typename Body::Raw) > 64                 ? 1
+                            : sizeof(typename Body::Raw) > (held ? 16 : 32) ? 2
+                                                                            : 4;
 
-// Keeps the compiler from moving loads behind it.
-__device__ inline void tenon_all_loaded() {
+// Keeps the compiler from moving loads behind it: a branch that is never taken, another one for
+// each place.
+template <class Arguments>
+__device__ inline void tenon_all_loaded(const Arguments& a, int place) {
 #if defined(__CUDA_ARCH__)
-  __syncwarp();
+  if (a.across == ~static_cast<TenonU32>(place)) __trap();
 #endif
 }
 
 // A thread's four rows, from the loads to visit(row 0 … 3, whether it is there, out). Outside of
-// the tensor the nearest element inside is taken. One row at a time where the tile is cut off.
-// Pinned loads come before what uses them, however the compiler counts registers.
-template <class Body, bool full, int at_once, bool pinned, class Arguments, class Visit>
+// the tensor the nearest element inside is taken. Loads go ahead of what uses them, and of stores,
+// which they cannot pass; one row at a time where the tile is cut off.
+template <class Body, bool full, int ahead, class Arguments, class Visit>
 __device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU32 column,
                                        const Visit& visit) {
-  constexpr int batch = full ? at_once : 1;
+  constexpr int depth = full ? ahead : 1;
   const TenonU32 last_row = static_cast<TenonU32>(a.rows) - 1;
   const bool inside = full || column < static_cast<TenonU32>(a.cols);
   const TenonU32 safe_column = inside ? column : static_cast<TenonU32>(a.cols) - 8;
+  typename Body::Raw raw[depth];
+  if (full) {
+#pragma unroll
+    for (int r = 0; r < depth; ++r) Body::fetch(a.at, row, column, r, raw[r]);
+    if (Body::kLoads > 1) tenon_all_loaded(a, 0);  // one load alone goes first anyway
+  }
 #pragma unroll(full ? 4 : 1)
-  for (int first = 0; first < 4; first += batch) {
-    typename Body::Raw raw[batch];
-#pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      if (full)
-        Body::fetch(a.at, row, column, first + i, raw[i]);
-      else
-        Body::fetch(a.at, row + first < last_row ? row + first : last_row, safe_column, 0, raw[i]);
+  for (int r = 0; r < 4; ++r) {
+    const TenonU32 own = full || row + r < last_row ? row + r : last_row;
+    if (!full) Body::fetch(a.at, own, safe_column, 0, raw[0]);
+    float in[Body::kLoads + 1][8];
+    float out[Body::kStores][8];
+    Body::unpack(a.at, a.random, own, safe_column, raw[r % depth], in);
+    for (int e = 0; e < 8; ++e) {
+      float x[Body::kLoads + 1];
+      float y[Body::kStores];
+      for (int k = 0; k < Body::kLoads; ++k) x[k] = in[k][e];
+      Body::compute(x, y);
+      for (int k = 0; k < Body::kStores; ++k) out[k][e] = y[k];
     }
-    if (full && pinned) tenon_all_loaded();
-#pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      const int r = first + i;
-      float in[Body::kLoads + 1][8];
-      float out[Body::kStores][8];
-      Body::unpack(a.at, a.random, full || row + r < last_row ? row + r : last_row, safe_column,
-                   raw[i], in);
-      for (int e = 0; e < 8; ++e) {
-        float x[Body::kLoads + 1];
-        float y[Body::kStores];
-        for (int k = 0; k < Body::kLoads; ++k) x[k] = in[k][e];
-        Body::compute(x, y);
-        for (int k = 0; k < Body::kStores; ++k) out[k][e] = y[k];
-      }
-      visit(r, full || (inside && row + r <= last_row), out);
+    visit(r, full || (inside && row + r <= last_row), out);
+    if (full && r + depth < 4) {
+      Body::fetch(a.at, row, column, r + depth, raw[r % depth]);
+      tenon_all_loaded(a, r + depth);
     }
   }
 }
 
 // Body is printed: kLoads, kStores, kAmax, kTurned (stores with a columnwise encoding), kSums; Raw,
-// fetch, unpack, compute, store (of one row), codes, sum, turned (where a column goes), finish.
+// fetch, unpack, compute, store (of one row), codes, sum, turned (where a column goes), start and
+// finish as for vectors.
 template <class Body>
 struct TenonTileShared {
   static constexpr int kSums = Body::kSums;
@@ -308,7 +353,8 @@ struct TenonTileShared {
   TenonWords4 turned[Body::kTurned > kSlots ? Body::kTurned
                      : kSlots > 0           ? kSlots
                                             : 1][kTenonTile * 8];
-  float partial[kSums > 0 ? kSums : 1][16][kTenonTile];
+  float partial[kSums > 0 ? kSums : 1][16][kSums > 0 ? kTenonTile : 1];
+  TenonU32 most[Body::kAmax + 1][16];  // of warps
 };
 
 template <class Body, bool full, class Arguments>
@@ -316,10 +362,12 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
                                        TenonTileShared<Body>& shared) {
   const TenonU32 row = row0 + 4 * (threadIdx.x / 16);
   const TenonU32 column = column0 + 8 * (threadIdx.x % 16);
+  const bool joins = threadIdx.x < 32;  // the maxima of all warps
+  TenonU32 before[Body::kAmax + 1];
   TenonU32 most[Body::kAmax + 1] = {};
   TenonWords2 codes[Body::kTurned + 1][4];
   TenonFour<TenonTileShared<Body>::kWaits> sums[Body::kSums + 1];
-  tenon_four_rows<Body, full, kTenonBatch<Body>, false>(
+  tenon_four_rows<Body, full, kTenonAhead<Body, (Body::kTurned > 0)>>(
       a, row, column, [&](int r, bool there, const float(&out)[Body::kStores][8]) {
         TenonWords2 now[Body::kTurned + 1];
         Body::codes(a, out, now);
@@ -332,16 +380,23 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
             for (int w = 0; w < 2; ++w) codes[k][i].w[w] = i == r ? now[k].w[w] : codes[k][i].w[w];
         Body::sum(out, there, r, sums, shared.turned);
       });
+  if (joins) Body::start(a, before);
+  for (int k = 0; k < Body::kAmax; ++k) {
+    const TenonU32 own = tenon_warp_most(most[k]);
+    if (threadIdx.x % 32 == 0) shared.most[k][threadIdx.x / 32] = own;
+  }
   if (TenonTileShared<Body>::kWaits && Body::kTurned > 0) __syncthreads();
   for (int k = 0; k < Body::kTurned; ++k) tenon_turn(shared.turned[k][0].w, codes[k]);
   for (int k = 0; k < Body::kSums; ++k)
     tenon_begin_sum<kTenonTile>(shared.partial[k][threadIdx.x / 32], sums[k].pair);
-  if (Body::kTurned > 0 || Body::kSums > 0) __syncthreads();
+  if (Body::kTurned > 0 || Body::kSums > 0 || Body::kAmax > 0) __syncthreads();
   for (int k = 0; k < Body::kTurned; ++k)
     tenon_store_turned<Body, full>(a, shared.turned[k][0].w, k, row0, column0);
   for (int k = 0; k < Body::kSums; ++k)
     tenon_end_sum<full, kTenonTile, 16>(a, shared.partial[k], k, k * kTenonTile, row0, column0);
-  Body::finish(a, most);
+  if (!joins) return;
+  for (int k = 0; k < Body::kAmax; ++k) most[k] = shared.most[k][threadIdx.x % 16];
+  Body::finish(a, most, before);
 }
 
 template <class Body, class Arguments>
