@@ -48,8 +48,8 @@ void expect_compiles(const Step& step, const char* arch) {
 // A call of an activation; dtypes, layout, bias and precision rotate with `turn`.
 Step step_of(const std::string& act, bool backward, size_t turn, Precision precision) {
   const auto dtype = [&](size_t i) { return kPlain[(turn + i) % 3]; };
+  const Activation f = activation(act);
   ActivationForm form;
-  form.f = activation(act);
   form.backward = backward;
   form.cols = 64;
   form.precision = precision;
@@ -57,7 +57,7 @@ Step step_of(const std::string& act, bool backward, size_t turn, Precision preci
   form.x = dtype(0);
   form.y = dtype(1);
   if (backward) form.grad = dtype(2);
-  if (form.f.inputs == 2) {
+  if (f.inputs == 2) {
     const Gate gate = kGates[turn % std::size(kGates)];
     form.layout = layout_of(gate);
     form.separate = gate == Gate::separate;
@@ -65,8 +65,8 @@ Step step_of(const std::string& act, bool backward, size_t turn, Precision preci
     if (form.separate && backward) form.db = dtype(0);
   }
   if (turn % 2) form.bias = dtype(turn);
-  if (form.f.scaled) form.scale = dtype(1);
-  return activation_step(form);
+  if (f.scaled) form.scale = dtype(1);
+  return activation_step(f, form);
 }
 
 TEST(Cuda, EveryActivationCompilesForAmpereAndHopper) {
@@ -116,17 +116,17 @@ TEST(Cuda, EveryWordLoadAndRoundingCompiles) {
 }
 
 TEST(Cuda, TheTextDependsOnNoSize) {
+  const Activation f = activation("swiglu");
   ActivationForm form;
-  form.f = activation("swiglu");
   form.y = DType::f32;
   form.cols = 64;
-  const std::string text = cuda::map_source(activation_step(form));
+  const std::string text = cuda::map_source(activation_step(f, form));
   form.cols = 1000;
-  EXPECT_EQ(text, cuda::map_source(activation_step(form)));
+  EXPECT_EQ(text, cuda::map_source(activation_step(f, form)));
   form.layout = Layout::interleaved(8);
-  EXPECT_EQ(text, cuda::map_source(activation_step(form)));
+  EXPECT_EQ(text, cuda::map_source(activation_step(f, form)));
   form.x = DType::bf16;
-  EXPECT_NE(text, cuda::map_source(activation_step(form)));
+  EXPECT_NE(text, cuda::map_source(activation_step(f, form)));
 }
 
 TEST(Cuda, BrokenTextAndUnknownArchitecturesAreErrors) {
@@ -201,7 +201,8 @@ void expect_same_bits_in_place() {
   EXPECT_EQ(std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(float)), 0);
 }
 
-// A native call over every bf16 number; what is stored is checked against float64.
+// A native call over every bf16 number, first beside ordinary gradients and linear halves, then
+// beside special ones; what is stored is checked against float64.
 struct NativeCall {
   std::string where;
   std::vector<std::unique_ptr<Mat>> memory;
@@ -215,7 +216,8 @@ struct NativeCall {
 };
 
 std::unique_ptr<NativeCall> native_call(const std::string& name, bool backward, DType result) {
-  constexpr int64_t kRows = 64, kCols = 1024;
+  constexpr int64_t kRows = 128, kCols = 1024;
+  constexpr uint32_t kCodes = 65536;
   constexpr float kOthers[] = {1, -2.5F, 0.003F, 100};
   const Activation f = activation(name);
   auto call = std::make_unique<NativeCall>();
@@ -228,9 +230,12 @@ std::unique_ptr<NativeCall> native_call(const std::string& name, bool backward, 
   for (int64_t r = 0; r < kRows; ++r)
     for (int64_t c = 0; c < kCols; ++c) {
       const auto code = static_cast<uint32_t>(r * kCols + c);
-      x.set(r, c, decode(DType::bf16, code));
-      if (f.inputs == 2) x.set(r, kCols + c, kOthers[code / 4 % 4]);
-      g.set(r, c, kOthers[code % 4]);
+      const auto other = [&](uint32_t i) {
+        return code < kCodes ? kOthers[i % 4] : kSpecials[i % std::size(kSpecials)];
+      };
+      x.set(r, c, decode(DType::bf16, code % kCodes));
+      if (f.inputs == 2) x.set(r, kCols + c, other(code / 4));
+      g.set(r, c, other(code));
     }
   const Mat& y = made(result, backward ? f.inputs * kCols : kCols);
   set_observer([&](const Step& s, const RunArgs& a, const Options&, const std::function<void()>&) {
@@ -268,6 +273,28 @@ void run_on_gpu(const NativeCall& call) {
   for (size_t i = 0; i < call.out.size(); ++i) buffers[first + i]->to_host(call.out[i].data);
 }
 
+// Infinite gradients have no bound, so strict precision says where they stay infinite.
+void expect_infinities(const NativeCall& call) {
+  const View& out = call.out[0];
+  const auto values = [&] {
+    std::vector<float> all;
+    for (int64_t r = 0; r < out.rows; ++r)
+      for (int64_t c = 0; c < out.cols; ++c)
+        all.push_back(
+            decode(out.dtype, static_cast<const uint16_t*>(out.data)[r * out.stride + c]));
+    return all;
+  };
+  const std::vector<float> native = values();
+  Step strict = *call.step;
+  strict.precision = Precision::strict;
+  kernel_for(strict, Device::cpu).kernel->run(call.args());
+  const std::vector<float> expected = values();
+  for (size_t i = 0; i < native.size(); ++i)
+    if (std::isinf(expected[i])) {
+      ASSERT_EQ(native[i], expected[i]) << call.where << ", element " << i;
+    }
+}
+
 // On a GPU by its approximations, else by exact functions in their place, which shows mistakes of
 // the formulas.
 TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
@@ -294,6 +321,40 @@ TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
         emulator.run(i, l.entry, l.blocks, l.threads, l.arguments.data());
     const auto wrong = verify(*calls[i]->step, calls[i]->args());
     EXPECT_FALSE(wrong.has_value()) << calls[i]->where << ": " << *wrong;
+    expect_infinities(*calls[i]);
+  }
+}
+
+// One block walks over everything, where rows lie side by side and where there are gaps.
+TEST(Cuda, AWalkSeesEveryVector) {
+  StepBuilder build("amax", 24, Precision::native);
+  build.store({Store::To::amax, 0, DType::f32, {}},
+              build.load({Load::From::tile, 0, DType::bf16, {}}));
+  Step step = build.finish();
+  step.stores[0].join = true;
+  const cuda::VectorProgram program(step);
+  Emulator emulator(cuda::vector_skeletons());
+  emulator.add(program.text());
+  emulator.compile();
+  constexpr int64_t kRows = 1500;  // 4500 vectors
+  for (const int64_t stride : {24, 32}) {
+    std::vector<uint16_t> x(kRows * stride, encode_ref(DType::bf16, -1));
+    const View in{x.data(), DType::bf16, kRows, 24, stride};
+    for (int64_t i = 0; i < kRows * 24; i += 361) {
+      uint16_t& most = x[static_cast<size_t>(i / 24 * stride + i % 24)];
+      most = static_cast<uint16_t>(encode_ref(DType::bf16, -3));
+      float amax = 0;
+      const View out = matrix(&amax, DType::f32, 1, 1);
+      const RunArgs args{
+          .rows = kRows, .in = std::span(&in, 1), .out = std::span(&out, 1), .parameters = {}};
+      ASSERT_TRUE(program.fits(args));
+      for (const cuda::Launch& l : program.launches(args)) {
+        ASSERT_GT(l.per_multiprocessor, 0U);
+        emulator.run(0, l.entry, 1, l.threads, l.arguments.data());
+      }
+      EXPECT_EQ(amax, 3) << "element " << i << ", stride " << stride;
+      most = static_cast<uint16_t>(encode_ref(DType::bf16, -1));
+    }
   }
 }
 

@@ -438,12 +438,11 @@ TEST(Executor, EveryInstructionSetRunsEveryActivationToTheSameBits) {
   const Mat g = Mat(DType::f32, 1, cpu::kTile).fill(52);
   for (const std::string& name : activation_names()) {
     ActivationForm form;
-    form.f = activation(name);
     form.backward = true;
     form.cols = cpu::kTile;
     form.precision = Precision::strict;
     form.grad = form.y = DType::f32;
-    const Step step = activation_step(form);
+    const Step step = activation_step(activation(name), form);
     const std::vector<float> expected = interpret(step, *tables()[0], x, g);
     for (const cpu::Loops* table : tables()) {
       const std::vector<float> got = interpret(step, *table, x, g);

@@ -84,14 +84,13 @@ void through_activation(std::string_view text) {
   if (!succeeds([&] { f = activation(text); })) return;
   const int64_t in_cols = kCols * f.inputs;
   ActivationForm form;
-  form.f = f;
   form.cols = kCols;
   form.y = DType::bf16;
   if (f.scaled) form.scale = DType::f32;
-  activation_step(form);
+  activation_step(f, form);
   form.backward = true;
   form.grad = DType::f32;
-  activation_step(form);
+  activation_step(f, form);
 
   std::vector<float> x(static_cast<size_t>(kRows * in_cols)), s(kRows, 1.5F);
   for (size_t i = 0; i < x.size(); ++i) x[i] = 0.75F * static_cast<float>(i) - 5;

@@ -170,11 +170,10 @@ PlanRequest request_of(const Subject& s, Precision precision = Precision::native
 
 Step step_of(const std::string& act) {
   ActivationForm form;
-  form.f = activation(act);
   form.x = DType::bf16;
   form.y = DType::bf16;
   form.cols = 1024;
-  return activation_step(form);
+  return activation_step(activation(act), form);
 }
 
 // Needs NVRTC only.

@@ -164,15 +164,18 @@ TEST(Step, KeysAreEqualWhereKernelsAreEqual) {
   EXPECT_EQ(build(false), build(true));
 }
 
-ActivationForm form(const char* act, bool backward) {
+ActivationForm form(bool backward) {
   ActivationForm f;
-  f.f = activation(act);
   f.backward = backward;
   f.cols = 96;
   f.x = DType::bf16;
   f.y = DType::bf16;
   if (backward) f.grad = DType::bf16;
   return f;
+}
+
+Step step_of(const char* act, const ActivationForm& form) {
+  return activation_step(activation(act), form);
 }
 
 Operand operand(const Format& f, bool rowwise, bool columnwise) {
@@ -185,24 +188,24 @@ Operand operand(const Format& f, bool rowwise, bool columnwise) {
 
 std::vector<Step> described() {
   std::vector<Step> steps;
-  steps.push_back(activation_step(form("gelu", false)));
-  steps.push_back(activation_step(form("gelu", true)));
-  ActivationForm gated = form("swiglu", true);
+  steps.push_back(step_of("gelu", form(false)));
+  steps.push_back(step_of("gelu", form(true)));
+  ActivationForm gated = form(true);
   gated.layout = Layout::interleaved(32);
   gated.bias = gated.dbias = DType::f32;
   gated.precision = Precision::strict;
-  steps.push_back(activation_step(gated));
-  ActivationForm swapped = form("gated(elu)", false);
+  steps.push_back(step_of("swiglu", gated));
+  ActivationForm swapped = form(false);
   swapped.layout = Layout::swapped();
   swapped.amax = DType::f32;
-  steps.push_back(activation_step(swapped));
-  ActivationForm separate = form("scaled(glu)", true);
+  steps.push_back(step_of("gated(elu)", swapped));
+  ActivationForm separate = form(true);
   separate.separate = true;
   separate.b = separate.db = DType::f16;
   separate.scale = separate.dscale = DType::f16;
   separate.bias = separate.dbias = DType::f16;
   separate.rounding = Rounding::eager;
-  steps.push_back(activation_step(separate));
+  steps.push_back(step_of("scaled(glu)", separate));
   FuseForm fuse{.name = "axpy",
                 .f = [](std::span<const Expr> in) { return in[0] * in[1] + in[2] * in[3]; },
                 .arguments = {{From::tile, DType::f16, DType::f16},
@@ -222,23 +225,23 @@ std::vector<Step> described() {
   steps.push_back(norm_backward_step(norm));
   // Both encodings of a gated gradient, its bias gradient and its counts; what `current` needs
   // first.
-  ActivationForm mx = form("swiglu", true);
+  ActivationForm mx = form(true);
   mx.y = operand({.dtype = DType::e5m2, .scaling = Scaling::mxfp8, .swizzled = true}, true, true);
   mx.y->counts = true;
   mx.dbias = DType::bf16;
-  steps.push_back(activation_step(mx));
-  ActivationForm current = form("gelu", false);
+  steps.push_back(step_of("swiglu", mx));
+  ActivationForm current = form(false);
   current.y = operand({.dtype = DType::e4m3, .scaling = Scaling::current, .eps = 0.5F}, true, true);
   current.y_amax = current.amax_only = true;
-  steps.push_back(activation_step(current));
+  steps.push_back(step_of("gelu", current));
   current.y_amax = current.amax_only = false;
-  steps.push_back(activation_step(current));
+  steps.push_back(step_of("gelu", current));
   // An encoded input, columnwise; a delayed output with its amax.
-  ActivationForm delayed = form("relu", false);
+  ActivationForm delayed = form(false);
   delayed.x = operand({.dtype = DType::e4m3, .scaling = Scaling::block1x128}, false, true);
   delayed.y = operand({.dtype = DType::e4m3, .scaling = Scaling::delayed}, true, false);
   delayed.y_amax = true;
-  steps.push_back(activation_step(delayed));
+  steps.push_back(step_of("relu", delayed));
   steps.push_back(dropout_step({.cols = 64,
                                 .x = DType::bf16,
                                 .bias = DType::bf16,

@@ -55,7 +55,6 @@ ActivationForm check_inputs(const std::string& op, const Activation& f, const Co
   check_view(op, {"scale", in.scale});
   const auto [rows, x_cols] = in.x.shape();
   ActivationForm form;
-  form.f = f;
   form.layout = in.layout;
   form.separate = in.b.given();
   form.cols = x_cols;
@@ -102,18 +101,20 @@ void check_amax(const std::string& op, const View& amax) {
   require(amax.dtype == DType::f32, op, ": amax is ", info(amax.dtype).name, "; it must be f32");
 }
 
+constexpr size_t kFewViews = 8;  // most calls have no more, and so little memory is at hand
+
 // The views of a call in the order of ActivationArgs.
 using Inputs = std::array<View, ActivationArgs::inputs>;
 using Outputs = std::array<View, ActivationArgs::outputs>;
 
 // One pass; tensors scaled by their own amax need another one that finds it first.
-void run(ActivationForm form, Inputs in, Outputs out, const Tensor& y, const Tensor& db,
-         int64_t rows, const Options& options) {
+void run(const Activation& f, ActivationForm& form, Inputs& in, Outputs& out, const Tensor& y,
+         const Tensor& db, int64_t rows, const Options& options) {
   using A = ActivationArgs;
-  const std::vector<float> parameters = values(form.f);
-  const auto prepare = [&](const ActivationForm& f) {
-    return prepared(key(f), f.f.body.identity(), options.device,
-                    [&] { return activation_step(f); });
+  const std::vector<float> parameters = values(f);
+  const auto prepare = [&](const ActivationForm& of) {
+    return prepared(key(f, of), f.body.identity(), options.device,
+                    [&] { return activation_step(f, of); });
   };
   const auto go = [&](const Prepared& step) {
     execute(step, {.rows = rows, .in = in, .out = out, .parameters = parameters}, options);
@@ -124,7 +125,7 @@ void run(ActivationForm form, Inputs in, Outputs out, const Tensor& y, const Ten
     View& scale = in[A::y_scale + i];
     View& amax = out[A::y_amax + i];
     const bool finds = finds_amax(t);
-    require(!finds || t.amax.given() || options.device != Device::cuda, form.f.name,
+    require(!finds || t.amax.given() || options.device != Device::cuda, f.name,
             ": current scaling on cuda needs a place for the amax; give amax, [1,1] f32 there");
     amax = t.amax.given() ? t.amax : matrix(&found[i], DType::f32, 1, 1);
     scale = t.format.scaling == Scaling::delayed ? t.scale : amax;
@@ -165,14 +166,15 @@ void forward(const Activation& f, const Forward& c, const Options& options) {
   check_amax(op, c.amax);
   std::vector<Named> inputs;
   std::vector<Named> outputs;
-  inputs.reserve(ActivationArgs::inputs);
-  outputs.reserve(ActivationArgs::outputs);
+  inputs.reserve(kFewViews);
+  outputs.reserve(kFewViews);
   append_inputs(inputs, {"x", c.x});
   append_inputs(inputs, {"b", c.b});
   inputs.insert(inputs.end(), {{"bias", c.bias}, {"scale", c.scale}});
   append_outputs(inputs, outputs, {"y", c.y});
   outputs.push_back({"amax", c.amax});
-  check_overlap(op, inputs, outputs, {{"x", {}}, {"b", {}}});
+  static const std::vector<Named> kInPlace{{"x", {}}, {"b", {}}};
+  check_overlap(op, inputs, outputs, kInPlace);
   form.amax = dtype(c.amax);
   using A = ActivationArgs;
   Inputs in{};
@@ -182,7 +184,8 @@ void forward(const Activation& f, const Forward& c, const Options& options) {
   in[A::scale] = c.scale;
   Outputs out{};
   out[A::amax] = c.amax;
-  run(std::move(form), in, out, c.y, {}, rows, options);
+  static const Tensor kNone;
+  run(f, form, in, out, c.y, kNone, rows, options);
 }
 
 void backward(const Activation& f, const Backward& c, const Options& options) {
@@ -215,8 +218,8 @@ void backward(const Activation& f, const Backward& c, const Options& options) {
   check_amax(op, c.amax);
   std::vector<Named> inputs;
   std::vector<Named> outputs;
-  inputs.reserve(ActivationArgs::inputs);
-  outputs.reserve(ActivationArgs::outputs);
+  inputs.reserve(kFewViews);
+  outputs.reserve(kFewViews);
   append_inputs(inputs, {"grad", c.grad});
   append_inputs(inputs, {"x", c.x});
   append_inputs(inputs, {"b", c.b});
@@ -224,7 +227,8 @@ void backward(const Activation& f, const Backward& c, const Options& options) {
   append_outputs(inputs, outputs, {"dx", c.dx});
   append_outputs(inputs, outputs, {"db", c.db});
   outputs.insert(outputs.end(), {{"dbias", c.dbias}, {"dscale", c.dscale}, {"amax", c.amax}});
-  check_overlap(op, inputs, outputs, {{"grad", {}}, {"x", {}}, {"b", {}}});
+  static const std::vector<Named> kInPlace{{"grad", {}}, {"x", {}}, {"b", {}}};
+  check_overlap(op, inputs, outputs, kInPlace);
   form.backward = true;
   form.grad = Operand(c.grad);
   form.dbias = dtype(c.dbias);
@@ -241,7 +245,7 @@ void backward(const Activation& f, const Backward& c, const Options& options) {
   out[A::dbias] = c.dbias;
   out[A::dscale] = c.dscale;
   out[A::amax] = c.amax;
-  run(std::move(form), in, out, c.dx, c.db, rows, options);
+  run(f, form, in, out, c.dx, c.db, rows, options);
 }
 
 }  // namespace tenon

@@ -24,7 +24,6 @@ std::string rounded(double v, int digits) {
 
 Step step_of(const Activation& f, bool backward) {
   ActivationForm form;
-  form.f = f;
   form.backward = backward;
   form.cols = 1;
   form.separate = f.inputs == 2;
@@ -35,7 +34,7 @@ Step step_of(const Activation& f, bool backward) {
   if (f.scaled) form.scale = DType::f32;
   if (f.scaled && backward) form.dscale = DType::f32;
   if (backward) form.grad = DType::f32;
-  return activation_step(form);
+  return activation_step(f, form);
 }
 
 // What each load is called in the formula.

@@ -17,11 +17,11 @@ std::array<ColumnMap, 2> halves(const Layout& layout, int64_t h) {
   }
 }
 
-Step activation_step(const ActivationForm& form) {
+Step activation_step(const Activation& f, const ActivationForm& form) {
   using A = ActivationArgs;
-  StepBuilder build(form.f.name + (form.backward ? ".bwd" : "") + (form.amax_only ? ".amax" : ""),
+  StepBuilder build(f.name + (form.backward ? ".bwd" : "") + (form.amax_only ? ".amax" : ""),
                     form.cols, form.precision);
-  const size_t inputs = form.f.inputs == 2 ? 2 : 1;
+  const size_t inputs = f.inputs == 2 ? 2 : 1;
   const std::array<ColumnMap, 2> half = halves(form.layout, form.cols);
   const std::array<ColumnMap, 2> stacked = halves({}, form.cols);
   const bool one_tensor = inputs == 2 && !form.separate;
@@ -42,17 +42,17 @@ Step activation_step(const ActivationForm& form) {
   }
   std::vector<Expr> wrt = z;
   std::optional<Expr> scale;
-  if (form.f.scaled) {
+  if (f.scaled) {
     scale = build.load({Load::From::column, A::scale, *form.scale, {}});
     wrt.push_back(*scale);
   }
   std::optional<Expr> seed;
   if (form.backward) seed = build.load(*form.grad, A::grad, {});
   std::vector<Expr> parameters;
-  for (uint32_t i = 0; i < form.f.parameters.size(); ++i)
+  for (uint32_t i = 0; i < f.parameters.size(); ++i)
     parameters.push_back(build.load({Load::From::parameter, i, DType::f32, {}}));
 
-  Expr y = call(form.f, z, parameters);
+  Expr y = call(f, z, parameters);
   if (scale) y = y * *scale;
 
   const auto store_amax = [&](uint32_t arg, Expr value, bool join) {
@@ -97,10 +97,10 @@ Step activation_step(const ActivationForm& form) {
   return build.finish();
 }
 
-std::string key(const ActivationForm& form) {
+std::string key(const Activation& f, const ActivationForm& form) {
   KeyWriter key('a');
-  for (const Parameter& p : form.f.parameters) key.add(p.name);
-  key.add(form.f.inputs).add(form.f.scaled).add(form.backward).add(form.cols);
+  for (const Parameter& p : f.parameters) key.add(p.name);
+  key.add(f.inputs).add(f.scaled).add(form.backward).add(form.cols);
   key.add(form.layout.kind).add(form.layout.k).add(form.separate);
   key.add(form.precision).add(form.rounding).add(form.x);
   key.add(form.b).add(form.grad).add(form.y).add(form.db);

@@ -15,9 +15,8 @@ namespace tenon {
 // Column maps of the halves a and b in one tensor of 2H columns.
 std::array<ColumnMap, 2> halves(const Layout& layout, int64_t h);
 
-// All that the step depends on. Operands without a value are absent.
+// All that the step of an activation depends on besides. Operands without a value are absent.
 struct ActivationForm {
-  Activation f;
   bool backward = false;
   int64_t cols = 0;  // of the output; a gated input has twice as many
   Layout layout;
@@ -56,9 +55,9 @@ struct ActivationArgs {
   };
 };
 
-Step activation_step(const ActivationForm& form);
+Step activation_step(const Activation& f, const ActivationForm& form);
 
 // Equal for equal steps of one f.body; shorter to make than a step.
-std::string key(const ActivationForm& form);
+std::string key(const Activation& f, const ActivationForm& form);
 
 }  // namespace tenon

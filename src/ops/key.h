@@ -1,6 +1,8 @@
 // Short binary keys of forms: what a step depends on, faster to write than the step is to build.
 #pragma once
 
+#include <array>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -11,14 +13,17 @@ namespace tenon {
 
 class KeyWriter {
  public:
-  explicit KeyWriter(char op) : text_(1, op) { text_.reserve(192); }
+  explicit KeyWriter(char op) { add(op); }
 
   template <class T>
   requires(std::is_arithmetic_v<T> || std::is_enum_v<T>) KeyWriter& add(T value) {
-    text_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    if (used_ + sizeof value > piece_.size()) flush();
+    std::memcpy(piece_.data() + used_, &value, sizeof value);
+    used_ += sizeof value;
     return *this;
   }
   KeyWriter& add(const std::string& text) {
+    flush();
     text_ += text;
     return add(text.size());
   }
@@ -31,10 +36,21 @@ class KeyWriter {
     add(o.has_value());
     return o ? add(*o) : *this;
   }
-  std::string finish() { return std::move(text_); }
+  std::string finish() {
+    flush();
+    return std::move(text_);
+  }
 
  private:
+  void flush() {
+    text_.reserve(text_.size() + piece_.size());  // who looks a step up adds to the key
+    text_.append(piece_.data(), used_);
+    used_ = 0;
+  }
+
   std::string text_;
+  std::array<char, 192> piece_;  // of the text, as most of it are single bytes
+  size_t used_ = 0;
 };
 
 }  // namespace tenon

@@ -30,9 +30,13 @@ Observer& observer() {
   return current;
 }
 
+// Read once: looking through a large environment takes as long as the rest of a call.
 bool logging() {
-  const char* text = std::getenv("TENON_LOG");
-  return text && *text && *text != '0';
+  static const bool kLogs = [] {
+    const char* text = std::getenv("TENON_LOG");
+    return text && *text && *text != '0';
+  }();
+  return kLogs;
 }
 
 Chosen make(const Step& step, Device device) {
@@ -115,8 +119,9 @@ void execute(const Step& step, RunArgs args, const Options& options) {
   run(step, kernel_for(step, options.device), args, options);
 }
 
-std::shared_ptr<const Prepared> prepared(std::string key, std::shared_ptr<const void> identity,
-                                         Device device, const std::function<Step()>& make) {
+std::shared_ptr<const Prepared> prepared(std::string key,
+                                         const std::shared_ptr<const void>& identity, Device device,
+                                         const std::function<Step()>& make) {
   const auto address = reinterpret_cast<uintptr_t>(identity.get());
   key.append(reinterpret_cast<const char*>(&address), sizeof address);
   key += static_cast<char>(device);
@@ -126,8 +131,8 @@ std::shared_ptr<const Prepared> prepared(std::string key, std::shared_ptr<const 
   }
   Step step = make();
   Chosen chosen = kernel_for(step, device);
-  auto made = std::make_shared<const Prepared>(
-      Prepared{std::move(step), std::move(chosen), std::move(identity)});
+  auto made =
+      std::make_shared<const Prepared>(Prepared{std::move(step), std::move(chosen), identity});
   const std::lock_guard guard(library_lock());
   if (prepared_steps().size() >= kMaxKernels) prepared_steps().clear();
   return prepared_steps().try_emplace(std::move(key), std::move(made)).first->second;

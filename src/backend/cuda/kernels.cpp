@@ -110,26 +110,36 @@ void load_joined(std::span<const std::string> texts) {
     modules().try_emplace(Key{id, texts[i]}, Code{module, prefix_of(i)});
 }
 
-LoadedKernel Source::load(const CurrentContext& context) const {
+LoadedKernel Source::load(const CurrentContext& context, unsigned shared_bytes) const {
   const uint64_t id = context.id();
   {
     const std::lock_guard lock(library_lock());
     for (const auto& [seen, loaded] : seen_)
-      if (seen == id) return loaded;
+      if (seen == id && (shared_bytes <= loaded.shared_bytes || loaded.asked)) return loaded;
   }
-  const LoadedKernel loaded = compiled(context, id);
+  const LoadedKernel loaded = compiled(context, id, shared_bytes);
   const std::lock_guard lock(library_lock());
   seen_.emplace_back(id, loaded);
   return loaded;
 }
 
-LoadedKernel Source::compiled(const CurrentContext& context, uint64_t id) const {
+LoadedKernel Source::compiled(const CurrentContext& context, uint64_t id,
+                              unsigned shared_bytes) const {
   LoadedKernel loaded;
   loaded.multiprocessors =
       static_cast<unsigned>(attribute(Attribute::multiprocessors, context.device()));
   const Code code = module_of(name_, text_, context, id);
   check(driver().module_get_function(&loaded.function, code.module, (code.prefix + entry_).c_str()),
         str("finding ", entry_, " in the kernel of '", name_, "'"));
+  const int own = attribute(FunctionAttribute::shared_bytes, loaded.function);
+  loaded.shared_bytes -= static_cast<unsigned>(own);
+  if (shared_bytes <= loaded.shared_bytes) return loaded;
+  const int most = attribute(Attribute::shared_bytes, context.device()) - own;
+  check(driver().function_set_attribute(
+            loaded.function, static_cast<int>(FunctionAttribute::dynamic_shared_bytes), most),
+        "asking for shared memory");
+  loaded.shared_bytes = static_cast<unsigned>(most);
+  loaded.asked = true;
   return loaded;
 }
 

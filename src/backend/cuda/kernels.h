@@ -26,7 +26,9 @@ void load_joined(std::span<const std::string> texts);
 
 struct LoadedKernel {
   Function function = nullptr;
-  unsigned multiprocessors = 1;  // of the device it was loaded for
+  unsigned multiprocessors = 1;       // of the device it was loaded for
+  unsigned shared_bytes = 48 * 1024;  // the most dynamic ones that a launch may ask for
+  bool asked = false;                 // for all that the device has
 };
 
 // One kernel's text and what it became in each context that has run it.
@@ -36,14 +38,16 @@ class Source {
   Source(std::string name, std::string text, std::string entry)
       : name_(std::move(name)), text_(std::move(text)), entry_(std::move(entry)) {}
 
-  // Compiles on first use in a context; equal texts are compiled once.
-  LoadedKernel load(const CurrentContext& context) const;
+  // Compiles on first use in a context; equal texts are compiled once. A function must be told
+  // before it has more dynamic shared memory than every launch may have; it may get less.
+  LoadedKernel load(const CurrentContext& context, unsigned shared_bytes = 0) const;
 
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] const std::string& text() const { return text_; }
 
  private:
-  [[nodiscard]] LoadedKernel compiled(const CurrentContext& context, uint64_t id) const;
+  [[nodiscard]] LoadedKernel compiled(const CurrentContext& context, uint64_t id,
+                                      unsigned shared_bytes) const;
 
   std::string name_, text_, entry_;
   // Spares the look-up by text; under library_lock().

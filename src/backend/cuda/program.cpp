@@ -12,19 +12,6 @@ namespace tenon::cuda {
 
 namespace {
 
-// A function must be told of more than every launch may have.
-unsigned shared_bytes(const Launch& l, Function function, int device) {
-  constexpr unsigned kAlways = 48 * 1024;
-  if (l.shared <= kAlways) return l.shared;
-  const int most = attribute(Attribute::shared_bytes, device) -
-                   attribute(FunctionAttribute::shared_bytes, function);
-  const int bytes = std::min(static_cast<int>(l.shared), most);
-  check(driver().function_set_attribute(
-            function, static_cast<int>(FunctionAttribute::dynamic_shared_bytes), bytes),
-        "asking for shared memory");
-  return static_cast<unsigned>(bytes);
-}
-
 class ProgramKernel final : public Kernel {
  public:
   ProgramKernel(const std::string& name, std::unique_ptr<Program> program,
@@ -75,12 +62,12 @@ class ProgramKernel final : public Kernel {
       const auto at = std::ranges::find(entries, l.entry) - entries.begin();
       const Source& source = sources_[static_cast<size_t>(at)];
       void* values[] = {l.arguments.data()};
-      const auto& [function, multiprocessors] = source.load(context);
-      const unsigned shared = shared_bytes(l, function, context.device());
+      const LoadedKernel kernel = source.load(context, l.shared);
       const unsigned most =
-          l.per_multiprocessor ? l.per_multiprocessor * multiprocessors : l.blocks;
-      const int result = driver().launch_kernel(function, std::min(l.blocks, most), 1, 1, l.threads,
-                                                1, 1, shared, stream, values, nullptr);
+          l.per_multiprocessor ? l.per_multiprocessor * kernel.multiprocessors : l.blocks;
+      const int result =
+          driver().launch_kernel(kernel.function, std::min(l.blocks, most), 1, 1, l.threads, 1, 1,
+                                 std::min(l.shared, kernel.shared_bytes), stream, values, nullptr);
       if (result != 0) check(result, str("launching '", source.name(), "'"));
     }
   }
