@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -34,54 +36,62 @@ bool selected(const Case& c, const CheckArgs& args) {
       args.substrings, [&](const std::string& s) { return text.find(s) != std::string::npos; });
 }
 
-// On all cores, in any order: run(i) for each i below n, behind a bar that says what(i).
-template <class Run, class What>
-void on_all_cores(size_t n, Run run, What what) {
-  std::atomic<size_t> next = 0;
-  std::mutex printing;
-  Progress progress(n);
-  const auto work = [&] {
-    for (size_t i = next++; i < n; i = next++) {
-      const std::optional<std::string> line = run(i);
-      const std::lock_guard guard(printing);
-      progress.step(what(i));
-      if (line) fmt::print("{}\n", *line);
-    }
-  };
+// On all cores, each does work() until there is none.
+void on_all_cores(const std::function<void()>& work) {
   std::vector<std::thread> others;
   for (int i = 1; i < threads(); ++i) others.emplace_back(work);
   work();
   for (std::thread& t : others) t.join();
 }
 
+// In any order: run(i) for each i below n, behind a bar that says what(i).
+template <class Run, class What>
+void for_each(size_t n, Run run, What what) {
+  std::atomic<size_t> next = 0;
+  std::mutex printing;
+  Progress progress(n);
+  on_all_cores([&] {
+    for (size_t i = next++; i < n; i = next++) {
+      const std::optional<std::string> line = run(i);
+      const std::lock_guard guard(printing);
+      progress.step(what(i));
+      if (line) fmt::print("{}\n", *line);
+    }
+  });
+}
+
+std::optional<std::string> failure(const Case& c, Device device) {
+  const auto wrong = Trial(c, device).run(verify);
+  return wrong ? std::optional(fmt::format("FAILED {}: {}", c.text(), *wrong)) : std::nullopt;
+}
+
 // Runs every chosen case, prints what failed, and returns how many passed.
-size_t run_all(const std::vector<Case>& chosen, Device device) {
+size_t run_all(const std::vector<Case>& chosen) {
   std::atomic<size_t> passed = 0;
-  const auto run = [&](size_t i) -> std::optional<std::string> {
-    const auto wrong = Trial(chosen[i], device).run(verify);
-    if (wrong) return fmt::format("FAILED {}: {}", chosen[i].text(), *wrong);
-    ++passed;
-    return std::nullopt;
+  const auto run = [&](size_t i) {
+    const auto wrong = failure(chosen[i], Device::cpu);
+    if (!wrong) ++passed;
+    return wrong;
   };
-  on_all_cores(chosen.size(), run, [&](size_t i) { return chosen[i].text(); });
+  for_each(chosen.size(), run, [&](size_t i) { return chosen[i].text(); });
   return passed;
 }
 
-// What the cases have NVRTC compile.
+// What the cases have NVRTC compile: groups of kernels that are one text.
 class Texts {
  public:
   // Takes the first cases that need at most `most` kernels, `count` of them.
   Texts(std::vector<Case>& chosen, size_t count, size_t most) {
     std::vector<std::vector<const std::string*>> needs(chosen.size());
     std::mutex adding;
-    std::set<std::string> known;
+    std::set<std::string> known;  // in an order that does not depend on threads
     const auto find = [&](size_t i) -> std::optional<std::string> {
       std::vector<std::string> texts = Trial(chosen[i], Device::cpu).cuda_texts();
       const std::lock_guard guard(adding);
       for (std::string& text : texts) needs[i].push_back(&*known.insert(std::move(text)).first);
       return std::nullopt;
     };
-    on_all_cores(chosen.size(), find, [](size_t) { return "reading what there is to compile"; });
+    for_each(chosen.size(), find, [](size_t) { return "reading what there is to compile"; });
     std::set<const std::string*> used;
     std::vector<Case> taken;
     for (size_t i = 0; i < chosen.size() && taken.size() < count; ++i) {
@@ -89,99 +99,175 @@ class Texts {
       with.insert(needs[i].begin(), needs[i].end());
       if (with.size() > most) continue;
       used.swap(with);
+      needs[taken.size()] = std::move(needs[i]);
       taken.push_back(std::move(chosen[i]));
     }
     chosen = std::move(taken);
     kernels_ = used.size();
-    share(used);
+    needs.resize(chosen.size());
+    std::map<const std::string*, size_t> group_of;
+    const size_t each = (kernels_ + kMostTexts - 1) / kMostTexts;
+    std::map<std::string, size_t> open;  // by skeletons, groups that take more
+    for (const std::string& text : known) {
+      if (!used.contains(&text)) continue;
+      const auto [at, fresh] = open.try_emplace(cuda::skeletons_of(text), groups_.size());
+      if (fresh || groups_[at->second].size() == each) {
+        at->second = groups_.size();
+        groups_.emplace_back();
+      }
+      groups_[at->second].push_back(text);
+      group_of[&text] = at->second;
+    }
+    for (const auto& texts : needs) {
+      std::set<size_t>& of = needs_.emplace_back();
+      for (const std::string* text : texts) of.insert(group_of.at(text));
+    }
   }
 
   [[nodiscard]] size_t kernels() const { return kernels_; }
-  [[nodiscard]] size_t size() const { return groups_.size(); }
-
-  // compile(texts) for each group; the errors, of which each is a line.
-  template <class Compile>
-  std::vector<std::string> compile(Compile compile) const {
-    std::vector<std::string> errors;
-    std::mutex adding;
-    const auto run = [&](size_t i) -> std::optional<std::string> {
-      try {
-        compile(groups_[i]);
-      } catch (const Error& e) {
-        const std::lock_guard guard(adding);
-        errors.emplace_back(e.what());
-        return fmt::format("FAILED text {}: {}", i, e.what());
-      }
-      return std::nullopt;
-    };
-    on_all_cores(groups_.size(), run, [](size_t) { return "compiling"; });
-    return errors;
-  }
+  [[nodiscard]] const std::vector<std::vector<std::string>>& groups() const { return groups_; }
+  // Of each case, its groups.
+  [[nodiscard]] const std::vector<std::set<size_t>>& needs() const { return needs_; }
 
  private:
-  // Kernels of the same skeletons, as many in a text as it takes.
-  void share(const std::set<const std::string*>& used) {
-    const size_t each = (used.size() + kMostTexts - 1) / kMostTexts;
-    std::map<std::string, std::vector<std::string>> open;
-    std::set<std::string> sorted;  // so that texts do not depend on the order of threads
-    for (const std::string* text : used) sorted.insert(*text);
-    for (const std::string& text : sorted) {
-      std::vector<std::string>& group = open[cuda::skeletons_of(text)];
-      group.push_back(text);
-      if (group.size() == each) groups_.push_back(std::exchange(group, {}));
-    }
-    for (auto& [skeletons, group] : open)
-      if (!group.empty()) groups_.push_back(std::move(group));
-  }
-
   size_t kernels_ = 0;
   std::vector<std::vector<std::string>> groups_;
+  std::vector<std::set<size_t>> needs_;
 };
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Without a GPU the texts are still compiled, for the architecture that is tested on.
-int compile_only(const Texts& texts, const std::string& why) {
-  constexpr const char* kArch = "sm_90a";
-  const size_t wrong = texts
-                           .compile([](const std::vector<std::string>& group) {
-                             cuda::compile(cuda::joined(group), kArch);
-                           })
-                           .size();
-  fmt::print("{} texts compiled for {}, {} not; none was run: {}\n", texts.size() - wrong, kArch,
-             wrong, why);
-  fmt::print("0 passed, {} failed\n", wrong);
-  return wrong == 0 ? no_device : failed;
-}
+// Compiles the groups, and runs each case as soon as all of its groups are there.
+class Pipeline {
+ public:
+  using Compile = std::function<void(const std::vector<std::string>&)>;
+  using Run = std::function<std::optional<std::string>(size_t)>;  // what went wrong
+
+  Pipeline(const Texts& texts, Compile compile, Run run)
+      : groups_(texts.groups()),
+        compile_(std::move(compile)),
+        run_(std::move(run)),
+        waiting_(groups_.size()),
+        progress_(groups_.size() + texts.needs().size(), Progress::Lines::yes) {
+    for (size_t i = 0; i < texts.needs().size(); ++i) {
+      missing_.push_back(texts.needs()[i].size());
+      if (missing_[i] == 0) ready_.push_back(i);
+      for (const size_t group : texts.needs()[i]) waiting_[group].push_back(i);
+    }
+  }
+
+  void go() {
+    on_all_cores([this] { work(); });
+  }
+
+  // Of both kinds; seconds are the sums of all threads.
+  struct Sums {
+    size_t failed = 0;
+    double seconds = 0, longest = 0;
+  };
+  [[nodiscard]] const Sums& compiled() const { return compiled_; }
+  [[nodiscard]] const Sums& ran() const { return ran_; }
+
+ private:
+  // Cases first, so that what is compiled is run while the rest is compiled.
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (done_ < missing_.size() || next_ < groups_.size()) {
+      if (!ready_.empty()) {
+        const size_t i = ready_.back();
+        ready_.pop_back();
+        measure(lock, ran_, "running", [&] { return run_(i); });
+        ++done_;
+      } else if (next_ < groups_.size()) {
+        const size_t group = next_++;
+        measure(lock, compiled_, "compiling", [&] { return compiled(group); });
+        for (const size_t i : waiting_[group])
+          if (--missing_[i] == 0) ready_.push_back(i);
+      } else {
+        changed_.wait(lock);
+        continue;
+      }
+      changed_.notify_all();
+    }
+  }
+
+  std::optional<std::string> compiled(size_t group) {
+    try {
+      compile_(groups_[group]);
+    } catch (const Error& e) {
+      return fmt::format("FAILED text {}: {}", group, e.what());
+    }
+    return std::nullopt;
+  }
+
+  template <class F>
+  void measure(std::unique_lock<std::mutex>& lock, Sums& sums, const char* what, F f) {
+    lock.unlock();
+    const auto start = std::chrono::steady_clock::now();
+    const std::optional<std::string> wrong = f();
+    const double seconds = seconds_since(start);
+    lock.lock();
+    sums.seconds += seconds;
+    sums.longest = std::max(sums.longest, seconds);
+    progress_.step(what);
+    if (!wrong) return;
+    ++sums.failed;
+    fmt::print("{}\n", *wrong);
+  }
+
+  const std::vector<std::vector<std::string>>& groups_;
+  const Compile compile_;
+  const Run run_;
+  std::mutex mutex_;  // of all that follows
+  std::condition_variable changed_;
+  std::vector<std::vector<size_t>> waiting_;  // of each group, the cases that need it
+  std::vector<size_t> missing_;               // of each case, how many groups are not there yet
+  std::vector<size_t> ready_;                 // cases that are not run yet
+  size_t next_ = 0, done_ = 0;                // group to compile, cases that have run
+  Sums compiled_, ran_;
+  Progress progress_;
+};
 
 int check_cuda(std::vector<Case> chosen, const CheckArgs& args) {
+  constexpr const char* kArch = "sm_90a";  // what is compiled for where there is no GPU
   const auto no_gpu = cuda::why_no_gpu();
   if (const auto missing = cuda::why_no_nvrtc()) {
     fmt::print(stderr, "tenon check: nothing to compile with: {}\n", *missing);
     fmt::print("0 passed, 0 failed\n");
     return no_device;
   }
-  if (no_gpu && args.random > 0) {
-    fmt::print(stderr, "tenon check: cases by chance compare a GPU with the CPU: {}\n", *no_gpu);
-    fmt::print("0 passed, 0 failed\n");
-    return no_device;
-  }
   const auto start = std::chrono::steady_clock::now();
   const Texts texts(chosen, args.random > 0 ? static_cast<size_t>(args.random) : chosen.size(),
                     args.random > 0 ? kMostRandomTexts : SIZE_MAX);
+  const size_t count = texts.groups().size();
   fmt::print("{} cases, {} kernels in {} texts, listed in {:.1f} s\n", chosen.size(),
-             texts.kernels(), texts.size(), seconds_since(start));
-  if (no_gpu) return compile_only(texts, *no_gpu);
-  const auto compiling = std::chrono::steady_clock::now();
-  const std::vector<std::string> errors = texts.compile(cuda::load_joined);
-  fmt::print("compiled in {:.1f} s on {} threads\n", seconds_since(compiling), threads());
-  const auto running = std::chrono::steady_clock::now();
-  const size_t passed = run_all(chosen, Device::cuda);
-  fmt::print("ran in {:.1f} s\n", seconds_since(running));
-  const size_t wrong = chosen.size() - passed + errors.size();
-  fmt::print("{} passed, {} failed\n", passed, wrong);
+             texts.kernels(), count, seconds_since(start));
+  std::fflush(stdout);
+  Pipeline pipeline(
+      texts,
+      [&](const std::vector<std::string>& group) {
+        if (no_gpu)
+          cuda::compile(cuda::joined(group), kArch);
+        else
+          cuda::load_joined(group);
+      },
+      [&](size_t i) { return no_gpu ? std::nullopt : failure(chosen[i], Device::cuda); });
+  pipeline.go();
+  const auto& [bad_texts, compiling, longest] = pipeline.compiled();
+  fmt::print(
+      "compiled in {:.1f} s, {:.1f} s the longest text, ran in {:.1f} s of {} threads' time; "
+      "{:.1f} s in all\n",
+      compiling, longest, pipeline.ran().seconds, threads(), seconds_since(start));
+  if (no_gpu) {
+    fmt::print("{} texts compiled for {}, {} not; none was run: {}\n", count - bad_texts, kArch,
+               bad_texts, *no_gpu);
+    fmt::print("0 passed, {} failed\n", bad_texts);
+    return bad_texts == 0 ? no_device : failed;
+  }
+  const size_t wrong = pipeline.ran().failed + bad_texts;
+  fmt::print("{} passed, {} failed\n", chosen.size() - pipeline.ran().failed, wrong);
   return wrong == 0 ? ok : failed;
 }
 
@@ -211,7 +297,7 @@ int check(const CheckArgs& args) {
     return ok;
   }
   if (cuda) return check_cuda(std::move(chosen), args);
-  const size_t passed = run_all(chosen, Device::cpu);
+  const size_t passed = run_all(chosen);
   fmt::print("{} passed, {} failed\n", passed, chosen.size() - passed);
   return passed == chosen.size() ? ok : failed;
 }

@@ -1,4 +1,4 @@
-// A progress bar on stderr, only where somebody looks at it.
+// Progress on stderr: a bar where somebody looks at it, elsewhere nothing, or some lines.
 #pragma once
 
 #include <unistd.h>
@@ -11,7 +11,9 @@ namespace tenon::cli {
 
 class Progress {
  public:
-  explicit Progress(size_t total) : total_(total), on_(isatty(STDERR_FILENO) != 0) {}
+  enum class Lines : bool { no, yes };
+  explicit Progress(size_t total, Lines lines = Lines::no)
+      : total_(total), on_(isatty(STDERR_FILENO) != 0), lines_(lines == Lines::yes && !on_) {}
   ~Progress() {
     if (on_ && total_ > 0) std::fputs("\r\033[K", stderr);
   }
@@ -21,8 +23,12 @@ class Progress {
   void step(const std::string& what) {
     ++done_;
     const size_t percent = total_ ? 100 * done_ / total_ : 100;
-    if (!on_ || percent == shown_) return;
+    if (percent == shown_ || !(on_ || (lines_ && percent % 10 == 0))) return;
     shown_ = percent;
+    if (lines_) {
+      std::fprintf(stderr, "%3zu%% %.60s\n", percent, what.c_str());
+      return;
+    }
     constexpr size_t kWidth = 30;
     const std::string bar(kWidth * percent / 100, '#');
     std::fprintf(stderr, "\r\033[K[%-30s] %3zu%% %.60s", bar.c_str(), percent, what.c_str());
@@ -31,7 +37,7 @@ class Progress {
 
  private:
   size_t total_, done_ = 0, shown_ = 101;
-  bool on_;
+  bool on_, lines_;
 };
 
 }  // namespace tenon::cli
