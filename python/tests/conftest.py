@@ -14,6 +14,8 @@ if _ON_CUDA:
     import torch
 
     torch.set_default_device("cuda")
+    # Tensors of the CPU that pretend to be elsewhere.
+    collect_ignore = ["test_torch_routing.py"]
 
 _PYTHON = Path(__file__).resolve().parents[1]
 _BUILT = _PYTHON.parent / "build" / "lib" / "libtenon.so"

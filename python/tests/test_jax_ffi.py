@@ -8,9 +8,18 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 from tenon import _lib  # noqa: E402
-from tenon.jax import QuantizeLayout, _ffi, _workspace, act_lu, quantize_dact_dbias  # noqa: E402
+from tenon.jax import QuantizeLayout, _ffi, _workspace  # noqa: E402
 from tenon.jax.cpp_extensions import _primitives  # noqa: E402
-from test_jax_quantize import FP8, MODES, backward, forward, numbers, same  # noqa: E402
+from test_jax_quantize import (  # noqa: E402
+    FP8,
+    MODES,
+    act_lu,
+    backward,
+    forward,
+    numbers,
+    quantize_dact_dbias,
+    same,
+)
 
 
 def call(target, x, **changes):
@@ -81,6 +90,14 @@ class CallFrame(ctypes.Structure):
     )
 
 
+@pytest.fixture
+def on_cpu():
+    """Also where JAX has a GPU."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
+@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("mode", ["delayed", "current", "mxfp8", "block1x128", "block128x128"])
 def test_initialising_touches_nothing(mode, monkeypatch):
     # XLA initialises on CUDA only, so here the executing handler is asked to do both.
@@ -126,6 +143,7 @@ def test_initialising_touches_nothing(mode, monkeypatch):
     assert not any(error for _, error in seen)
 
 
+@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_workspace_for_cuda_changes_nothing(mode, monkeypatch):
     """Where JAX has a GPU, results have a place for what CUDA's kernels need."""

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -25,6 +26,11 @@ from tenon.jax import (  # noqa: E402
 # Compiling is most of what these tests do; LLVM's better code is of no use to them.
 jax.config.update("jax_disable_most_optimizations", True)
 LAYOUTS = list(QuantizeLayout)
+# The C ABI runs on the CPU, and a GPU has its bits in strict precision only.
+PRECISION = "strict" if os.environ.get("TENON_TEST_DEVICE") == "cuda" else "native"
+act_lu, activation, quantize_dact_dbias = (
+    functools.partial(f, precision=PRECISION) for f in (act_lu, activation, quantize_dact_dbias)
+)
 FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 MODES = {
     "delayed": lambda d, q: DelayedScaleQuantizer(d, q, scale=jnp.full(1, 3.7, jnp.float32)),
@@ -106,7 +112,7 @@ def forward(text, x, q):
     r = Reference()
     out, y = r.encoded(q, rows, cols)
     args = _lib.ForwardArgs(x=r.view(x, rows, inputs * cols), y_encoded=y)
-    _lib.check(_lib.lib.tenon_forward(text.encode(), args, None))
+    _lib.check(_lib.lib.tenon_forward(text.encode(), args, _lib.options(PRECISION)))
     return out
 
 
@@ -122,7 +128,7 @@ def backward(text, dz, x, q):
         dx_encoded=dx,
         dbias=r.view(out["dbias"], 1, inputs * cols),
     )
-    _lib.check(_lib.lib.tenon_backward(text.encode(), args, None))
+    _lib.check(_lib.lib.tenon_backward(text.encode(), args, _lib.options(PRECISION)))
     return out
 
 

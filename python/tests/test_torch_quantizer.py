@@ -204,7 +204,7 @@ def test_quantizer_methods():
     q.set_usage(columnwise=False)
     assert q.get_usages() == {"rowwise": True, "columnwise": False}
     x = torch.randn(4, 32)
-    t = q.empty((4, 32), torch.bfloat16)
+    t = q.empty((4, 32), torch.bfloat16, x.device)
     assert t.dtype == torch.bfloat16 and t.columnwise_data is None
     assert q.quantize(x, out=t) is t
     assert torch.equal(t.to_plain(torch.float32), q(x).to_plain())

@@ -395,6 +395,17 @@ def basic_ops(op: FusibleOperation) -> list[BasicOperation]:
     return [op]
 
 
+def materialised(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    """The parameter, or where it is on the meta device a new one on the default device."""
+    if not parameter.is_meta:
+        return parameter
+    device = torch.get_default_device()
+    if device.type == "meta":
+        device = torch.device("cpu")
+    made = torch.empty_like(parameter, device=device)
+    return torch.nn.Parameter(made, requires_grad=parameter.requires_grad)
+
+
 def check_number(op: str, name: str, value: Any) -> None:
     """Refuses an argument that is no number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

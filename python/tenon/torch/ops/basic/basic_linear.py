@@ -10,7 +10,7 @@ import torch
 
 from ... import _cuda
 from .. import _kernels
-from ..op import BasicOperation, OperationContext
+from ..op import BasicOperation, OperationContext, materialised
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -64,11 +64,7 @@ class BasicLinear(BasicOperation):
 
     def reset_parameters(self) -> None:
         """W is drawn as nn.Linear draws it: uniform in ±1/sqrt(in_features)."""
-        if self.weight.is_meta:
-            self.weight = torch.nn.Parameter(
-                torch.empty_like(self.weight, device="cpu"),
-                requires_grad=self.weight.requires_grad,
-            )
+        self.weight = materialised(self.weight)
         if self._rng_state_tracker_function is None:
             torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         else:

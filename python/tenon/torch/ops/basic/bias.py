@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _kernels
-from ..op import BasicOperation, OperationContext
+from ..op import BasicOperation, OperationContext, materialised
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -43,10 +43,7 @@ class Bias(BasicOperation):
 
     def reset_parameters(self) -> None:
         """b = 0."""
-        if self.bias.is_meta:
-            self.bias = torch.nn.Parameter(
-                torch.empty_like(self.bias, device="cpu"), requires_grad=self.bias.requires_grad
-            )
+        self.bias = materialised(self.bias)
         torch.nn.init.zeros_(self.bias)
 
     def pre_first_fuser_forward(self) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from ... import _call, _cuda
 from .. import _kernels
-from ..op import BasicOperation, OperationContext, check_number
+from ..op import BasicOperation, OperationContext, check_number, materialised
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -65,12 +65,8 @@ class Norm(BasicOperation):
     def reset_parameters(self) -> None:
         """weight = 1, or 0 where it is zero-centred; bias = 0."""
         for name, value in self.weights.values():
-            p = getattr(self, name)
-            if p.is_meta:
-                p = torch.nn.Parameter(
-                    torch.empty_like(p, device="cpu"), requires_grad=p.requires_grad
-                )
-                setattr(self, name, p)
+            p = materialised(getattr(self, name))
+            setattr(self, name, p)
             centered = name == "weight" and self.zero_centered_gamma
             torch.nn.init.constant_(p, value - centered)
 
