@@ -57,7 +57,7 @@ def bar(y: float, case: Case) -> list[str]:
         f'<rect x="{NAMES}" y="{y + 2:g}" width="{length:.1f}" height="{ROW - 4}" fill="{colour}">'
         f"<title>{escape(case['case'])}: {case['us']:.1f} us, {case['tbps']:.2f} TB/s</title>",
         "</rect>",
-        text(NAMES + length + 4, y + ROW - 4, f"{100 * share:.1f}", "v"),
+        text(NAMES + WIDTH * MOST + 4, y + ROW - 4, f"{100 * share:.1f}", "v"),
     ]
 
 
