@@ -51,7 +51,8 @@ int quota(const fs::path& root) {
     if (!controllers.empty() && ("," + controllers + ",").find(",cpu,") == std::string::npos)
       continue;
     fs::path top = root / "sys/fs/cgroup";
-    if (!controllers.empty()) top /= fs::exists(top / controllers) ? controllers : "cpu";
+    std::error_code none;
+    if (!controllers.empty()) top /= fs::exists(top / controllers, none) ? controllers : "cpu";
     // Bounds of the groups above hold too.
     fs::path group = fs::path(line.substr(second + 1)).relative_path();
     look(top);
