@@ -828,7 +828,8 @@ TEST(Mistakes, NameTheOpTheValueAndTheRule) {
       {"gelu<r", "1: gelu0: it reads 1 channels, but has 0 extra inputs; take '<' away"},
       {"rmsnorm(65)", "1: rmsnorm0: its input has 64 columns, it wants 65"},
       {"linear(64,8) bias(5)", "14: bias1: its input has 8 columns, it wants 5"},
-      {"bias(foo)", "1: bias0: n is 'foo'; it must be a finite number"},
+      {"bias(foo)",
+       "1: bias0: n is 'foo'; it must be a number of fp32, at most 3.4028235e38 in size"},
       {"linear(64,8,in=5)", "1: linear0: 'in' is given twice; keep one"},
       {"rmsnorm(64,n=16)", "1: rmsnorm0: 'n' is given twice; keep one"},
       {"silu(layout=swapped)", "1: silu0: it has no halves, so no layout; take the argument away"},
@@ -845,6 +846,14 @@ TEST(Mistakes, NameTheOpTheValueAndTheRule) {
     }
   }
   PlanRequest r;
+  // The same where the chain says how wide its input is.
+  for (const auto& [chain, message] : {std::pair{"lineer(4,4)", "1: lineer0: there is no op of"},
+                                       {"gelu linear(-1,4)", "6: linear1: in is -1; it must be"},
+                                       {"linear(8,8,8)", "1: linear0: 3 arguments; it takes in"},
+                                       {"rmsnorm(8,epsilon=1)", "1: rmsnorm0: there is no arg"},
+                                       {"bias(8) scale(1e300)", "9: scale1: c is '1e+300'; it"}})
+    expect_error([&, chain = chain] { Plan::build(chain, r); }, Code::invalid_argument,
+                 {str("chain: line 1, column ", message).c_str()});
   expect_error([&] { Plan::build("linear(4,8) geglu # halves\n\n linear(5,6)", r); },
                Code::invalid_argument,
                {"chain: line 3, column 2: linear2: input has 4 columns, weight wants 5"});

@@ -88,7 +88,7 @@ Plan build(const Chain& chain, const PlanRequest& request) {
   } catch (const Error& e) {
     if (std::ranges::all_of(chain, known)) throw;
     fail(e.code(), e.what(),
-         "; an opaque op is a function of yours, so it runs from C++, C or Python, not from here");
+         "; an opaque op is a function of yours, so it runs from C++ or C, not from here");
   }
 }
 

@@ -155,7 +155,7 @@ class Interpreter {
     for (size_t i = 0; i < r_.chain.size(); ++i) {
       at(i);
       (this->*kind_->forward)();
-      store(value_, op().length);
+      store(value_, op().length, op().size);
     }
     results_["y"] = value_;
     if (!r_.request.backward) return std::move(results_);
@@ -163,7 +163,7 @@ class Interpreter {
     for (size_t i = r_.chain.size(); i-- > 0;) {
       at(i);
       (this->*kind_->backward)();
-      store(value_, op().length);
+      store(value_, op().length, op().size);
     }
     results_["dx"] = value_;
     return std::move(results_);
@@ -173,6 +173,7 @@ class Interpreter {
   struct State {
     Matrix64 x;          // the op's input, or what backward needs of it
     int64_t length = 1;  // of the sums that its value is made of
+    double size = 0;     // of those sums, if no terms cancel
     int64_t extra = 0;   // which of the caller's extra tensors
   };
   struct Kind {
@@ -207,11 +208,13 @@ class Interpreter {
     if (drawn_ % 4 == 0) words_ = philox(noise_, drawn_ / 4, 1);
     return words_.w[drawn_++ % 4] * 0x1p-31 - 1;
   }
-  // A value that is stored or handed on in the chain's dtype, made of sums of `length` terms.
-  void store(Matrix64& m, int64_t length) {
+  // A value that is stored or handed on in the chain's dtype, made of sums of `length` terms, which
+  // are rounded at the size that they have on their way.
+  void store(Matrix64& m, int64_t length, double size = 0) {
     if (!noise_) return;
     const double own = std::ldexp(1.0, -info(r_.request.dtype).mantissa_bits - 1) + 4 * kUnit;
-    const double sum = length > 1 ? kUnit * std::sqrt(double(length)) * root_mean_square(m) : 0;
+    const double sum =
+        length > 1 ? kUnit * std::sqrt(double(length)) * std::max(size, root_mean_square(m)) : 0;
     for (double& v : m.v) v += draw() * (own * std::fabs(v) + sum);
   }
   // A value in a quantised format: half a step, which is an absolute one near 0.
@@ -229,10 +232,16 @@ class Interpreter {
 
   void nothing() {}
 
+  // Of a sum of n products.
+  static double size_of(int64_t n, const Matrix64& a, const Matrix64& b) {
+    return std::sqrt(double(n)) * root_mean_square(a) * root_mean_square(b);
+  }
+
   void linear() {
     const Matrix64& w = parameter("weight");
     op().x = value_;
     op().length = w.cols;
+    op().size = size_of(w.cols, value_, w);
     const Recipe& recipe = r_.request.recipe;
     value_ = product(quantised(value_, recipe.input), transposed(quantised(w, recipe.weight)));
   }
@@ -242,9 +251,10 @@ class Interpreter {
     const Matrix64 dy = quantised(value_, recipe.gradient);
     Matrix64& dw = gradient("weight");
     dw = product(transposed(dy), quantised(op().x, recipe.input));
-    store(dw, value_.rows);
+    store(dw, value_.rows, size_of(value_.rows, dy, op().x));
     value_ = product(dy, quantised(w, recipe.weight));
     op().length = w.rows;
+    op().size = size_of(w.rows, dy, w);
   }
 
   void bias() {
@@ -373,8 +383,12 @@ class Interpreter {
         along += w[c] * h[c];
       }
       const double mean = n.layer ? sum / count : 0;
-      for (int64_t c = 0; c < value_.cols; ++c)
-        w[c] = s[static_cast<size_t>(r)] * (w[c] - mean - h[c] * along / count);
+      for (int64_t c = 0; c < value_.cols; ++c) {
+        const double part = h[c] * along / count;
+        const double terms = std::fabs(w[c]) + std::fabs(mean) + std::fabs(part);  // may cancel
+        const double rounding = noise_ ? draw() * 2 * kUnit * terms : 0;
+        w[c] = s[static_cast<size_t>(r)] * (w[c] - mean - part + rounding);
+      }
     }
   }
 
@@ -398,18 +412,8 @@ class Interpreter {
     bool fp8 = false;  // its input is kept so
   };
   [[nodiscard]] Act act_of() const {
-    const bool formula = op_->name == "act";
-    std::string names = formula ? "formula layout keep" : "layout keep";
-    Act act;
-    if (!formula) {
-      act.f = activation(op_->name);
-      for (const Parameter& p : act.f.parameters) names += " " + p.name;
-    }
-    const Arguments a(*op_, names, name_);
-    if (formula) act.f = activation(*a.text("formula"));
-    if (!formula)
-      for (Parameter& p : act.f.parameters)
-        if (const std::optional<double> v = a.number(p.name)) p.value = static_cast<float>(*v);
+    auto [f, a] = activation_op(*op_, name_);
+    Act act{.f = std::move(f), .layout = {}};
     act.layout = layout_named(a.text("layout").value_or("stacked"));
     const std::string_view keep = kKeeps[static_cast<size_t>(r_.request.keep)];
     act.fp8 = a.text("keep").value_or(std::string(keep)) == kKeeps[1];
@@ -485,9 +489,12 @@ class Interpreter {
   }
   template <class F>
   Matrix64 columns(F f) {
-    Matrix64 sum = zeros(1, value_.cols);
-    each([&](double& v, int64_t r, int64_t c) { sum.v[static_cast<size_t>(c)] += f(v, r, c); });
-    store(sum, value_.rows);
+    Matrix64 sum = zeros(1, value_.cols), terms = value_;
+    each([&](double& v, int64_t r, int64_t c) {
+      terms.row(r)[c] = f(v, r, c);
+      sum.v[static_cast<size_t>(c)] += terms.row(r)[c];
+    });
+    store(sum, value_.rows, std::sqrt(double(value_.rows)) * root_mean_square(terms));
     return sum;
   }
 

@@ -15,11 +15,12 @@ namespace {
 
 constexpr std::align_val_t kAlignment{64};
 
-void* allocate(int64_t bytes) {
+void* allocate(std::string_view what, int64_t bytes) {
   try {
     return ::operator new(static_cast<size_t>(std::max<int64_t>(bytes, 1)), kAlignment);
   } catch (const std::bad_alloc&) {
-    fail(Code::runtime, "there is no memory for a tensor of ", bytes, " bytes; give fewer rows");
+    fail(Code::runtime, "there is no memory for ", what, ", ", bytes,
+         " bytes; give fewer rows or smaller ops");
   }
 }
 
@@ -34,14 +35,16 @@ void* Runner::at(std::string_view name) const {
 void Session::Free::operator()(void* p) const { ::operator delete(p, kAlignment); }
 
 Session::Session(Plan plan, int64_t rows)
-    : plan_(std::move(plan)), rows_(rows), workspace_(allocate(plan_.workspace_bytes(rows))) {
+    : plan_(std::move(plan)),
+      rows_(rows),
+      workspace_(allocate("the workspace", plan_.workspace_bytes(rows))) {
   constexpr size_t kHistory = 16;
   plan_.check_rows(rows);
   const std::vector<Buffer>& buffers = plan_.buffers();
   for (size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& b = buffers[i];
     const bool own = b.role != Role::workspace;
-    memory_.emplace_back(own ? allocate(b.bytes(rows)) : nullptr);
+    memory_.emplace_back(own ? allocate(b.name, b.bytes(rows)) : nullptr);
     addresses_.push_back(memory_.back().get());
     numbers_.emplace(b.name, i);
     if (own) std::memset(addresses_.back(), 0, static_cast<size_t>(b.bytes(rows)));

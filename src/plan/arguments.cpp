@@ -1,6 +1,7 @@
 // Arguments of ops, with messages that name the op, the value and the rule.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "plan/stage.h"
 #include "tenon/error.h"
@@ -9,11 +10,11 @@ namespace tenon {
 
 namespace {
 
-std::vector<std::string_view> words(std::string_view text) {
-  std::vector<std::string_view> list;
+std::vector<std::string> words(std::string_view text) {
+  std::vector<std::string> list;
   while (!text.empty()) {
     const size_t end = std::min(text.find(' '), text.size());
-    if (end > 0) list.push_back(text.substr(0, end));
+    if (end > 0) list.emplace_back(text.substr(0, end));
     text.remove_prefix(std::min(end + 1, text.size()));
   }
   return list;
@@ -46,7 +47,7 @@ Arguments::Arguments(const Op& op, std::string_view names, std::string who)
 
 const OpArgument* Arguments::find(std::string_view name) const {
   size_t position = 0;
-  for (const OpArgument& a : op_.arguments) {
+  for (const OpArgument& a : op_.get().arguments) {
     if (a.name.empty() ? names_[position] == name : a.name == name) return &a;
     position += a.name.empty();
   }
@@ -57,8 +58,9 @@ std::optional<double> Arguments::number(std::string_view name) const {
   const OpArgument* a = find(name);
   if (!a) return std::nullopt;
   const auto* n = std::get_if<double>(&a->value);
-  require(n && std::isfinite(*n), who_, ": ", name, " is '", shown(*a),
-          "'; it must be a finite number");
+  constexpr double kMost = std::numeric_limits<float>::max();
+  require(n && std::fabs(*n) <= kMost, who_, ": ", name, " is '", shown(*a),
+          "'; it must be a number of fp32, at most 3.4028235e38 in size");
   return *n;
 }
 

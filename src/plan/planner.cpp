@@ -225,7 +225,14 @@ std::shared_ptr<PlanData> Planner::plan() {
   };
   check_grads("parameter_grads", r.parameter_grads);
   check_grads("extra_grads", r.extra_grads);
-  if (d.request.cols == 0) d.request.cols = first_width(d.chain);
+  for (size_t i = 0; d.request.cols == 0 && i < d.chain.size(); ++i) {
+    at_ = i;
+    const std::optional<int64_t> read =
+        r.opaque.contains(d.chain[i].name) ? 0 : width_read(d.chain[i], op_name(i));
+    if (read == 0) break;
+    d.request.cols = read.value_or(0);
+  }
+  at_.reset();
   require(r.cols > 0, "plan: the chain does not say how wide its input is; give the columns");
   require(r.cols <= kMostCols, "plan: the input has ", r.cols, " columns; it may have at most ",
           kMostCols);
@@ -449,12 +456,13 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
     key.add(o);
   };
   const auto add_all = [&](const std::vector<GradRequest>& list) {
-    for (const GradRequest& g : list) key.add(g.wanted).add(g.dtype).add(g.accumulate);
     key.add(list.size());
+    for (const GradRequest& g : list) key.add(g.wanted).add(g.dtype).add(g.accumulate);
   };
   key.add(definitions()).add(r.cols).add(r.dtype).add(r.parameter_dtype);
   key.add(r.training).add(r.backward).add(r.input_grad).add(r.keep);
   key.add(r.options.precision).add(r.options.rounding).add(r.options.device);
+  key.add(r.recipe.name);
   add(r.recipe.input);
   add(r.recipe.weight);
   add(r.recipe.gradient);

@@ -1,12 +1,16 @@
 // An op of a chain while it is planned: how it extends the lazy value, in both passes.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "plan/flow.h"
+#include "tenon/activation.h"
 
 namespace tenon {
 
@@ -60,8 +64,9 @@ struct OpKind {
 };
 inline constexpr std::string_view kUnknownWidth = "?";  // its output has others than its input
 std::span<const OpKind> op_kinds();
-// How many columns a chain's input has by what its ops say, or 0.
-int64_t first_width(const Chain& chain);
+// How many columns an op says that it reads, 0 where none can be told from here on; nothing if it
+// only passes them on.
+std::optional<int64_t> width_read(const Op& op, const std::string& who);
 
 // Makers in files of their own.
 std::unique_ptr<Stage> make_linear(const StageContext& c, const Arguments& a);
@@ -69,8 +74,6 @@ std::unique_ptr<Stage> make_layernorm(const StageContext& c, const Arguments& a)
 std::unique_ptr<Stage> make_rmsnorm(const StageContext& c, const Arguments& a);
 std::unique_ptr<Stage> make_l2norm(const StageContext& c, const Arguments& a);
 std::unique_ptr<Stage> make_activation(const StageContext& c, const Op& op);
-// Whether an op that is none of the registry's is an activation of one input.
-bool keeps_columns(const Op& op);
 std::unique_ptr<Stage> make_opaque(const StageContext& c, const OpaqueOp& op);
 std::unique_ptr<Stage> make_all_reduce(const StageContext& c, const Arguments& a);
 std::unique_ptr<Stage> make_all_gather(const StageContext& c, const Arguments& a);
@@ -91,9 +94,12 @@ class Arguments {
 
  private:
   [[nodiscard]] const OpArgument* find(std::string_view name) const;
-  const Op& op_;
-  std::vector<std::string_view> names_;
+  std::reference_wrapper<const Op> op_;
+  std::vector<std::string> names_;
   std::string who_;
 };
+
+// An op that is none of the registry's: an activation or a formula, with its parameters.
+std::pair<Activation, Arguments> activation_op(const Op& op, const std::string& who);
 
 }  // namespace tenon

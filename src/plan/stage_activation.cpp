@@ -158,17 +158,7 @@ std::string formula_of(const Op& op, const std::string& who) {
 
 }  // namespace
 
-bool keeps_columns(const Op& op) {
-  try {
-    return activation(op.name == "act" ? formula_of(op, op.name) : op.name).inputs == 1;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-std::unique_ptr<Stage> make_activation(const StageContext& c, const Op& op) {
-  const std::string who = c.planner.op_name(c.index);
-  // Every registered activation, or a formula.
+std::pair<Activation, Arguments> activation_op(const Op& op, const std::string& who) {
   Activation f;
   if (op.name == "act") {
     f = activation(formula_of(op, who));
@@ -186,7 +176,7 @@ std::unique_ptr<Stage> make_activation(const StageContext& c, const Op& op) {
   }
   std::string names = op.name == "act" ? "formula layout keep" : "layout keep";
   for (const Parameter& p : f.parameters) names += " " + p.name;
-  const Arguments a(op, names, who);
+  Arguments a(op, names, who);
   for (Parameter& p : f.parameters)
     if (const std::optional<double> v = a.number(p.name)) {
       const auto value = static_cast<float>(*v);
@@ -196,6 +186,11 @@ std::unique_ptr<Stage> make_activation(const StageContext& c, const Op& op) {
     }
   require(f.inputs == 2 || !a.text("layout"), who,
           ": it has no halves, so no layout; take the argument away");
+  return {std::move(f), std::move(a)};
+}
+
+std::unique_ptr<Stage> make_activation(const StageContext& c, const Op& op) {
+  auto [f, a] = activation_op(op, c.planner.op_name(c.index));
   return std::make_unique<Act>(c, std::move(f), layout_of(a), keep_of(c, a));
 }
 

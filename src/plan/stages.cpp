@@ -228,22 +228,13 @@ constexpr std::array<OpKind, 15> kOps{{
 
 std::span<const OpKind> op_kinds() { return kOps; }
 
-int64_t first_width(const Chain& chain) {
-  for (const Op& op : chain) {
-    const auto* const kind = std::ranges::find(kOps, op.name, &OpKind::name);
-    // Of other ops, unary activations alone keep the columns.
-    if (kind == kOps.end()) {
-      if (!keeps_columns(op)) return 0;
-      continue;
-    }
-    if (kind->width == kUnknownWidth) return 0;
-    if (kind->width.empty()) continue;
-    const std::optional<int64_t> n =
-        Arguments(op, kind->arguments, op.label.empty() ? op.name : op.label)
-            .integer(kind->width, 1);
-    if (n) return *n;
-  }
-  return 0;
+std::optional<int64_t> width_read(const Op& op, const std::string& who) {
+  const auto* const kind = std::ranges::find(kOps, op.name, &OpKind::name);
+  if (kind == kOps.end())
+    return activation_op(op, who).first.inputs == 1 ? std::nullopt : std::optional<int64_t>(0);
+  const Arguments a(op, kind->arguments, who);
+  if (kind->width == kUnknownWidth) return 0;
+  return kind->width.empty() ? std::nullopt : a.integer(kind->width, 1);
 }
 
 std::unique_ptr<Stage> make_stage(const StageContext& c, const Op& op) {
