@@ -275,6 +275,50 @@ def test_linear_from_the_meta_device():
     assert not op.weight.is_meta
 
 
+@pytest.mark.parametrize(
+    ("size", "error", "match"),
+    [
+        (-1, ValueError, "in_features=-1; it must be at least 1"),
+        (0, ValueError, "in_features=0"),
+        (4.5, TypeError, "in_features=4.5; it must be a whole number"),
+        ("4", TypeError, "in_features='4'"),
+        (True, TypeError, "in_features=True"),
+    ],
+)
+def test_widths_of_a_linear(size, error, match):
+    with pytest.raises(error, match=match):
+        ops.Linear(size, 4)
+
+
+def test_what_a_constant_scale_is():
+    with pytest.raises(TypeError, match="scale='a'; it must be a number"):
+        ops.ConstantScale("a")
+    with pytest.raises(ValueError, match="it must be one number"):
+        ops.ConstantScale(torch.ones(2))
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(ops.ConstantScale(torch.tensor(2.0))(x), 2 * x)
+
+
+@pytest.mark.parametrize(
+    ("main_grad", "error", "match"),
+    [
+        (torch.ones(2, 3, 4), ValueError, r"\(2, 3, 4\); it must be the weight's, \(3, 4\)"),
+        (torch.ones(12), ValueError, r"shape \(12,\)"),
+        (torch.ones(3, 4, dtype=torch.int32), TypeError, "main_grad is torch.int32"),
+        ("here", TypeError, "main_grad is str"),
+    ],
+    ids=str,
+)
+def test_main_grads_that_do_not_fit(main_grad, error, match):
+    for model in (
+        ops.BasicLinear(4, 3, accumulate_into_main_grad=True),
+        ops.Sequential(ops.Linear(4, 3, accumulate_into_main_grad=True), ops.GELU()),
+    ):
+        next(model.parameters()).main_grad = main_grad
+        with pytest.raises(error, match=match):
+            model(torch.randn(2, 4)).sum().backward()
+
+
 def test_main_grad():
     op = ops.BasicLinear(4, 3, accumulate_into_main_grad=True)
     with pytest.raises(RuntimeError, match="main_grad"):

@@ -39,7 +39,9 @@ def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
             f"explain: {type(module).__name__} is neither a tenon.torch.ops.Sequential nor an "
             "operation; give it one of its parts"
         )
-    tensor = input if isinstance(input, torch.Tensor) else None
+    if input is not None and not isinstance(input, torch.Tensor):
+        raise TypeError(f"explain: input is a {type(input).__name__}; it must be a torch.Tensor")
+    tensor = input
     wanted = tensor is not None and tensor.requires_grad
     dtype = None if tensor is None else tensor.dtype
     shape: Shape = None if tensor is None else tensor.shape

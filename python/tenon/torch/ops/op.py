@@ -412,6 +412,14 @@ def check_number(op: str, name: str, value: Any) -> None:
         raise TypeError(f"{op}: {name}={value!r}; it must be a number")
 
 
+def check_size(op: str, name: str, value: Any) -> None:
+    """Refuses a width that is no whole number above 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{op}: {name}={value!r}; it must be a whole number")
+    if value < 1:
+        raise ValueError(f"{op}: {name}={value}; it must be at least 1")
+
+
 def check_result(op: FusibleOperation, method: str, result: Any) -> None:
     """Refuses a result that is no tensor, plain or encoded."""
     if not isinstance(result, torch.Tensor) and not hasattr(result, "dequantize"):

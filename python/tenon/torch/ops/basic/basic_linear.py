@@ -10,7 +10,7 @@ import torch
 
 from ... import _cuda
 from .. import _kernels
-from ..op import BasicOperation, OperationContext, materialised
+from ..op import BasicOperation, OperationContext, check_size, materialised
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -47,6 +47,8 @@ class BasicLinear(BasicOperation):
                 "BasicLinear: tensor and sequence parallelism are not offered yet; leave "
                 "tensor_parallel_mode, sequence_parallel and userbuffers_options out"
             )
+        check_size("BasicLinear", "in_features", in_features)
+        check_size("BasicLinear", "out_features", out_features)
         self.in_features = in_features
         self.out_features = out_features
         self.accumulate_into_main_grad = accumulate_into_main_grad
@@ -180,7 +182,20 @@ class BasicLinear(BasicOperation):
 
     def main_grad(self) -> torch.Tensor | None:
         """Where dW is to be added; None while there is nothing."""
-        return getattr(self.weight, "main_grad", None) if self.accumulate_into_main_grad else None
+        main_grad = getattr(self.weight, "main_grad", None)
+        if not self.accumulate_into_main_grad or main_grad is None:
+            return None
+        if not isinstance(main_grad, torch.Tensor) or not main_grad.is_floating_point():
+            kind = getattr(main_grad, "dtype", type(main_grad).__name__)
+            raise TypeError(
+                f"BasicLinear: weight.main_grad is {kind}; it must be a floating-point tensor"
+            )
+        if main_grad.shape != self.weight.shape:
+            raise ValueError(
+                f"BasicLinear: weight.main_grad has the shape {tuple(main_grad.shape)}; it must be "
+                f"the weight's, {tuple(self.weight.shape)}"
+            )
+        return main_grad
 
     def deliver(self, dw: torch.Tensor) -> torch.Tensor | None:
         """dW for autograd, or None once it is in `main_grad`."""

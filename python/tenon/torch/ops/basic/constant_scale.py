@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import _kernels
-from ..op import BasicOperation, OperationContext
+from ..op import BasicOperation, OperationContext, check_number
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -20,6 +20,12 @@ class ConstantScale(BasicOperation):
 
     def __init__(self, scale: float) -> None:
         super().__init__()
+        if not isinstance(scale, torch.Tensor):
+            check_number("ConstantScale", "scale", scale)
+        elif scale.numel() != 1:
+            raise ValueError(
+                f"ConstantScale: scale has the shape {tuple(scale.shape)}; it must be one number"
+            )
         self.scale = scale
 
     def extra_repr(self) -> str:
