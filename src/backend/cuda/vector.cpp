@@ -111,13 +111,9 @@ VectorProgram::VectorProgram(const Step& step) : step_(step) {
   const std::string compute = compute_lines(step);
   size_ = size_of(step, static_cast<size_t>(std::ranges::count(compute, '\n')));
   const Size size = size_;
-  std::string scalings, loads, start;
-  size_t slot = 0;
+  std::string scalings, loads, start = start_lines(step);
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   for (size_t i = 0; i < step.loads.size(); ++i) loads += load_eight(step, i);
-  for (const size_t k : stores_to(step, Store::To::amax))
-    start += str("before[", slot++, "] = *reinterpret_cast<const TenonU32*>(a.at[kLoads + ", k,
-                 "].data);\n");
   for (size_t e = 0; e < step.encoders.size(); ++e)
     start += str("multiplier[", e, "] = tenon_tensor_scale<Scaling", e, ">(a).multiplier;\n");
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
