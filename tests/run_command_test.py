@@ -246,6 +246,24 @@ class RunCommand(unittest.TestCase):
             self.assertTrue(y["ok"], (seed, y))
             self.assertLess(y["allowed"], 2**-15, (seed, y))
 
+    def test_sums_whose_terms_cancel(self):
+        # Of a chain's last sum or gradient next to nothing may be left of terms that were rounded.
+        for chain, *options in (
+            ("rmsnorm(1)", "--rows", "5"),
+            ("l2norm", "--cols", "1", "--rows", "7"),
+            ("bias", "--cols", "1", "--rows", "7"),
+            ("linear(512,1)", "--rows", "1"),
+        ):
+            for seed in (1, 2, 17, 28):
+                got = self.json(chain, *options, "--backward", "--seed", str(seed))
+                for t in got["check"]["tensors"]:
+                    self.assertTrue(t["ok"], (chain, seed, t))
+
+    def test_formulas_have_parameters(self):
+        y, = self.json('act("x*sigmoid(beta*x); beta=1.7",beta=2)', "--cols",
+                       "4")["check"]["tensors"]
+        self.assertTrue(y["ok"], y)
+
     @unittest.skipIf("TENON_SLOW_BUILD" in os.environ, "a large product")
     def test_large_chains_are_checked_in_part(self):
         got = self.json("linear(2048,2048)", "--rows", "512", "--backward", "--tolerance", "1e-4")
