@@ -215,6 +215,7 @@ class Pipeline {
     if (!wrong) return;
     ++sums.failed;
     fmt::print("{}\n", *wrong);
+    std::fflush(stdout);  // a run that is cut short must not lose what it found
   }
 
   const std::vector<std::vector<std::string>>& groups_;
