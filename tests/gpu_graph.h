@@ -7,26 +7,7 @@
 
 namespace tenon::test {
 
-class GpuStream {
- public:
-  GpuStream() {
-    constexpr unsigned kNonBlocking = 1;  // beside the default stream
-    const cuda::CurrentContext context;
-    cuda::check(cuda::driver().stream_create(&stream_, kNonBlocking), "making a stream");
-  }
-  ~GpuStream() { cuda::driver().stream_destroy(stream_); }
-  GpuStream(const GpuStream&) = delete;
-  GpuStream& operator=(const GpuStream&) = delete;
-
-  [[nodiscard]] cuda::Stream get() const { return stream_; }
-  void wait() const {
-    const cuda::CurrentContext context;
-    cuda::check(cuda::driver().stream_synchronize(stream_), "waiting for a stream");
-  }
-
- private:
-  cuda::Stream stream_ = nullptr;
-};
+using GpuStream = cuda::OwnStream;
 
 // What `work` puts into a stream, taken down to be launched again.
 class GpuGraph {

@@ -20,6 +20,7 @@ namespace {
 
 using cuda::check;
 using cuda::driver;
+using cuda::OwnStream;
 
 constexpr size_t kLeastSets = 3, kMostSets = 512;
 constexpr size_t kLeastLaunches = 6;
@@ -30,19 +31,6 @@ constexpr double kSlow = 25e3;  // microseconds of a run that is not repeated
 constexpr unsigned char kPoison = 0xcd;
 constexpr int kThreadLocalCapture = 1;
 constexpr int kKernelNode = 0;
-
-class OwnStream {
- public:
-  OwnStream() { check(driver().stream_create(&stream_, 1), "making a stream"); }
-  ~OwnStream() { driver().stream_destroy(stream_); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-  [[nodiscard]] cuda::Stream get() const { return stream_; }
-  void wait() const { check(driver().stream_synchronize(stream_), "waiting for kernels"); }
-
- private:
-  cuda::Stream stream_ = nullptr;
-};
 
 class OwnEvent {
  public:

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "backend/cuda/driver.h"
@@ -15,25 +16,37 @@
 
 namespace tenon::cli {
 
-// Device memory that goes from one matrix to the next: allocating waits for the device.
+// Device memory and its copy on the host. They go from one matrix to the next: allocating waits for
+// the device.
 class DeviceMemory {
  public:
+  explicit DeviceMemory(size_t bytes) : device(bytes), host(bytes) {}
+
   struct GiveBack {
-    void operator()(cuda::DeviceBuffer* b) const { free_of(b->size()).emplace_back(b); }
+    void operator()(DeviceMemory* m) const { free_of(m->device.size()).emplace_back(m); }
   };
-  using Pointer = std::unique_ptr<cuda::DeviceBuffer, GiveBack>;
+  using Pointer = std::unique_ptr<DeviceMemory, GiveBack>;
 
   static Pointer take(size_t bytes) {
     auto& list = free_of(bytes);
-    if (list.empty()) return Pointer(new cuda::DeviceBuffer(bytes));
+    if (list.empty()) return Pointer(new DeviceMemory(bytes));
     Pointer taken(list.back().release());
     list.pop_back();
     return taken;
   }
 
+  // Of a thread's matrices and calls, so that no thread waits for another's.
+  static const cuda::OwnStream& stream() {
+    thread_local const cuda::OwnStream own;
+    return own;
+  }
+
+  cuda::DeviceBuffer device;
+  cuda::PinnedBuffer host;
+
  private:
-  static std::vector<std::unique_ptr<cuda::DeviceBuffer>>& free_of(size_t bytes) {
-    thread_local std::map<size_t, std::vector<std::unique_ptr<cuda::DeviceBuffer>>> free;
+  static std::vector<std::unique_ptr<DeviceMemory>>& free_of(size_t bytes) {
+    thread_local std::map<size_t, std::vector<std::unique_ptr<DeviceMemory>>> free;
     return free[bytes];
   }
 };
@@ -44,9 +57,16 @@ class Matrix {
     const int64_t stride = cols + shape.pad;
     const size_t offset = 64 + static_cast<size_t>(shape.shift);
     const size_t size = offset + static_cast<size_t>(rows * stride * info(dtype).bytes) + 64;
-    bytes.assign(device ? std::bit_ceil(size) : size, kPoison);
+    if (device) {
+      const size_t all = std::bit_ceil(size);
+      memory = DeviceMemory::take(all);
+      bytes = {static_cast<uint8_t*>(memory->host.data()), all};
+    } else {
+      own.resize(size);
+      bytes = own;
+    }
+    std::ranges::fill(bytes, kPoison);
     view = matrix(bytes.data() + offset, dtype, rows, cols, stride);
-    if (device) buffer = DeviceMemory::take(bytes.size());
   }
 
   void set(int64_t r, int64_t c, float value) {
@@ -57,19 +77,20 @@ class Matrix {
   // The view that the call gets.
   [[nodiscard]] View placed() const {
     View v = view;
-    if (buffer) v.data = static_cast<char*>(buffer->data()) + offset();
+    if (memory) v.data = static_cast<char*>(memory->device.data()) + offset();
     return v;
   }
+  // In the order of the thread's stream.
   void upload() const {
-    if (buffer) buffer->from_host(bytes.data());
+    if (memory) memory->device.from_host(memory->host, DeviceMemory::stream());
   }
-  void download() {
-    if (buffer) buffer->to_host(bytes.data());
+  void download() const {
+    if (memory) memory->device.to_host(memory->host, DeviceMemory::stream());
   }
 
   // Whether `v` lies in this matrix; then the same place in `copy`.
   [[nodiscard]] std::optional<View> translated(const View& v, std::vector<uint8_t>& copy) const {
-    const char* base = buffer ? static_cast<const char*>(buffer->data())
+    const char* base = memory ? static_cast<const char*>(memory->device.data())
                               : reinterpret_cast<const char*>(bytes.data());
     const auto* data = static_cast<const char*>(v.data);
     if (data < base || data >= base + bytes.size()) return std::nullopt;
@@ -87,7 +108,7 @@ class Matrix {
 
   // True if the bytes around the elements still hold what they held.
   [[nodiscard]] bool guards_hold() const {
-    std::vector<uint8_t> copy = bytes;
+    std::vector<uint8_t> copy(bytes.begin(), bytes.end());
     const View inner = [&] {
       View v = view;
       v.data = copy.data() + offset();
@@ -101,9 +122,12 @@ class Matrix {
 
   static constexpr uint8_t kPoison = 0xA5;
 
-  std::vector<uint8_t> bytes;
+  std::span<uint8_t> bytes;
   View view;
-  DeviceMemory::Pointer buffer;
+
+ private:
+  std::vector<uint8_t> own;  // without a device
+  DeviceMemory::Pointer memory;
 };
 
 }  // namespace tenon::cli

@@ -61,6 +61,7 @@ Trial::Trial(const Case& c, Device device)
       backward_(c[Column::direction] == "bwd"),
       finite_(c[Column::mode] != "none" && random_() % 2 == 0) {
   options_.device = device;
+  if (device == Device::cuda) options_.stream = DeviceMemory::stream().get();
   options_.precision = c[Column::precision] == "strict" ? Precision::strict : Precision::native;
   options_.rounding = c[Column::rounding] == "eager" ? Rounding::eager : Rounding::once;
 }
@@ -134,6 +135,11 @@ View Trial::empty(DType dtype, int64_t rows, int64_t cols) {
   Matrix& m = add(dtype, rows, cols);
   m.upload();
   return m.placed();
+}
+
+void Trial::download() const {
+  for (const Matrix& m : matrices_) m.download();
+  if (device_ == Device::cuda) DeviceMemory::stream().wait();
 }
 
 View Trial::single(float value) {
@@ -308,7 +314,7 @@ void Trial::run_dropout() {
                       .training = training,
                       .random = random},
                      options_);
-  memory.download();
+  download();
   state.offset += !backward_ && training ? 1 : 0;
   if (!wrong_ && std::memcmp(memory.view.data, &state, sizeof state) != 0)
     wrong_ = "the random state is not what a run leaves";
@@ -331,12 +337,12 @@ std::vector<View> Trial::on_host(std::span<const View> views,
 void Trial::observe(const Step& step, const RunArgs& args, const Run& go, const Inspect& inspect) {
   ++steps_;
   std::vector<std::vector<uint8_t>> before;
-  for (const Matrix& m : matrices_) before.push_back(m.bytes);
+  for (const Matrix& m : matrices_) before.emplace_back(m.bytes.begin(), m.bytes.end());
   const std::vector<View> in = on_host(args.in, before);
   go();
-  for (Matrix& m : matrices_) m.download();
+  download();
   std::vector<std::vector<uint8_t>> after;
-  for (const Matrix& m : matrices_) after.push_back(m.bytes);
+  for (const Matrix& m : matrices_) after.emplace_back(m.bytes.begin(), m.bytes.end());
   const std::vector<View> out = on_host(args.out, after);
   RunArgs host = args;
   host.in = in;
@@ -370,7 +376,7 @@ void Trial::compare_with_cpu(const Step& step, const RunArgs& host,
 }
 
 void Trial::compare(const Matrix& m, const std::vector<uint8_t>& cpu) {
-  if (wrong_ || m.bytes == cpu) return;
+  if (wrong_ || std::ranges::equal(m.bytes, cpu)) return;
   View other = m.view;
   other.data = const_cast<uint8_t*>(cpu.data()) + m.offset();
   const auto size = static_cast<size_t>(info(other.dtype).bytes);

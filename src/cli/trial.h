@@ -40,6 +40,7 @@ class Trial {
   View filled(DType dtype, int64_t rows, int64_t cols);
   View empty(DType dtype, int64_t rows, int64_t cols);
   View single(float value);
+  void download() const;
   // A tensor to write in the format of the case, or in another mode.
   Tensor output(int64_t rows, int64_t cols);
   Tensor encoded(const std::string& number, const std::string& mode, const std::string& side,

@@ -61,6 +61,10 @@ std::string resolve(const Library& library, Driver& d) {
   get(d.mem_free_async, "cuMemFreeAsync");
   get(d.memcpy_to_device, "cuMemcpyHtoD_v2");
   get(d.memcpy_to_host, "cuMemcpyDtoH_v2");
+  get(d.memcpy_to_device_async, "cuMemcpyHtoDAsync_v2");
+  get(d.memcpy_to_host_async, "cuMemcpyDtoHAsync_v2");
+  get(d.host_alloc, "cuMemHostAlloc");
+  get(d.host_free, "cuMemFreeHost");
   get(d.memset_bytes, "cuMemsetD8_v2");
   get(d.stream_create, "cuStreamCreate");
   get(d.stream_destroy, "cuStreamDestroy_v2");
@@ -229,6 +233,36 @@ StreamMemory::~StreamMemory() {
   if (data_) loaded().driver.mem_free_async(data_, stream_);
 }
 
+OwnStream::OwnStream() {
+  constexpr unsigned kNonBlocking = 1;
+  const CurrentContext context;
+  check(driver().stream_create(&stream_, kNonBlocking), "making a stream");
+}
+
+OwnStream::~OwnStream() {
+  if (!forked) loaded().driver.stream_destroy(stream_);
+}
+
+void OwnStream::wait() const {
+  const CurrentContext context;
+  check(driver().stream_synchronize(stream_), "waiting for a stream");
+}
+
+PinnedBuffer::PinnedBuffer(size_t bytes) {
+  const CurrentContext context;
+  if (bytes > 0)
+    check(driver().host_alloc(&pointer_, bytes, 0), str("pinning ", bytes, " bytes of the host"));
+}
+
+PinnedBuffer::~PinnedBuffer() {
+  if (pointer_ == nullptr || forked) return;
+  try {
+    const CurrentContext context;
+    driver().host_free(pointer_);
+  } catch (const Error&) {  // a broken context has lost the memory already
+  }
+}
+
 DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
   const CurrentContext context;
   if (bytes_ > 0)
@@ -255,6 +289,20 @@ void DeviceBuffer::to_host(void* to) const {
   check(driver().context_synchronize(), "waiting for the device");
   if (bytes_ > 0)
     check(driver().memcpy_to_host(to, pointer_, bytes_), str("copying ", bytes_, " bytes out"));
+}
+
+void DeviceBuffer::from_host(const PinnedBuffer& from, const OwnStream& stream) {
+  const CurrentContext context;
+  if (bytes_ > 0)
+    check(driver().memcpy_to_device_async(pointer_, from.data(), bytes_, stream.get()),
+          str("copying ", bytes_, " bytes in"));
+}
+
+void DeviceBuffer::to_host(const PinnedBuffer& to, const OwnStream& stream) const {
+  const CurrentContext context;
+  if (bytes_ > 0)
+    check(driver().memcpy_to_host_async(to.data(), pointer_, bytes_, stream.get()),
+          str("copying ", bytes_, " bytes out"));
 }
 
 }  // namespace tenon::cuda

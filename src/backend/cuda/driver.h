@@ -61,6 +61,10 @@ struct Driver {
   int (*mem_free_async)(DevicePointer pointer, Stream stream);
   int (*memcpy_to_device)(DevicePointer to, const void* from, size_t bytes);
   int (*memcpy_to_host)(void* to, DevicePointer from, size_t bytes);
+  int (*memcpy_to_device_async)(DevicePointer to, const void* from, size_t bytes, Stream stream);
+  int (*memcpy_to_host_async)(void* to, DevicePointer from, size_t bytes, Stream stream);
+  int (*host_alloc)(void** pointer, size_t bytes, unsigned flags);
+  int (*host_free)(void* pointer);
   int (*memset_bytes)(DevicePointer to, unsigned char value, size_t bytes);
   int (*stream_create)(Stream* stream, unsigned flags);
   int (*stream_destroy)(Stream stream);
@@ -151,6 +155,33 @@ class StreamMemory {
   DevicePointer data_ = nullptr;
 };
 
+// A stream beside the default one.
+class OwnStream {
+ public:
+  OwnStream();
+  ~OwnStream();
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+  [[nodiscard]] Stream get() const { return stream_; }
+  void wait() const;
+
+ private:
+  Stream stream_ = nullptr;
+};
+
+// Host memory that the device copies from and to by itself, for checks.
+class PinnedBuffer {
+ public:
+  explicit PinnedBuffer(size_t bytes);
+  ~PinnedBuffer();
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  [[nodiscard]] void* data() const { return pointer_; }
+
+ private:
+  void* pointer_ = nullptr;
+};
+
 // Device memory for checks and tests; running kernels allocates nothing.
 class DeviceBuffer {
  public:
@@ -163,6 +194,9 @@ class DeviceBuffer {
   [[nodiscard]] size_t size() const { return bytes_; }
   void from_host(const void* from);  // size() bytes
   void to_host(void* to) const;      // waits for all work of the context first
+  // In the order of a stream, from and to pinned memory.
+  void from_host(const PinnedBuffer& from, const OwnStream& stream);
+  void to_host(const PinnedBuffer& to, const OwnStream& stream) const;
 
  private:
   size_t bytes_;

@@ -2,6 +2,7 @@
 #include "backend/cuda/nvrtc.h"
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <vector>
 
@@ -194,7 +195,13 @@ std::string compiler_identity() {
   return text;
 }
 
+namespace {
+std::atomic<size_t> compiled_texts = 0;
+}
+size_t compilations() { return compiled_texts; }
+
 Compiled compile(const std::string& source, const std::string& arch) {
+  ++compiled_texts;
   const Loaded& l = working();
   const Target to = target(l, arch);
   std::vector<std::string> options(std::begin(kOptions), std::end(kOptions));

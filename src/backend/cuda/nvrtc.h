@@ -1,6 +1,7 @@
 // NVRTC: CUDA text to machine code in the process, the compiler opened on first use.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 
@@ -23,5 +24,7 @@ struct Compiled {
 // For an architecture by name: "sm_80", "sm_90a". One that this NVRTC does not know yet gets the
 // newest PTX that runs on it.
 Compiled compile(const std::string& source, const std::string& arch);
+// How many texts this process has had compiled.
+size_t compilations();
 
 }  // namespace tenon::cuda
