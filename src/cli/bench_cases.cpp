@@ -67,7 +67,9 @@ void call_activation(const Call& call) {
   const auto [rows, cols] = call.shape;
   const int64_t wide = f.inputs * cols;
   const View x = call.in(rows, wide);
-  if (!call.c.backward) return forward(f, {.x = x, .y = call.result(rows, cols)}, call.options);
+  const View bias = call.c.bias ? call.in(1, wide) : View{};
+  if (!call.c.backward)
+    return forward(f, {.x = x, .bias = bias, .y = call.result(rows, cols)}, call.options);
   Backward b{.grad = call.in(rows, cols), .x = x, .dx = call.result(rows, wide)};
   if (call.c.dbias) b.dbias = call.out(1, wide);
   backward(f, b, call.options);
@@ -195,6 +197,7 @@ std::string BenchCase::name() const {
   std::string text = str(op, backward ? " bwd " : " fwd ", info(out.dtype).name);
   if (out.scaling != Scaling::none)
     text += str(" ", info(out.scaling).name, columnwise ? " rowcol" : " row");
+  if (bias) text += " bias";
   if (dbias) text += " dbias";
   if (pass) text += *pass == 0 ? " amax-pass" : " encode-pass";
   return text;
@@ -205,6 +208,10 @@ std::vector<BenchCase> bench_cases(DType dtype, bool all) {
   const Format plain{.dtype = dtype};
   for (const std::string& name : activations())
     for (const bool backward : {false, true}) list.push_back({name, backward, plain});
+  for (const char* name : {"gelu", "swiglu"}) {
+    list.push_back({.op = name, .out = plain, .bias = true});
+    list.push_back({.op = name, .backward = true, .out = plain, .dbias = true});
+  }
   list.push_back({"dropout", false, plain});
   list.push_back({"bias_dropout_add", false, plain});
   list.push_back({"bias_dropout_add", true, plain, false, true});

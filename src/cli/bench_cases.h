@@ -18,7 +18,7 @@ struct BenchCase {
   std::string op;
   bool backward = false;
   Format out = {};
-  bool columnwise = false, dbias = false;
+  bool columnwise = false, dbias = false, bias = false;
   // `current` runs twice; one of its passes alone.
   std::optional<size_t> pass = {};
 

@@ -86,7 +86,9 @@ class Table {
                                   "23x61+strided+unaligned",
                                   "3x4608+strided",
                                   "33x608",
-                                  "129x160"};
+                                  "129x160",
+                                  "128x256",
+                                  "144x1000"};
     values_[at(Column::bias)] = {"-", "bias", "dbias", "bias+dbias"};
     values_[at(Column::precision)] = {"native", "strict"};
     values_[at(Column::rounding)] = {"once", "eager"};
@@ -390,7 +392,7 @@ std::string random_shape(Random& random) {
   constexpr std::array<int64_t, 8> kShifts{0, 0, 0, 0, 16, 1, 2, 8};
   const bool whole = random.below(2) == 0;
   int64_t rows = static_cast<int64_t>(random.below(4) == 0 ? random.below(4) : random.below(300));
-  int64_t cols = static_cast<int64_t>(random.below(700));
+  int64_t cols = static_cast<int64_t>(random.below(8) == 0 ? random.below(9) : random.below(700));
   if (random.below(16) == 0) cols += 4000, rows %= 8;
   if (whole) cols = (cols / 8 + 1) * 8;
   if (whole && random.below(2) == 0) rows = (rows + 15) / 16 * 16;
