@@ -170,15 +170,18 @@ TEST_F(DiskCache, StaysBelowItsLimitAndTheOldestGoFirst) {
 TEST_F(DiskCache, ListsAndClears) {
   Cache c(folder, kLimit);
   keep(c, "a", "image");
-  std::ofstream(folder / "0123.kernel") << "not ours";
-  std::ofstream(folder / "notes.txt") << "of the user";
+  const std::string name = "0123456789abcdef0123456789abcdef.kernel";
+  std::ofstream(folder / name) << "not a kernel";
+  std::ofstream(folder / (name + ".7.0.unfinished")) << "of a process that is gone";
+  const std::vector<std::string> others{"notes.txt", "linux.kernel", "thesis.unfinished"};
+  for (const std::string& other : others) std::ofstream(folder / other) << "of the user";
   const auto all = c.entries();
   ASSERT_EQ(all.size(), 2U);
   const auto ours = std::ranges::find(all, "gelu", &Cache::Entry::name);
   ASSERT_NE(ours, all.end());
   EXPECT_EQ(ours->arch, "sm_90a");
-  EXPECT_EQ(c.clear(), 2U);
-  EXPECT_TRUE(fs::exists(folder / "notes.txt"));
+  EXPECT_EQ(c.clear(), 3U);
+  for (const std::string& other : others) EXPECT_TRUE(fs::exists(folder / other)) << other;
   EXPECT_TRUE(c.entries().empty());
 }
 

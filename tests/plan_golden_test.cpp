@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "golden_plans.h"
 #include "plan/data.h"
 #include "support.h"
 #include "tenon/plan.h"
@@ -16,28 +17,12 @@ namespace {
 const std::string kFolder =
     std::string(__FILE__).substr(0, std::string(__FILE__).rfind('/')) + "/golden/plans/";
 
-struct Golden {
-  const char* file;
-  const char* chain;
-  int64_t cols;
-  const char* recipe = "none";
-  bool input_grad = true;
-};
-
-void PrintTo(const Golden& g, std::ostream* out) { *out << g.file; }
-
 class Plans : public testing::TestWithParam<Golden> {};
 
 // On the null device, which takes every step: the text depends on no machine.
 TEST_P(Plans, AreAsInTheGoldenFile) {
   const Golden& g = GetParam();
-  PlanRequest r;
-  r.cols = g.cols;
-  r.dtype = DType::bf16;
-  r.recipe = recipe(g.recipe);
-  r.input_grad = g.input_grad;
-  r.options.device = Device::null;
-  const std::string actual = Plan::build(g.chain, r).describe(256);
+  const std::string actual = Plan::build(g.chain, request_of(g, Device::null)).describe(256);
   const std::string path = kFolder + g.file + ".txt";
   if (std::getenv("TENON_UPDATE_GOLDEN")) {
     std::filesystem::create_directories(kFolder);
@@ -50,33 +35,7 @@ TEST_P(Plans, AreAsInTheGoldenFile) {
   EXPECT_EQ(expected.str(), actual) << "if this is meant, TENON_UPDATE_GOLDEN=1 writes " << path;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Fusions, Plans,
-    testing::Values(Golden{"bias_activation", "bias gelu", 96},
-                    Golden{"bias_activation_quantise", "bias gelu linear(96,64)", 96, "delayed"},
-                    Golden{"activation_quantise", "silu linear(96,64)", 96, "mxfp8"},
-                    Golden{"bias_dropout_add", "bias dropout(0.1) add", 96},
-                    Golden{"linear_bias_activation", "linear(64,128) bias gelu", 64},
-                    Golden{"linear_bias_gated_quantise",
-                           "linear(512,2048) bias swiglu linear(1024,512)", 512, "delayed"},
-                    Golden{"linear_bias_activation_current",
-                           "linear(64,128) bias gelu linear(128,64)", 64, "current"},
-                    Golden{"linear_bias_activation_block",
-                           "linear(64,256) bias gelu linear(256,64)", 64, "block"},
-                    Golden{"linear_bias_add", "linear(64,96) bias add", 64},
-                    Golden{"linear_scale_add", "linear(64,96) scale(0.5) add", 64},
-                    Golden{"activation_backward_quantise", "linear(64,96) bias gelu", 64, "mxfp8"},
-                    Golden{"linear_backward_add", "make_extra_output linear(64,96)", 64},
-                    Golden{"linear_backward_channel_add", "make_extra_output>r linear(64,64) add<r",
-                           64},
-                    Golden{"linear_backward_scale", "scale(0.5) linear(64,96)", 64},
-                    Golden{"add_norm", "add rmsnorm", 96},
-                    Golden{"norm_quantise", "layernorm linear(96,64)", 96, "mxfp8"},
-                    Golden{"norm_backward_add", "make_extra_output rmsnorm", 96},
-                    Golden{"gated_mlp_block",
-                           "make_extra_output>r rmsnorm linear(64,256) bias swiglu linear(128,64) "
-                           "bias dropout(0.1) add<r",
-                           64, "mxfp8"}));
+INSTANTIATE_TEST_SUITE_P(Fusions, Plans, testing::ValuesIn(kGoldenPlans));
 
 size_t passes(const std::vector<PlanStep>& steps) {
   return static_cast<size_t>(

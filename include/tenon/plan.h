@@ -167,8 +167,8 @@ class Plan {
   // plans that share a name share them.
   void initialise(size_t buffer, uint64_t seed, void* memory) const;
 
-  // memory[i] is the address of buffer i; those that the pass does not use may be null. Refuses the
-  // backward pass of a plan that has none.
+  // memory[i] is the address of buffer i; those that the pass does not use may be null. On cuda the
+  // workspace begins at a multiple of 64 bytes. Refuses the backward pass of a plan that has none.
   void run(Pass pass, int64_t rows, std::span<void* const> memory, void* workspace,
            const PlanRun& run = {}) const;
 

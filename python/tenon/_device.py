@@ -160,16 +160,21 @@ def on_cuda(x: Any) -> bool:
         return False
 
 
+def _sees_cuda(library: str) -> bool:
+    module = sys.modules.get(library)
+    return module is not None and (library != "torch" or module.cuda.is_available())
+
+
 def read(op: str, name: str, x: Any, coded: np.dtype[Any] | None = None) -> DeviceArray:
     """An array on CUDA; `coded` is what its bytes stand for where its library has no such type."""
     if _library_of(x) not in _LIBRARIES:
         # The protocol makes the consumer's current stream wait for the producer's.
-        consumer = next((n for n in _LIBRARIES if n in sys.modules), None)
+        consumer = next((n for n in _LIBRARIES if _sees_cuda(n)), None)
         if consumer is None:
             raise NotImplementedError(
                 f"{op}: {name} is a {type(x).__name__} on {tuple(map(int, x.__dlpack_device__()))};"
-                " arrays on CUDA need torch or CuPy, whose arrays the results are: import one of "
-                "them, or use tenon.jax for JAX"
+                " arrays on CUDA need a torch or CuPy that sees the device, whose arrays the results "
+                "are: import one of them, or use tenon.jax for JAX"
             )
         x = sys.modules[consumer].from_dlpack(x)
     place = Cuda(_library_of(x), int(x.device.index if _library_of(x) == "torch" else x.device.id))

@@ -4,10 +4,12 @@
 #include <fmt/chrono.h>
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <set>
 
 #include "backend/cuda/driver.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/makers.h"
 #include "cli/chain_args.h"
 #include "plan/data.h"
 #include "tenon/error.h"
@@ -52,8 +54,18 @@ int warm(Cache& cache, const CacheArgs& args) {
       for (const std::string& text : s.chosen.kernel->texts())
         if (texts.insert(text).second) cuda::compile_once(text, arch, s.step.name);
     }
-  fmt::print("{} kernels for {} in {}\n", texts.size(), arch, cache.folder().string());
-  return ok;
+  const auto random = [](const Buffer& b) { return b.role == Role::rng; };
+  if (std::ranges::any_of(made.buffers(), random)) {
+    texts.insert(cuda::draw_text());
+    cuda::compile_once(cuda::draw_text(), arch, "draw");
+  }
+  const auto kept = std::ranges::count_if(texts, [&](const std::string& text) {
+    return cache.find({cuda::compiler_identity(), arch, text}).has_value();
+  });
+  fmt::print("{} kernels for {} in {}\n", kept, arch, cache.folder().string());
+  if (static_cast<size_t>(kept) == texts.size()) return ok;
+  fail(Code::runtime, "cache warm: ", texts.size() - static_cast<size_t>(kept), " of ",
+       texts.size(), " kernels were not kept; raise TENON_CACHE_MB");
 }
 
 }  // namespace

@@ -134,6 +134,12 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
   const std::vector<int64_t> offsets = slot_offsets(d, rows);
   const int64_t bytes = offsets.back() + kernel_bytes(d, rows);
   require(workspace || bytes == 0, "plan: no workspace; it needs ", bytes, " bytes");
+  constexpr uintptr_t kAlignment =
+      64;  // what kernels take workspace for, and every allocator gives
+  const auto at = reinterpret_cast<uintptr_t>(workspace);
+  require(d.request.options.device != Device::cuda || at % kAlignment == 0,
+          "plan: the workspace is ", at % kAlignment, " bytes beyond a multiple of ", kAlignment,
+          "; on cuda it must begin at one");
   const auto address = [&](int buffer) -> void* {
     const auto b = static_cast<size_t>(buffer);
     if (d.slot_of[b] == kNoBuffer) return memory[b];

@@ -52,6 +52,15 @@ std::string hex(uint64_t v) {
   return text;
 }
 
+// By their names, what this code writes; all else in the folder is somebody's.
+bool is_ours(const std::string& name, std::string_view end) {
+  constexpr size_t kName = 32;
+  return name.size() > kName && name.find_first_not_of("0123456789abcdef") == kName &&
+         name.substr(kName).starts_with(kSuffix) && name.ends_with(end);
+}
+bool is_entry(const fs::path& file) { return is_ours(file.filename().string(), kSuffix); }
+bool is_unfinished(const fs::path& file) { return is_ours(file.filename().string(), kUnfinished); }
+
 // The parts of a file in order: compiler, arch, name, source, kind, image.
 constexpr size_t kParts = 6;
 using Parts = std::array<std::string, kParts>;
@@ -211,7 +220,7 @@ std::vector<Cache::Entry> Cache::entries() const {
   std::vector<Entry> all;
   std::error_code error;
   for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().extension() != kSuffix) continue;
+    if (!is_entry(it->path())) continue;
     struct stat s {};
     if (lstat(it->path().c_str(), &s) != 0 || !S_ISREG(s.st_mode)) continue;
     Entry e{.file = it->path(),
@@ -237,8 +246,7 @@ size_t Cache::clear() {
   std::error_code error;
   std::vector<fs::path> files;
   for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error))
-    if (it->path().extension() == kSuffix || it->path().extension() == kUnfinished)
-      files.push_back(it->path());
+    if (is_entry(it->path()) || is_unfinished(it->path())) files.push_back(it->path());
   for (const fs::path& f : files) removed += unlink(f.c_str()) == 0 ? 1 : 0;
   return removed;
 }
@@ -260,9 +268,9 @@ void Cache::make_room(uint64_t bytes) {
   for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
     struct stat s {};
     if (lstat(it->path().c_str(), &s) != 0 || !S_ISREG(s.st_mode)) continue;
-    if (it->path().extension() == kUnfinished && now - seconds_of(s) > kStaleSeconds)
+    if (is_unfinished(it->path()) && now - seconds_of(s) > kStaleSeconds)
       unlink(it->path().c_str());
-    if (it->path().extension() != kSuffix) continue;
+    if (!is_entry(it->path())) continue;
     files.push_back({it->path(), static_cast<uint64_t>(s.st_size), seconds_of(s)});
     total += files.back().bytes;
   }

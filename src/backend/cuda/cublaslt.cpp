@@ -325,7 +325,8 @@ LoadedLt load_lt(const Library& library) {
 }
 
 const LoadedLt& cublaslt() {
-  static const LoadedLt kLoaded = load_lt(Library::open_nvidia("libcublasLt.so", "TENON_CUBLASLT"));
+  static const LoadedLt kLoaded = load_lt(Library::open_nvidia(
+      "libcublasLt.so", "TENON_CUBLASLT", [](const Library& found) { return load_lt(found).why; }));
   return kLoaded;
 }
 

@@ -53,12 +53,14 @@ Library Library::open(const std::string& file, bool visible) {
   return library;
 }
 
-Library Library::open_nvidia(const std::string& name, const char* variable) {
+Library Library::open_nvidia(const std::string& name, const char* variable,
+                             const std::function<std::string(const Library&)>& refusal) {
   std::string tried;
   for (const std::string& file : candidates(name, variable)) {
     Library library = open(file);
-    if (library) return library;
-    tried += str(tried.empty() ? "" : "; ", library.why());
+    const std::string why = library ? refusal(library) : library.why();
+    if (why.empty()) return library;
+    tried += str(tried.empty() ? "" : "; ", library ? str(file, " ", why) : why);
   }
   Library none;
   none.why_ = tried;

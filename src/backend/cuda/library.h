@@ -1,6 +1,7 @@
 // Shared libraries opened at run time, so that nothing of CUDA is needed to build or to start.
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace tenon::cuda {
@@ -12,9 +13,10 @@ class Library {
   static Library open(const std::string& file, bool visible = false);
 
   // One of NVIDIA's libraries by its plain name, "libnvrtc.so": on the loader's path, in the
-  // toolkit, or in the wheels beside torch or jax. A file named by the environment variable is the
-  // only one tried. why() has every reason.
-  static Library open_nvidia(const std::string& name, const char* variable);
+  // toolkit, or in the wheels beside torch or jax; the first one for which `refusal` says nothing. A
+  // file named by the environment variable is the only one tried. why() has every reason.
+  static Library open_nvidia(const std::string& name, const char* variable,
+                             const std::function<std::string(const Library&)>& refusal);
 
   explicit operator bool() const { return handle_ != nullptr; }
   [[nodiscard]] const std::string& why() const { return why_; }  // what the loader said

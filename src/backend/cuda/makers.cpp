@@ -36,6 +36,8 @@ void draw(uint64_t* state, uint64_t* drawn, uint64_t count, void* stream) {
 
 }  // namespace
 
+std::string draw_text() { return kDraw; }
+
 const Backend& backend() {
   static constexpr Maker kMakers[] = {{"vector map", make_vector}, {"tiled map", make_tile},
                                       {"block map", make_block},   {"row map", make_row},
@@ -56,6 +58,10 @@ Status status() {
   if (!no_gpu) {
     const DeviceInfo d = device_info(0);
     s.device = str(d.name, ", ", d.arch());
+    if (10 * d.major + d.minor < kOldestArch) {
+      s.gpu = false;
+      s.why = str("kernels need sm_", kOldestArch, " or newer");
+    }
     s.driver = str(d.driver_version / 1000, ".", d.driver_version % 1000 / 10);
   }
   for (const auto& why : {no_gpu, no_nvrtc})

@@ -10,6 +10,9 @@ namespace tenon::cuda {
 
 const Backend& backend();
 
+// The kernel that moves the state of random numbers on, beside a plan's own.
+std::string draw_text();
+
 // For `tenon doctor`; empty texts for what is not there.
 struct Status {
   bool gpu = false;      // kernels can be compiled and run

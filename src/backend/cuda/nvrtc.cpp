@@ -71,19 +71,28 @@ void open_builtins(const std::string& path, const std::string& version) {
     (void)Library::open(str(path.substr(0, slash + 1), "libnvrtc-builtins.so.", version), true);
 }
 
+// Why a library is no NVRTC that serves, or nothing if it is.
+std::string refusal(const Library& library) {
+  constexpr int kOldest = 12;
+  Nvrtc n;
+  if (const std::string missing = resolve(library, n); !missing.empty())
+    return str("has no ", missing);
+  int major = 0;
+  int minor = 0;
+  n.version(&major, &minor);
+  return major >= kOldest ? "" : str("is version ", major, ".", minor, ", ", kOldest, " is needed");
+}
+
 Loaded load() {
   Loaded l;
-  const Library library = Library::open_nvidia("libnvrtc.so", "TENON_NVRTC");
+  const Library library = Library::open_nvidia("libnvrtc.so", "TENON_NVRTC", refusal);
   if (!library) {
     l.why = str("no NVRTC (", library.why(),
                 "); install nvidia-cuda-nvrtc or set TENON_NVRTC to the file libnvrtc.so.*");
     return l;
   }
   l.path = library.path_of("nvrtcVersion");
-  if (const std::string missing = resolve(library, l.nvrtc); !missing.empty()) {
-    l.why = str("NVRTC ", l.path, " has no ", missing, "; install NVRTC 12 or newer");
-    return l;
-  }
+  resolve(library, l.nvrtc);
   int major = 0;
   int minor = 0;
   int count = 0;
@@ -116,6 +125,9 @@ Target target(const Loaded& l, const std::string& arch) {
   std::from_chars(digits, arch.data() + arch.size(), number);
   if (!arch.starts_with("sm_") || number == 0)
     fail(Code::invalid_argument, "nvrtc: '", arch, "' is no architecture; give one like sm_90a");
+  if (number < kOldestArch)
+    fail(Code::unsupported, "nvrtc: kernels need sm_", kOldestArch, " or newer, and this is ", arch,
+         "; use device cpu");
   if (std::ranges::binary_search(l.archs, number)) return {str("--gpu-architecture=", arch), false};
   // PTX runs on its own architecture and on newer ones.
   const auto above = std::ranges::upper_bound(l.archs, number);

@@ -15,6 +15,8 @@ std::string nvrtc_version();
 // All but the text and the architecture that decides what compile() makes.
 std::string compiler_identity();  // "13.0"
 
+inline constexpr int kOldestArch = 80;  // bf16 instructions
+
 struct Compiled {
   std::string image;
   bool is_ptx = false;  // text that the driver still compiles, else machine code
