@@ -34,38 +34,38 @@ TEST(BenchCases, HaveEveryActivation) {
   const auto some = by_name(false);
   const auto all = by_name(true);
   for (const std::string& name : activation_names())
-    for (const char* direction : {" fwd", " bwd"}) {
+    for (const char* direction : {"", ".bwd"}) {
       EXPECT_TRUE(some.contains(name + direction + " bf16")) << name;
-      EXPECT_TRUE(all.contains(name + direction + " e4m3 mxfp8 rowcol")) << name;
+      EXPECT_TRUE(all.contains(name + direction + " bf16 -> e4m3 mxfp8 rowcol")) << name;
     }
-  EXPECT_TRUE(some.contains("gated(bench_probe) bwd bf16"));
-  EXPECT_TRUE(some.contains("swiglu fwd bf16"));
-  EXPECT_FALSE(some.contains("gated(silu) fwd bf16"));  // it is swiglu
+  EXPECT_TRUE(some.contains("gated(bench_probe).bwd bf16"));
+  EXPECT_TRUE(some.contains("swiglu bf16"));
+  EXPECT_FALSE(some.contains("gated(silu) bf16"));  // it is swiglu
 }
 
 // The table of the mixes, written down once more: bytes read : written rowwise + columnwise.
 TEST(BenchCases, MoveTheBytesOfTheirMix) {
   const std::map<std::string, std::vector<std::string>> expected{
-      {"gelu fwd bf16", {"2:2"}},
-      {"gelu bwd bf16", {"4:2"}},
-      {"swiglu fwd bf16", {"4:2"}},
-      {"swiglu bwd bf16", {"6:4"}},
-      {"dropout fwd bf16", {"2:2"}},
-      {"bias_dropout_add fwd bf16", {"4:2"}},
-      {"rmsnorm fwd bf16", {"2:2"}},
-      {"layernorm bwd bf16", {"4:2"}},
-      {"quantize fwd e4m3 delayed row", {"2:1"}},
-      {"gelu bwd e5m2 delayed row dbias", {"4:1"}},
-      {"swiglu fwd e4m3 block1x128 row", {"4:1"}},
-      {"swiglu bwd e4m3 mxfp8 row", {"6:2"}},
-      {"gelu fwd e4m3 delayed rowcol", {"2:1+1"}},
-      {"gelu bwd e4m3 block128x128 rowcol dbias", {"4:1+1"}},
-      {"swiglu bwd e4m3 block1x128 rowcol dbias", {"6:2+2"}},
-      {"swiglu bwd e5m2 delayed rowcol", {"6:2+2"}},
-      {"gelu fwd e4m3 current row", {"2:0", "2:1"}},
-      {"swiglu fwd e4m3 current rowcol", {"4:0", "4:1+1"}},
-      {"gelu fwd e4m3 current row amax-pass", {"2:0"}},
-      {"quantize fwd e4m3 current rowcol encode-pass", {"2:1+1"}},
+      {"gelu bf16", {"2:2"}},
+      {"gelu.bwd bf16", {"4:2"}},
+      {"swiglu bf16", {"4:2"}},
+      {"swiglu.bwd bf16", {"6:4"}},
+      {"dropout bf16", {"2:2"}},
+      {"bias_dropout_add bf16", {"4:2"}},
+      {"rmsnorm bf16", {"2:2"}},
+      {"layernorm.bwd bf16", {"4:2"}},
+      {"quantize bf16 -> e4m3 delayed row", {"2:1"}},
+      {"gelu.bwd bf16 -> e5m2 delayed row +dbias", {"4:1"}},
+      {"swiglu bf16 -> e4m3 block1x128 row", {"4:1"}},
+      {"swiglu.bwd bf16 -> e4m3 mxfp8 row", {"6:2"}},
+      {"gelu bf16 -> e4m3 delayed rowcol", {"2:1+1"}},
+      {"gelu.bwd bf16 -> e4m3 block128x128 rowcol +dbias", {"4:1+1"}},
+      {"swiglu.bwd bf16 -> e4m3 block1x128 rowcol +dbias", {"6:2+2"}},
+      {"swiglu.bwd bf16 -> e5m2 delayed rowcol", {"6:2+2"}},
+      {"gelu bf16 -> e4m3 current row", {"2:0", "2:1"}},
+      {"swiglu bf16 -> e4m3 current rowcol", {"4:0", "4:1+1"}},
+      {"gelu bf16 -> e4m3 current row amax-pass", {"2:0"}},
+      {"quantize bf16 -> e4m3 current rowcol encode-pass", {"2:1+1"}},
   };
   const auto cases = by_name(false);
   for (const auto& [name, mixes] : expected) {

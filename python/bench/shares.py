@@ -99,7 +99,7 @@ def picture(bench: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bench", help="what `tenon bench --device cuda --json` wrote")
+    parser.add_argument("bench", help="what `tenon bench --device cuda --save` wrote")
     parser.add_argument("svg", help="the file to write")
     given = parser.parse_args()
     with open(given.bench) as file:

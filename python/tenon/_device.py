@@ -173,8 +173,8 @@ def read(op: str, name: str, x: Any, coded: np.dtype[Any] | None = None) -> Devi
         if consumer is None:
             raise NotImplementedError(
                 f"{op}: {name} is a {type(x).__name__} on {tuple(map(int, x.__dlpack_device__()))};"
-                " arrays on CUDA need a torch or CuPy that sees the device, whose arrays the results "
-                "are: import one of them, or use tenon.jax for JAX"
+                " arrays on CUDA need a torch or CuPy that sees the device, whose arrays the "
+                "results are: import one of them, or use tenon.jax for JAX"
             )
         x = sys.modules[consumer].from_dlpack(x)
     place = Cuda(_library_of(x), int(x.device.index if _library_of(x) == "torch" else x.device.id))

@@ -52,10 +52,10 @@ std::vector<Shape> shapes_of(const BenchArgs& args) {
 int list(const BenchArgs& args, const std::vector<Shape>& shapes) {
   size_t count = 0;
   for (const Shape& shape : shapes) {
-    fmt::print("{:<44} {:<12} {:>10}  {}\n", str(shape.rows, "x", shape.cols), "mix", "MB",
+    fmt::print("{:<52} {:<12} {:>10}  {}\n", str(shape.rows, "x", shape.cols), "mix", "MB",
                "maker");
     for (const BenchEntry& e : bench_entries(args, shape)) {
-      fmt::print("{:<44} {:<12} {:>10.1f}  {}\n", e.c.name(), e.mix_names(),
+      fmt::print("{:<52} {:<12} {:>10.1f}  {}\n", e.c.name(), e.mix_names(),
                  static_cast<double>(e.bytes()) * 1e-6, e.makers());
       ++count;
     }
@@ -146,7 +146,7 @@ std::vector<BenchEntry> bench_entries(const BenchArgs& args, Shape shape) {
   const std::vector<BenchCase> cases =
       filtered(bench_cases(dtype, args.cases == "all"), args.filters);
   if (cases.empty())
-    fail(Code::invalid_argument, "bench: no case has the words of --filter '", args.filters.front(),
+    fail(Code::invalid_argument, "bench: no case has the words '", args.filters.front(),
          "'; tenon bench --list shows the cases");
   std::vector<BenchEntry> entries;
   for (const BenchCase& c : cases) {

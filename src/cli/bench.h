@@ -32,10 +32,14 @@ struct BenchResult {
   BenchCase c;
   Shape shape;
   std::string mix = {}, makers = {};
-  std::string kernel = {};  // the name of the largest one in the text
+  std::vector<Mix> mixes = {};  // one a step
+  std::string kernel = {};      // the name of the largest one in the text
   double microseconds = 0, ceiling_microseconds = 0;
-  double terabytes = 0;  // a second, of the bytes that must move
-  double share = 0;      // of the ceiling, 0 to 1
+  double terabytes = 0;               // a second, of the bytes that must move
+  double share = 0;                   // of the ceiling, 0 to 1
+  double share_lo = 0, share_hi = 0;  // the quartiles of the rounds
+  int64_t bytes = 0;                  // that must move
+  bool checked = false;               // that all of its results were written
   int registers = 0, local_bytes = 0, threads = 0, kernels = 0;
   std::string error = {};
 };
@@ -54,11 +58,13 @@ struct BenchReport {
 };
 
 double median(std::vector<double> values);
+// The share of each round, as a result has them.
+void set_shares(BenchResult& r, std::vector<double> shares);
 
-// A line a case as soon as it is timed, and at the end a summary; the JSON file where one is asked
-// for.
+// A line a case as soon as it is timed, and at the end a summary; for --json an object a line
+// instead. The file where one is asked for.
 void print_head(const BenchArgs& args, const BenchReport& report);
-void print_case(const BenchReport& report, const BenchResult& r);
+void print_case(const BenchArgs& args, const BenchReport& report, const BenchResult& r);
 void print_summary(const BenchArgs& args, const BenchReport& report);
 
 // Runs `work` for 0 to count − 1 on all cores; the first exception is thrown again at the end.

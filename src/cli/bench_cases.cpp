@@ -190,15 +190,24 @@ std::vector<std::string> words(const std::string& text) {
   for (std::string word; in >> word;) all.push_back(word);
   return all;
 }
+std::vector<std::string> words(const BenchCase& c) {
+  std::vector<std::string> all = words(c.name());
+  all.push_back(c.op);
+  all.emplace_back(c.backward ? "bwd" : "fwd");
+  for (std::string& word : all)
+    if (word.starts_with('+')) word.erase(0, 1);
+  return all;
+}
 
 }  // namespace
 
 std::string BenchCase::name() const {
-  std::string text = str(op, backward ? " bwd " : " fwd ", info(out.dtype).name);
+  std::string text = str(op, backward ? ".bwd " : " ", info(in).name);
   if (out.scaling != Scaling::none)
-    text += str(" ", info(out.scaling).name, columnwise ? " rowcol" : " row");
-  if (bias) text += " bias";
-  if (dbias) text += " dbias";
+    text += str(" -> ", info(out.dtype).name, " ", info(out.scaling).name,
+                columnwise ? " rowcol" : " row");
+  if (bias) text += " +bias";
+  if (dbias) text += " +dbias";
   if (pass) text += *pass == 0 ? " amax-pass" : " encode-pass";
   return text;
 }
@@ -246,6 +255,7 @@ std::vector<BenchCase> bench_cases(DType dtype, bool all) {
     for (const Scaling s : {Scaling::delayed, Scaling::mxfp8})
       for (const bool columnwise : {false, true})
         list.push_back({norm, false, {.dtype = DType::e4m3, .scaling = s}, columnwise});
+  for (BenchCase& c : list) c.in = dtype;
   return list;
 }
 
@@ -254,11 +264,11 @@ std::vector<BenchCase> filtered(const std::vector<BenchCase>& cases,
   if (filters.empty()) return cases;
   std::set<std::string> known;
   for (const BenchCase& c : cases)
-    for (std::string& w : words(c.name())) known.insert(std::move(w));
+    for (std::string& w : words(c)) known.insert(std::move(w));
   std::vector<BenchCase> kept;
   for (const BenchCase& c : cases) {
     const std::string name = c.name();
-    const std::vector<std::string> own = words(name);
+    const std::vector<std::string> own = words(c);
     const auto has = [&](const std::string& word) {
       return known.contains(word) ? std::ranges::find(own, word) != own.end()
                                   : name.find(word) != std::string::npos;

@@ -19,10 +19,11 @@ struct BenchCase {
   bool backward = false;
   Format out = {};
   bool columnwise = false, dbias = false, bias = false;
+  DType in = DType::bf16;
   // `current` runs twice; one of its passes alone.
   std::optional<size_t> pass = {};
 
-  // "gelu bwd e4m3 delayed rowcol dbias"
+  // "gelu.bwd bf16 -> e4m3 delayed rowcol +dbias"
   [[nodiscard]] std::string name() const;
 };
 
@@ -30,8 +31,9 @@ struct BenchCase {
 // else only gelu, swiglu and quantize are quantised.
 std::vector<BenchCase> bench_cases(DType dtype, bool all);
 
-// Whether each word of the filter is a word of the case, or, where no case of the list has such a
-// word, a part of its name. An empty filter takes all.
+// Whether each word of the filter is a word of the case (its op and its direction, fwd or bwd, are
+// words too), or, where no case of the list has such a word, a part of its name. An empty filter
+// takes all.
 std::vector<BenchCase> filtered(const std::vector<BenchCase>& cases,
                                 const std::vector<std::string>& filters);
 

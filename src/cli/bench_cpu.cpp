@@ -118,15 +118,18 @@ void bench_cpu(const BenchArgs& args, const std::vector<Shape>& shapes, BenchRep
         shares.push_back(copies.back() / times.back());
       }
       const double time = median(times);
-      report.results.push_back({.c = e.c,
-                                .shape = shape,
-                                .mix = e.mix_names(),
-                                .makers = e.makers(),
-                                .microseconds = time,
-                                .ceiling_microseconds = median(copies),
-                                .terabytes = static_cast<double>(e.bytes()) / time * 1e-6,
-                                .share = median(shares)});
-      print_case(report, report.results.back());
+      BenchResult r{.c = e.c,
+                    .shape = shape,
+                    .mix = e.mix_names(),
+                    .makers = e.makers(),
+                    .mixes = e.mixes,
+                    .microseconds = time,
+                    .ceiling_microseconds = median(copies),
+                    .terabytes = static_cast<double>(e.bytes()) / time * 1e-6,
+                    .bytes = e.bytes()};
+      set_shares(r, std::move(shares));
+      report.results.push_back(std::move(r));
+      print_case(args, report, report.results.back());
     }
   }
 }

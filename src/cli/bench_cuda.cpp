@@ -185,7 +185,7 @@ class Bench {
     for (const auto& [mixes, members] : groups) {
       progress.step(members.front()->mix_names());
       for (BenchResult& r : run_group(mixes, members)) {
-        print_case(report_, r);
+        print_case(args_, report_, r);
         done.emplace(r.c.name(), std::move(r));
       }
     }
@@ -389,14 +389,20 @@ class Bench {
 
   [[nodiscard]] BenchResult result(const Case& c, const std::vector<double>& ceiling) const {
     const BenchEntry& e = *c.entry;
-    BenchResult r{.c = e.c, .shape = shape_, .mix = e.mix_names(), .makers = e.makers()};
+    BenchResult r{.c = e.c,
+                  .shape = shape_,
+                  .mix = e.mix_names(),
+                  .makers = e.makers(),
+                  .mixes = e.mixes,
+                  .bytes = e.bytes(),
+                  .checked = true};
     std::vector<double> shares;
     const std::vector<double>& times = c.replay->times;
     for (size_t i = 0; i < ceiling.size(); ++i)
       shares.push_back(ceiling[i] / times[std::min(i, times.size() - 1)]);
     r.microseconds = median(times);
     r.ceiling_microseconds = median(ceiling);
-    r.share = median(shares);
+    set_shares(r, std::move(shares));
     r.terabytes = static_cast<double>(e.bytes()) / r.microseconds * 1e-6;
     const std::vector<cuda::KernelNode> kernels = c.replay->kernels();
     const auto size = [](const cuda::KernelNode& k) {

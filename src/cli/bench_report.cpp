@@ -94,7 +94,7 @@ nlohmann::ordered_json json_of(const BenchNumber& n) {
   return {{"what", n.what}, {"value", n.value}, {"unit", n.unit}};
 }
 
-void write_json(const BenchArgs& args, const BenchReport& report) {
+void write_file(const BenchArgs& args, const BenchReport& report) {
   nlohmann::ordered_json all{{"tenon", version()},
                              {"device", report.device},
                              {"dtype", args.dtype},
@@ -115,6 +115,8 @@ void write_json(const BenchArgs& args, const BenchReport& report) {
                             {"ceiling_us", r.ceiling_microseconds},
                             {"tbps", r.terabytes},
                             {"share", r.share},
+                            {"share_lo", r.share_lo},
+                            {"share_hi", r.share_hi},
                             {"maker", r.makers},
                             {"kernel", r.kernel},
                             {"kernels", r.kernels},
@@ -124,33 +126,80 @@ void write_json(const BenchArgs& args, const BenchReport& report) {
                             {"error", r.error}});
   for (const BenchNumber& n : report.ceilings) all["ceilings"].push_back(json_of(n));
   for (const BenchNumber& n : report.costs) all["costs"].push_back(json_of(n));
-  std::ofstream file(args.json);
+  std::ofstream file(args.file);
   file << all.dump(1) << "\n";
   file.close();
   if (!file)
-    fail(Code::runtime, "bench: cannot write ", args.json, "; give a path in a folder of yours");
+    fail(Code::runtime, "bench: cannot write ", args.file, "; give a path in a folder of yours");
+}
+
+// "2:0, 4:1+1" as "2r0w 4r2w".
+std::string read_and_written(const BenchResult& r) {
+  std::string text;
+  for (const Mix& m : r.mixes)
+    text += str(text.empty() ? "" : " ", m.read, "r", m.write + m.columnwise, "w");
+  return text;
+}
+
+// The line of a case for programs.
+std::string line_of(const BenchArgs& args, const BenchResult& r) {
+  const double bytes = static_cast<double>(r.bytes);
+  const auto gigabytes = [&](double us) { return us > 0 ? bytes / us * 1e-3 : 0; };
+  nlohmann::ordered_json j{{"case", r.c.name()},
+                           {"rows", r.shape.rows},
+                           {"cols", r.shape.cols},
+                           {"device", args.device},
+                           {"threads", args.device == "cuda" ? r.threads : threads()},
+                           {"precision", args.precision},
+                           {"maker", r.makers},
+                           {"bytes", r.bytes},
+                           {"time_us", r.microseconds},
+                           {"gbps", gigabytes(r.microseconds)},
+                           {"ceiling_gbps", gigabytes(r.ceiling_microseconds)},
+                           {"mix", read_and_written(r)},
+                           {"share", r.share},
+                           {"share_lo", r.share_lo},
+                           {"share_hi", r.share_hi},
+                           {"rounds", args.shots},
+                           {"checked", r.checked},
+                           {"peers", nlohmann::ordered_json::object()}};
+  if (!r.error.empty()) j["error"] = r.error;
+  return j.dump();
 }
 
 }  // namespace
 
+void set_shares(BenchResult& r, std::vector<double> shares) {
+  std::ranges::sort(shares);
+  const size_t last = shares.size() - 1;
+  r.share = median(shares);
+  r.share_lo = shares[last / 4];
+  r.share_hi = shares[last - last / 4];
+}
+
 void print_head(const BenchArgs& args, const BenchReport& report) {
+  if (args.json) return;
   fmt::print("{}; {} in, {}, medians of {} shots\n", report.device, args.dtype, args.precision,
              args.shots);
-  fmt::print("{:<44} {:<10} {:>8} {:>6} {:>6}  {:>4} {:>5} {:>4}  {}\n", "case", "mix", "us",
+  fmt::print("{:<52} {:<10} {:>8} {:>6} {:>6}  {:>4} {:>5} {:>4}  {}\n", "case", "mix", "us",
              unit(report), "share", "regs", "local", "thr", "maker");
 }
 
-void print_case(const BenchReport& report, const BenchResult& r) {
-  if (r.error.empty())
-    fmt::print("{:<44} {:<10} {:>8.1f} {:>6.2f} {:>6.1f}  {:>4} {:>5} {:>4}  {}\n", r.c.name(),
+void print_case(const BenchArgs& args, const BenchReport& report, const BenchResult& r) {
+  if (args.json)
+    fmt::print("{}\n", line_of(args, r));
+  else if (r.error.empty())
+    fmt::print("{:<52} {:<10} {:>8.1f} {:>6.2f} {:>6.1f}  {:>4} {:>5} {:>4}  {}\n", r.c.name(),
                r.mix, r.microseconds, rate(report, r), 100 * r.share, r.registers, r.local_bytes,
                r.threads, r.makers);
   else
-    fmt::print("{:<44} {}\n", r.c.name(), r.error);
+    fmt::print("{:<52} {}\n", r.c.name(), r.error);
   std::fflush(stdout);
 }
 
 void print_summary(const BenchArgs& args, const BenchReport& report) {
+  if (!args.file.empty()) write_file(args, report);
+  if (args.json) return;
   if (!report.ceilings.empty()) fmt::print("\n");
   for (const BenchNumber& n : report.ceilings)
     fmt::print("ceiling {:<48} {:>7.2f} {}\n", n.what, n.value, n.unit);
@@ -158,7 +207,6 @@ void print_summary(const BenchArgs& args, const BenchReport& report) {
   if (!report.costs.empty()) fmt::print("\n");
   for (const BenchNumber& n : report.costs)
     fmt::print("{:<56} {:>9.3f} {}\n", n.what, n.value, n.unit);
-  if (!args.json.empty()) write_json(args, report);
 }
 
 }  // namespace tenon::cli

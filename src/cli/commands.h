@@ -71,8 +71,8 @@ struct BenchArgs {
   std::vector<std::string> filters, shapes;
   int64_t rows = 0, cols = 0;  // 0: the device's own
   int shots = 11;
-  std::string json, arch = "sm_90a";
-  bool list = false, compile_only = false, costs = true;
+  std::string file, arch = "sm_90a";
+  bool list = false, compile_only = false, costs = true, json = false;
 };
 
 int doctor(bool json);

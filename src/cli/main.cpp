@@ -154,6 +154,8 @@ int command(int argc, char** argv) {
   bench->add_option("--cases", timed.cases, "default, or all: every activation in every format")
       ->check(CLI::IsMember({"default", "all"}))
       ->capture_default_str();
+  std::vector<std::string> wanted;
+  bench->add_option("SUBSTRING", wanted, "only cases with all of these words");
   bench->add_option("--filter", timed.filters,
                     "cases with all these words, e.g. \"gelu rowcol\"; several: any of them");
   bench->add_option("--rows", timed.rows, "16384 on cuda, 2048 on cpu");
@@ -168,7 +170,8 @@ int command(int argc, char** argv) {
   bench->add_option("--shots", timed.shots, "how often each case is timed")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  bench->add_option("--json", timed.json, "write everything to this file");
+  bench->add_flag("--json", timed.json, "one JSON object a case on stdout, in place of tables");
+  bench->add_option("--save", timed.file, "write everything to this file, as JSON");
   bench->add_flag("--list", timed.list, "print the cases and their makers, run nothing");
   bench->add_flag("--compile-only", timed.compile_only,
                   "compile every kernel and print what it takes; needs no GPU");
@@ -195,7 +198,8 @@ int command(int argc, char** argv) {
   if (*demo) return cli::demo(shown);
   if (*quantize) return cli::quantize(quantise);
   if (*plan) return cli::plan(planned);
-  timed.costs = !no_costs;
+  timed.costs = !no_costs && !timed.json;
+  if (!wanted.empty()) timed.filters.push_back(CLI::detail::join(wanted, " "));
   if (*bench) return cli::bench(timed);
   if (*cache) {
     cached.action = cache->get_subcommands().front()->get_name();
