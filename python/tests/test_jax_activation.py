@@ -100,6 +100,7 @@ def close(got, want, dtype):
     )
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("key", REFERENCES, ids="+".join)
 def test_values_and_gradients(key):
     f = REFERENCES[key]

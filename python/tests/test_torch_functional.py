@@ -104,6 +104,7 @@ def test_every_registered_name_has_a_reference():
     assert {"gelu", "swiglu", "dropout"} <= set(dir(F))
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 130), (2, 1, 3, 9), (0, 4)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", UNARY)
@@ -112,6 +113,7 @@ def test_unary(name, dtype, shape):
     compare(getattr(F, name), UNARY[name], [leaf(*shape, dtype=dtype)], dtype)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("shape", [(6,), (3, 10), (2, 3, 66), (2, 1, 3, 2), (0, 4)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", GATED)
@@ -135,6 +137,7 @@ def halves(x, layout):
     return parts[..., 0, :].flatten(-2), parts[..., 1, :].flatten(-2)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("layout", ["stacked", "swapped", "interleaved(1)", "interleaved(4)"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["swiglu", "clamped_swiglu"])

@@ -39,6 +39,7 @@ def wide(t):
     return t.detach().double().requires_grad_() if isinstance(t, torch.Tensor) else t
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", REFERENCE)
@@ -84,6 +85,7 @@ def test_gradient_functions_are_not_differentiable():
         jit.bgrad_dsilu_fused_(g, x, torch.ones(5))[1].sum().backward()
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_l2normalization(dtype, shape):
@@ -208,6 +210,7 @@ KERNELS = (
 )
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("shapes", [((9,), (9,)), ((4, 9), (9,)), ((2, 3, 9), (2, 3, 1)),
                                     ((2, 3, 9), ()), ((2, 3, 9), (3, 1)), ((2, 1, 3, 9), (1, 9)),
                                     ((5, 1), (9,)), ((0, 9), (9,))], ids=str)  # fmt: skip

@@ -129,6 +129,7 @@ def check(op, reference, x, *extra, factor=1.0):
         close(p.grad, parameters[name].grad, x.dtype, factor * 4)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -166,6 +167,7 @@ def test_interleaved_halves(name, k):
     check(op, lambda x: reference(x, k), data((3, 16), torch.float32))
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("scale_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(5, 12), (2, 3, 8), (0, 4)])

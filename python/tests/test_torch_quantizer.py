@@ -44,6 +44,7 @@ def power_of_two(scale):
     return torch.exp2(torch.floor(torch.log2(scale)))
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("shape", [(40,), (3, 130), (2, 3, 32), (0, 8), (3, 0)], ids=str)
 @pytest.mark.parametrize("rowwise,columnwise", USAGES)
 @pytest.mark.parametrize("fp8", FP8)

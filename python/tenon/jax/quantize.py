@@ -239,7 +239,7 @@ class DelayedScaleQuantizer(Quantizer):
         largest = jnp.max(jnp.where(jnp.isfinite(window), window, 0))
         top = np.float32(float(jnp.finfo(self.q_dtype).max) * 2.0 ** -int(self.margin))
         limit = np.finfo(np.float32).max
-        new = jnp.where(largest > 0, jnp.minimum(top / largest, limit), scale[0])
+        new = jnp.where(largest > 0, jnp.minimum(_quotient(float(top), largest), limit), scale[0])
         idle = last == 0
         return replace(
             self,
@@ -295,6 +295,14 @@ def _own_rule(q: CurrentScaleQuantizer | Float8BlockScaleQuantizer) -> dict[str,
         "power_of_two": 1 if q.force_pow_2_scales else 2,
         "eps": np.float32(q.amax_epsilon),
     }
+
+
+def _quotient(top: float, x: jax.Array) -> jax.Array:
+    """top / x to the last bit, which XLA's division has on a CPU only."""
+    from .cpp_extensions.activation import act_lu
+
+    y = act_lu(x[None, None], ("top/x; top = 1",), act_params={"top": top}, precision="strict")
+    return jnp.squeeze(y)
 
 
 def _largest(amax: jax.Array) -> jax.Array:

@@ -62,7 +62,7 @@ class _Primitive:
     @classmethod
     def _call(
         cls,
-        operands: Sequence[jax.Array],
+        operands: Sequence[Any],
         results: Sequence[jax.ShapeDtypeStruct],
         folds: bool,
         refusal: str,
@@ -74,13 +74,20 @@ class _Primitive:
         size = _workspace.size_of(x, dz[0] if dz else None, act, encoding, attributes)
         if size:  # the seventh result of one target, a sixth that the other one may have
             results = [*results[:6], jax.ShapeDtypeStruct((size,), jnp.uint8)]
+        aliases = {len(operands) - 1: 4}
+        amax = encoding.scaling in ("delayed", "current")
+        if not amax and not attributes["output_amax_when_no_scaling"]:
+            # One that nobody reads would be copied from a constant, by a kernel of its own.
+            aliases = {}
+            operands = (*operands[:-1], np.zeros(_NOTHING, np.float32))
+            results = [*results[:4], jax.ShapeDtypeStruct(_NOTHING, jnp.float32), *results[5:]]
         # Rows do not depend on one another, so a batch of plain ones folds into more rows; scales,
         # amax and dbias belong to the whole tensor, so there each element is a call of its own.
         call = jax.ffi.ffi_call(
             cls.target,
             list(results),
             vmap_method="broadcast_all" if folds else "sequential",
-            input_output_aliases={len(operands) - 1: 4},
+            input_output_aliases=aliases,
         )
 
         def primal(*arrays: jax.Array) -> list[jax.Array]:
