@@ -274,8 +274,11 @@ float lowered_value(const Graph& g, uint32_t root, float x) {
       case Word::fma:
         v[id] = std::fma(in(0), in(1), in(2));
         break;
+      case Word::inverse:
+        v[id] = 1 / in(0);
+        break;
       case Word::pow2:
-        v[id] = static_cast<float>(std::exp2(static_cast<double>(in(0))));
+        v[id] = static_cast<float>(std::exp2(static_cast<double>(in(0)) - 12583039));
         break;
       case Word::exponent:
       case Word::mantissa: {

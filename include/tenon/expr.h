@@ -24,7 +24,7 @@ enum class Word : uint8_t {
   neg, abs, sqrt, rsqrt,
   exp, expm1, log, log1p, sigmoid, tanh, erf, erfc,
   select, round,
-  fma, pow2, exponent, mantissa,
+  fma, inverse, pow2, exponent, mantissa,
 };
 // clang-format on
 
@@ -37,7 +37,7 @@ struct WordInfo {
   double beta;  // error bound in ulp of the fp32 result
 };
 
-inline constexpr std::array<WordInfo, 26> kWords{{
+inline constexpr std::array<WordInfo, 27> kWords{{
     {"constant", 0, Kind::leaf, 0},
     {"load", 0, Kind::leaf, 0},
     {"add", 2, Kind::basic, 0.5},
@@ -61,6 +61,7 @@ inline constexpr std::array<WordInfo, 26> kWords{{
     {"select", 4, Kind::basic, 0.5},
     {"round", 1, Kind::basic, 0.5},
     {"fma", 3, Kind::lowered, 0.5},
+    {"inverse", 1, Kind::lowered, 0.5},
     {"pow2", 1, Kind::lowered, 0},
     {"exponent", 1, Kind::lowered, 0},
     {"mantissa", 1, Kind::lowered, 0},

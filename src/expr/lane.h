@@ -100,10 +100,15 @@ template <int t>
   return Lane<t>(c ? a.v : b.v);
 }
 
-// 2^n for an integral n in [−127, 128]; adding 1.5·2^23 + 127 leaves n + 127 in the low bits.
+// 1 ÷ x for x in [2^−125, 2^126), where a GPU needs no slow way.
+template <int t>
+[[gnu::always_inline]] inline Lane<t> inverse(Lane<t> x) {
+  return Lane<t>(1.0F / x.v);
+}
+// 2^n of n + 1.5·2^23 + 127, whose low bits are n + 127, for an integral n in [−127, 128].
 template <int t>
 [[gnu::always_inline]] inline Lane<t> pow2(Lane<t> n) {
-  return from_bits<t>(bits(Lane<t>(n.v + 12583039.0F)) << 23);
+  return from_bits<t>(bits(n) << 23);
 }
 // x = mantissa·2^exponent with the mantissa in [√½, √2), for positive normal x.
 template <int t>

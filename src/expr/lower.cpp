@@ -10,6 +10,7 @@ Expr fma(Expr a, Expr b, Expr c) {
   const std::array in{a, b, c};
   return apply_word(Word::fma, in);
 }
+Expr inverse(Expr x) { return apply_word(Word::inverse, x); }
 Expr pow2(Expr n) { return apply_word(Word::pow2, n); }
 Expr exponent(Expr x) { return apply_word(Word::exponent, x); }
 Expr mantissa(Expr x) { return apply_word(Word::mantissa, x); }

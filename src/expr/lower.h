@@ -10,6 +10,7 @@ namespace tenon {
 
 // The operations that exist only in lowered graphs.
 Expr fma(Expr a, Expr b, Expr c);
+Expr inverse(Expr x);
 Expr pow2(Expr n);
 Expr exponent(Expr x);
 Expr mantissa(Expr x);

@@ -29,6 +29,7 @@ template <Word w, class Sequences, class V>
   if constexpr (w == Word::erf) return Sequences::erf(a);
   if constexpr (w == Word::erfc) return Sequences::erfc(a);
   if constexpr (w == Word::fma) return fma(a, b, c);
+  if constexpr (w == Word::inverse) return inverse(a);
   if constexpr (w == Word::pow2) return pow2(a);
   if constexpr (w == Word::exponent) return exponent(a);
   if constexpr (w == Word::mantissa) return mantissa(a);

@@ -5,7 +5,8 @@ namespace tenon::words {
 
 inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kNan = __builtin_nanf("");
-inline constexpr float kRound = 12582912.0f;  // adding and subtracting it rounds to an integer
+inline constexpr float kRound = 12582912.0f;      // adding and subtracting it rounds to an integer
+inline constexpr float kPower = kRound + 127.0f;  // pow2(n + kPower) is 2^n
 inline constexpr float kLog2e = 0x1.715476p+0f;
 inline constexpr float kLn2 = 0x1.62e43p-1f;
 // ln2 cut downwards, so that both parts are positive and a reduction by n = 0 keeps x = -0.
@@ -17,10 +18,10 @@ inline constexpr float kExpLow = -176.0f;
 inline constexpr float kExpHigh = 89.0f;
 inline constexpr float kExpm1Low = -18.0f;
 // |x| below which erf is its own polynomial. From 4 on erf rounds to 1, from 10.1 on erfc to 0; at
-// 13.27 exp(-x^2) is where exp is at kExpLow.
+// 12.54 the scaling of exp(-x^2) multiplies by 0.
 inline constexpr float kErfSmall = 0.375f;
 inline constexpr float kErfHigh = 4.0f;
-inline constexpr float kErfcHigh = 13.27f;
+inline constexpr float kErfcHigh = 12.54f;
 
 // Coefficients, lowest order first, as tools/polynomials.py finds and prints them, each table with
 // its form and the largest relative error of the word in exact arithmetic.
@@ -78,9 +79,14 @@ struct NativeTables {
 };
 // clang-format on
 
+// Results below 2^-126 must round once, so what they are made of is 2^kDeep times as large.
+inline constexpr float kDeep = 100.0f;
+inline constexpr float kDeepUnit = 0x1p-100f;
+
+// x = n ln2 + r, and power is 2^(n + some offset).
 template <class V>
 struct Reduced {
-  V n, r;
+  V n, r, power;
 };
 
 template <class V>
@@ -98,11 +104,12 @@ template <int K = 0, int N, class V>
   }
 }
 
-// x = n ln2 + r with |r| <= ln2/2 for either constant ln2; the fma does not round.
+// |r| <= ln2/2 for either constant ln2; the fma does not round.
 template <class V>
-[[gnu::always_inline]] inline Reduced<V> reduce_once(V x, float ln2) {
-  V n = round_multiple(x, kLog2e);
-  return {n, fma(n, V(-ln2), x)};
+[[gnu::always_inline]] inline Reduced<V> reduce_once(V x, float ln2, float offset = 0.0f) {
+  V shifted = fma(x, V(kLog2e), V(kPower + offset));
+  V n = shifted - V(kPower + offset);
+  return {n, fma(n, V(-ln2), x), pow2(shifted)};
 }
 
 // p 2^n for 2^-5 < p < 2 and n in [-254, 128]: the first product is exact wherever the
@@ -110,26 +117,26 @@ template <class V>
 template <class V>
 [[gnu::always_inline]] inline V scale(V p, V n) {
   V h = round_multiple(n, 0.5f);
-  return (p * pow2(h)) * pow2(n - h);
+  return (p * pow2(h + V(kPower))) * pow2(n - h + V(kPower));
 }
 
 // Both precisions of every word; T holds the coefficients and says which error terms are carried.
 // The worst errors over all fp32 arguments, strict in ulp and native relative:
 //   exp      0.90  2^-17.4    expm1  1.57  2^-20.3    log  1.14  2^-16.8    log1p  1.76  2^-16.8
-//   sigmoid  2.41  2^-17.4    tanh   1.72  2^-16.9    erf  2.32  2^-17.0    erfc   2.37  2^-16.4
+//   sigmoid  2.48  2^-17.4    tanh   1.72  2^-16.9    erf  2.32  2^-17.0    erfc   2.37  2^-16.4
 template <class T>
 struct Words {
   template <class V>
   [[gnu::always_inline]] static inline V exp(V x) {
-    return exp_clamped(min(max(x, V(kExpLow)), V(kExpHigh)));
+    auto reduced = reduce(min(max(x, V(kExpLow)), V(kExpHigh)));
+    return scale(exp_reduced(reduced.r), reduced.n);
   }
 
   template <class V>
   [[gnu::always_inline]] static inline V expm1(V x) {
-    auto [n, r] = reduce(min(max(x, V(kExpm1Low)), V(kExpHigh)));
-    V t = expm1_reduced(r);
     // Half of 2^n (1 + t) - 1, because 2^128 is not a number.
-    V half = pow2(n - V(1.0f));
+    auto [n, r, half] = reduce(min(max(x, V(kExpm1Low)), V(kExpHigh)), -1.0f);
+    V t = expm1_reduced(r);
     V y = fma(t, half, half - V(0.5f));
     return select(n == V(0.0f), t, y + y);
   }
@@ -149,21 +156,20 @@ struct Words {
     V lost = min(x, one) - (u - max(x, one));  // u + lost is 1 + x exactly
     V e = exponent(u);
     // 2^-128 is not to be had; lost does not matter there.
-    V f = fma(lost, pow2(max(-e, V(-127.0f))), mantissa(u) - one);
+    V f = fma(lost, pow2(max(-e, V(-127.0f)) + V(kPower)), mantissa(u) - one);
     return select(u == one, x, log_tail(u, e, f));
   }
 
   template <class V>
   [[gnu::always_inline]] static inline V sigmoid(V x) {
-    V e = exp_negative(abs(x));
-    return select(x < V(0.0f), e, V(1.0f)) / (V(1.0f) + e);
+    // |0 - tail| or |1 - tail|: sigmoid(x) and sigmoid(-x) share all but this line.
+    return abs(fma(deep_tail(abs(x)), V(-kDeepUnit), select(x < V(0.0f), V(0.0f), V(1.0f))));
   }
 
   template <class V>
   [[gnu::always_inline]] static inline V tanh(V x) {
     V small = x * polynomial(x * x, T::kTanh);
-    V e = exp_negative(abs(x + x));
-    V large = (V(1.0f) - e) / (V(1.0f) + e);
+    V large = fma(deep_tail(abs(x + x)), V(-2.0f * kDeepUnit), V(1.0f));
     return select(abs(x) < V(T::kTanhSmall), small, with_sign(large, x));
   }
 
@@ -171,8 +177,8 @@ struct Words {
   [[gnu::always_inline]] static inline V erf(V x) {
     // log(erfc) is a polynomial here; its error shrinks by erfc, so one reduction step is enough.
     V a = abs(x);
-    auto [n, r] = reduce_once(polynomial(min(a, V(kErfHigh)), T::kErfTail), kLn2);
-    V large = fma(-exp_reduced(r), pow2(n), V(1.0f));
+    auto [n, r, power] = reduce_once(polynomial(min(a, V(kErfHigh)), T::kErfTail), kLn2);
+    V large = fma(-exp_reduced(r), power, V(1.0f));
     return select(a < V(kErfSmall), erf_small(x), with_sign(large, x));
   }
 
@@ -191,10 +197,10 @@ struct Words {
   }
 
   template <class V>
-  [[gnu::always_inline]] static inline Reduced<V> reduce(V x) {
-    if constexpr (!T::kExact) return reduce_once(x, kLn2);
-    auto [n, r] = reduce_once(x, kLn2Hi);
-    return {n, fma(n, V(-kLn2Lo), r)};
+  [[gnu::always_inline]] static inline Reduced<V> reduce(V x, float offset = 0.0f) {
+    if constexpr (!T::kExact) return reduce_once(x, kLn2, offset);
+    auto [n, r, power] = reduce_once(x, kLn2Hi, offset);
+    return {n, fma(n, V(-kLn2Lo), r), power};
   }
 
   template <class V>
@@ -209,16 +215,11 @@ struct Words {
     return fma(fma(polynomial(r, T::kExpm1), r, V(0.0f)), r, r);
   }
 
+  // 2^kDeep sigmoid(-a) for a >= 0, which rounds to 0 from 104 on; at 156 it is still normal.
   template <class V>
-  [[gnu::always_inline]] static inline V exp_clamped(V x) {
-    auto [n, r] = reduce(x);
-    return scale(exp_reduced(r), n);
-  }
-
-  // exp(-a) for a >= 0.
-  template <class V>
-  [[gnu::always_inline]] static inline V exp_negative(V a) {
-    return exp_clamped(max(-a, V(kExpLow)));
+  [[gnu::always_inline]] static inline V deep_tail(V a) {
+    auto [n, r, power] = reduce(min(a, V(156.0f)), -kDeep);
+    return inverse(fma(exp_reduced(r), power, V(kDeepUnit)));
   }
 
   // log x = e ln2 + log(1 + f); kLn2 is near enough to ln2 for any e.
@@ -239,19 +240,20 @@ struct Words {
   template <class V>
   [[gnu::always_inline]] static inline V erfc_tail(V a) {
     V d = a + V(T::kErfcShift);
-    V u = V(1.0f) / d;
+    V u = inverse(d);
     V g = fma(polynomial(u - V(T::kErfcCentre), T::kErfcTail), u, u);
     V square = a * a;
     if constexpr (!T::kExact) {
-      auto [n, r] = reduce(-square);
-      return scale(g * exp_reduced(r), n);
+      auto [n, r, power] = reduce(-square, kDeep);
+      return (g * exp_reduced(r) * V(kDeepUnit)) * power;
     }
-    auto [n, r] = reduce_once(-square, kLn2Hi);
+    auto [n, r, power] = reduce_once(-square, kLn2Hi, kDeep);
     V lost = a - (d - V(T::kErfcShift));
     V error = fma(-u, lost, fma(-u, d, V(1.0f)));
-    V power = fma(u, V(2.75f), V(1.0f));  // about d log(u + u p) / d log u
-    V rest = fma(error, power, -fma(a, a, -square));
-    return scale(fma(g, expm1_reduced(r + fma(n, V(-kLn2Lo), rest)), g), n);
+    V slope = fma(u, V(2.75f), V(1.0f));  // about d log(u + u p) / d log u
+    V rest = fma(error, slope, -fma(a, a, -square));
+    V p = fma(g, expm1_reduced(r + fma(n, V(-kLn2Lo), rest)), g);
+    return (p * V(kDeepUnit)) * power;
   }
 };
 

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <memory>
 
+#include "tenon/error.h"
+
 namespace tenon::accuracy {
 
 namespace {
@@ -152,6 +154,18 @@ std::vector<Chunk> chunks(const Function& f, DType dtype, const Amounts& amounts
           [&f, codes, start, which] { return neighbour_points(f, *codes, start, which); });
   }
   return list;
+}
+
+Points patterns(uint32_t first, size_t count) {
+  Points p{{DType::f32, count}, {}};
+  for (size_t i = 0; i < count; ++i) p.a.set(i, first + static_cast<uint32_t>(i));
+  return p;
+}
+
+Function for_all_patterns(const std::string& name) {
+  Function f(Function::Group::unary, name);
+  require(!f.gated(), "--exhaustive ", name, ": a gated function has 2^64 inputs");
+  return f;
 }
 
 }  // namespace tenon::accuracy

@@ -21,4 +21,9 @@ using Chunk = std::function<Points()>;
 // All chunks of a function whose inputs have the given dtype.
 std::vector<Chunk> chunks(const Function& f, DType dtype, const Amounts& amounts);
 
+// The fp32 numbers with these bit patterns.
+Points patterns(uint32_t first, size_t count);
+// A unary function by name, for all of them.
+Function for_all_patterns(const std::string& name);
+
 }  // namespace tenon::accuracy

@@ -78,7 +78,7 @@ int usage() {
   std::fputs(
       "accuracy [--quick] [--table FILE]      everything on the CPU\n"
       "accuracy [--quick] --device cuda       CUDA against the CPU, strict, bit by bit\n"
-      "accuracy --exhaustive NAME...          all fp32 inputs of unary activations\n",
+      "accuracy [--device cuda] --exhaustive NAME...   all fp32 inputs of unary activations\n",
       stderr);
   return 2;
 }
@@ -102,7 +102,8 @@ int run(int argc, char** argv) {
     }
   }
   set_threads(1);  // this program's own threads keep every core busy
-  return asked.exhaustive.empty() ? check_all(asked) : run_exhaustive(asked.exhaustive);
+  if (asked.exhaustive.empty()) return check_all(asked);
+  return asked.cuda ? run_cuda_exhaustive(asked.exhaustive) : run_exhaustive(asked.exhaustive);
 }
 
 }  // namespace

@@ -24,5 +24,6 @@ int run_exhaustive(const std::vector<std::string>& names);
 
 // CUDA against the CPU, bit by bit.
 int run_cuda(const std::vector<Function>& list, const Amounts& amounts);
+int run_cuda_exhaustive(const std::vector<std::string>& names);
 
 }  // namespace tenon::accuracy

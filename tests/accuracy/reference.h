@@ -171,8 +171,10 @@ class Reference {
         return each([&](size_t i) { return std::sqrt(a[i]); });
       case Word::fma:
         return each([&](size_t i) { return std::fma(a[i], b[i], c[i]); });
+      case Word::inverse:
+        return each([&](size_t i) { return 1 / a[i]; });
       case Word::pow2:
-        return each([&](size_t i) { return scalar::power_of_two(a[i]); });
+        return each([&](size_t i) { return scalar::power_of_two(a[i] - 12583039); });
       case Word::exponent:
         return each([&](size_t i) { return scalar::split(a[i]).e; });
       case Word::mantissa:

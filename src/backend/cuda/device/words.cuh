@@ -73,10 +73,13 @@ __device__ inline float tenon_lg2(float a) { return log2f(a); }
 __device__ inline float tenon_rcp(float a) { return tenon_flushed(1.0f / tenon_flushed(a)); }
 #endif
 
-// 2^n for an integral n in [-127, 128]; adding 1.5*2^23 + 127 leaves n + 127 in the low bits.
-__device__ inline float tenon_pow2(float n) {
-  return tenon_bits(__float_as_uint(n + 12583039.0f) << 23);
+// 1/x, rounded once, for x in [2^-125, 2^126): what a compiler makes of the IEEE reciprocal there.
+__device__ inline float tenon_inverse(float x) {
+  const float y = tenon_rcp(x);
+  return tenon_fma(tenon_fma(-x, y, 1.0f), y, y);
 }
+// 2^n of n + 1.5*2^23 + 127, whose low bits are n + 127, for an integral n in [-127, 128].
+__device__ inline float tenon_pow2(float n) { return tenon_bits(__float_as_uint(n) << 23); }
 // x = mantissa*2^exponent with the mantissa in [sqrt(1/2), sqrt(2)), for positive normal x.
 __device__ inline int tenon_exponent_bits(float x) {
   return static_cast<int>(__float_as_uint(x) - 0x3f3504f3u) >> 23;
