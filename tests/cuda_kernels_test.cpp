@@ -293,51 +293,129 @@ TEST_F(Emulated, MapsGiveTheBitsOfActivations) {
   EXPECT_GT(tiles, 20U);
 }
 
+// One activation with scales of blocks.
+struct BlockCase {
+  Scaling mode;
+  const char* act;
+  bool backward;
+  int sides;  // 1 rowwise, 2 columnwise, 3 both
+  int64_t rows, cols;
+  bool dbias;
+  size_t turn;  // chooses what else may vary
+
+  [[nodiscard]] std::string text() const {
+    return str(act, backward ? " bwd " : " ", info(mode).name, " sides ", sides, " ", rows, "x",
+               cols, dbias ? " dbias" : "");
+  }
+  void run() const {
+    const Activation f = activation(act);
+    const DType d = turn % 2 ? DType::e4m3 : DType::e5m2;
+    const int64_t wide = backward ? f.inputs * cols : cols;
+    const Format format{
+        .dtype = d, .scaling = mode, .swizzled = mode == Scaling::mxfp8 && turn % 2 == 0};
+    const Mat x = Mat(DType::bf16, rows, f.inputs * cols).fill(3, turn % 4 == 1);
+    const Mat g = Mat(DType::bf16, rows, cols).fill(4);
+    const Mat y(d, rows, wide);
+    const Mat t =
+        info(mode).transposes ? Mat(d, wide, rows, rup(rows, 16) - rows) : Mat(d, rows, wide);
+    const auto scales = [&](Orientation o) {
+      const Shape s = format.scale_shape(rows, wide, o);
+      return Mat(info(mode).scale, s.rows, s.cols);
+    };
+    const Mat rs = scales(Orientation::rowwise), cs = scales(Orientation::columnwise);
+    const Mat sums(DType::f32, 1, wide);
+    Tensor out(format, {});
+    if (sides & 1) out.rowwise = {y.view(), rs.view()};
+    if (sides & 2) out.columnwise = {t.view(), cs.view()};
+    Backward args{.grad = g.view(), .x = x.view(), .dx = out};
+    if (dbias) args.dbias = sums.view();
+    const Options strict{.precision = Precision::strict};
+    if (backward)
+      tenon::backward(f, args, strict);
+    else
+      tenon::forward(f, {.x = x.view(), .y = out}, strict);
+  }
+};
+
 // Scales of blocks: every mode, side and way to fill the tiles, whole or not.
 TEST_F(Emulated, BlocksGiveTheBitsOfActivations) {
   most = 200;
   set_observer([this](const Step& s, const RunArgs& a, const Options&,
                       const std::function<void()>& go) { note(s, a, go); });
-  const Options strict{.precision = Precision::strict};
   size_t turn = 0;
   for (const Scaling mode : {Scaling::block1x128, Scaling::block128x128, Scaling::mxfp8})
     for (const char* act : {"gelu", "swiglu"})
       for (const bool backward : {false, true})
         for (const int sides : {1, 2, 3}) {
-          const Activation f = activation(act);
-          const bool halves = backward && f.inputs == 2;
-          const DType d = ++turn % 2 ? DType::e4m3 : DType::e5m2;
-          const int64_t rows = turn % 3 ? 150 : 128;
-          const int64_t cols = halves || turn % 2 ? 256 : 168;
-          const int64_t wide = backward ? f.inputs * cols : cols;
-          const Format format{
-              .dtype = d, .scaling = mode, .swizzled = mode == Scaling::mxfp8 && turn % 2 == 0};
-          const bool turned = info(mode).transposes;
-          const Mat x = Mat(DType::bf16, rows, f.inputs * cols).fill(3, turn % 4 == 1);
-          const Mat g = Mat(DType::bf16, rows, cols).fill(4);
-          const Mat y(d, rows, wide);
-          const Mat t = turned ? Mat(d, wide, rows, rup(rows, 16) - rows) : Mat(d, rows, wide);
-          const auto scales = [&](Orientation o) {
-            const Shape s = format.scale_shape(rows, wide, o);
-            return Mat(info(mode).scale, s.rows, s.cols);
-          };
-          const Mat rs = scales(Orientation::rowwise), cs = scales(Orientation::columnwise);
-          const Mat dbias(DType::f32, 1, wide);
-          Tensor out(format, {});
-          if (sides & 1) out.rowwise = {y.view(), rs.view()};
-          if (sides & 2) out.columnwise = {t.view(), cs.view()};
-          where = str(act, backward ? " bwd " : " ", info(mode).name, " sides ", sides, " ", rows,
-                      "x", cols);
-          Backward args{.grad = g.view(), .x = x.view(), .dx = out};
-          if (turn % 2) args.dbias = dbias.view();
-          if (backward)
-            tenon::backward(f, args, strict);
-          else
-            tenon::forward(f, {.x = x.view(), .y = out}, strict);
+          const bool halves = backward && activation(act).inputs == 2;
+          ++turn;
+          const BlockCase c{.mode = mode,
+                            .act = act,
+                            .backward = backward,
+                            .sides = sides,
+                            .rows = turn % 3 ? 150 : 128,
+                            .cols = halves || turn % 2 ? 256 : 168,
+                            .dbias = turn % 2 != 0,
+                            .turn = turn};
+          where = c.text();
+          c.run();
         }
   set_observer({});
   check();
-  EXPECT_GT(blocks, 30U);
+  EXPECT_EQ(blocks, 36U);
+}
+
+// Threads beyond the edge of a tile read the last row again, so it must still be there.
+TEST(Blocks, LeaveWhatLiesInPlaceOfAnInputToTheOtherKernel) {
+  constexpr int64_t kRows = 150, kCols = 256;
+  std::vector<uint16_t> x(kRows * kCols), b = x, g = x, db = x;
+  std::vector<uint8_t> codes(kRows * kCols);
+  std::vector<float> scales(8);
+  const Format f{.dtype = DType::e4m3, .scaling = Scaling::block128x128};
+  const Tensor dx(f, {matrix(codes.data(), DType::e4m3, kRows, kCols),
+                      matrix(scales.data(), DType::f32, 2, 4)});
+  const auto view = [](std::vector<uint16_t>& v) {
+    return matrix(v.data(), DType::bf16, kRows, kCols);
+  };
+  for (std::vector<uint16_t>* const to : {&db, &b, &g}) {
+    size_t calls = 0;
+    set_observer(
+        [&](const Step& s, const RunArgs& a, const Options&, const std::function<void()>&) {
+          ++calls;
+          EXPECT_EQ(cuda::BlockProgram(s).fits(a), to == &db);
+        });
+    backward(activation("swiglu"),
+             {.grad = view(g), .x = view(x), .b = view(b), .dx = dx, .db = view(*to)});
+    set_observer({});
+    EXPECT_EQ(calls, 1U);
+  }
+}
+
+// Halves of a tensor whose blocks have columns of both: the first half ends with the block, before
+// it or far into it, or the tensor has no other.
+TEST_F(Emulated, BlocksGiveTheBitsOfHalvesThatShareABlock) {
+  most = 200;
+  set_observer([this](const Step& s, const RunArgs& a, const Options&,
+                      const std::function<void()>& go) { note(s, a, go); });
+  size_t turn = 0;
+  for (const Scaling mode : {Scaling::block1x128, Scaling::block128x128, Scaling::mxfp8})
+    for (const int64_t cols : {360, 136, 40, 248})
+      for (const int sides : {1, 2, 3}) {
+        ++turn;
+        const BlockCase c{.mode = mode,
+                          .act = "swiglu",
+                          .backward = true,
+                          .sides = sides,
+                          .rows = turn % 3 ? 128 + 22 * static_cast<int64_t>(turn % 2) : 33,
+                          .cols = cols,
+                          .dbias = turn % 4 > 1,
+                          .turn = turn};
+        where = c.text();
+        c.run();
+      }
+  set_observer({});
+  check();
+  EXPECT_EQ(blocks, 36U);
 }
 
 // Norms on whole vectors: short and long rows, one vector a thread or several.

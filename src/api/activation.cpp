@@ -22,9 +22,10 @@ std::optional<Operand> operand(const Tensor& t) {
   return t.given() ? std::optional(Operand(t)) : std::nullopt;
 }
 
-std::vector<float> values(const Activation& f) {
-  std::vector<float> result;
-  result.reserve(f.parameters.size());
+using Parameters = Few<float, 8>;
+
+Parameters values(const Activation& f) {
+  Parameters result;
   for (const Parameter& p : f.parameters) {
     require(p.value >= p.least && p.value <= p.most, f.name, ": ", p.name, " = ", p.value,
             " is outside [", p.least, ", ", p.most, "]; give a value inside");
@@ -101,8 +102,6 @@ void check_amax(const std::string& op, const View& amax) {
   require(amax.dtype == DType::f32, op, ": amax is ", info(amax.dtype).name, "; it must be f32");
 }
 
-constexpr size_t kFewViews = 8;  // most calls have no more, and so little memory is at hand
-
 // The views of a call in the order of ActivationArgs.
 using Inputs = std::array<View, ActivationArgs::inputs>;
 using Outputs = std::array<View, ActivationArgs::outputs>;
@@ -111,7 +110,7 @@ using Outputs = std::array<View, ActivationArgs::outputs>;
 void run(const Activation& f, ActivationForm& form, Inputs& in, Outputs& out, const Tensor& y,
          const Tensor& db, int64_t rows, const Options& options) {
   using A = ActivationArgs;
-  const std::vector<float> parameters = values(f);
+  const Parameters parameters = values(f);
   const auto prepare = [&](const ActivationForm& of) {
     return prepared(key(f, of), f.body.identity(), options.device,
                     [&] { return activation_step(f, of); });
@@ -121,7 +120,9 @@ void run(const Activation& f, ActivationForm& form, Inputs& in, Outputs& out, co
   };
   std::array<float, 2> found{};
   const auto place = [&](const Tensor& t, size_t i, bool& writes_amax) {
+    if (!t.given()) return;
     place_output(t, out.data() + (i == 0 ? A::y : A::db));
+    if (t.format.scaling != Scaling::delayed && t.format.scaling != Scaling::current) return;
     View& scale = in[A::y_scale + i];
     View& amax = out[A::y_amax + i];
     const bool finds = finds_amax(t);
@@ -164,16 +165,15 @@ void forward(const Activation& f, const Forward& c, const Options& options) {
     check_output(op, {"y", c.y}, rows, form.cols,
                  f.inputs == 2 ? "half the columns of the gated input" : "the shape of x");
   check_amax(op, c.amax);
-  std::vector<Named> inputs;
-  std::vector<Named> outputs;
-  inputs.reserve(kFewViews);
-  outputs.reserve(kFewViews);
+  NamedList inputs;
+  NamedList outputs;
   append_inputs(inputs, {"x", c.x});
   append_inputs(inputs, {"b", c.b});
-  inputs.insert(inputs.end(), {{"bias", c.bias}, {"scale", c.scale}});
+  append(inputs, "bias", c.bias);
+  append(inputs, "scale", c.scale);
   append_outputs(inputs, outputs, {"y", c.y});
-  outputs.push_back({"amax", c.amax});
-  static const std::vector<Named> kInPlace{{"x", {}}, {"b", {}}};
+  append(outputs, "amax", c.amax);
+  static const NamedList kInPlace{{"x", {}}, {"b", {}}};
   check_overlap(op, inputs, outputs, kInPlace);
   form.amax = dtype(c.amax);
   using A = ActivationArgs;
@@ -216,18 +216,19 @@ void backward(const Activation& f, const Backward& c, const Options& options) {
     check_shape(op, {"dscale", c.dscale}, rows, 1, "one number for each row of x");
   }
   check_amax(op, c.amax);
-  std::vector<Named> inputs;
-  std::vector<Named> outputs;
-  inputs.reserve(kFewViews);
-  outputs.reserve(kFewViews);
+  NamedList inputs;
+  NamedList outputs;
   append_inputs(inputs, {"grad", c.grad});
   append_inputs(inputs, {"x", c.x});
   append_inputs(inputs, {"b", c.b});
-  inputs.insert(inputs.end(), {{"bias", c.bias}, {"scale", c.scale}});
+  append(inputs, "bias", c.bias);
+  append(inputs, "scale", c.scale);
   append_outputs(inputs, outputs, {"dx", c.dx});
   append_outputs(inputs, outputs, {"db", c.db});
-  outputs.insert(outputs.end(), {{"dbias", c.dbias}, {"dscale", c.dscale}, {"amax", c.amax}});
-  static const std::vector<Named> kInPlace{{"grad", {}}, {"x", {}}, {"b", {}}};
+  append(outputs, "dbias", c.dbias);
+  append(outputs, "dscale", c.dscale);
+  append(outputs, "amax", c.amax);
+  static const NamedList kInPlace{{"grad", {}}, {"x", {}}, {"b", {}}};
   check_overlap(op, inputs, outputs, kInPlace);
   form.backward = true;
   form.grad = Operand(c.grad);

@@ -111,6 +111,14 @@ void check_encodings(std::string_view op, const NamedTensor& t, Shape shape,
   }
 }
 
+// Whether a tensor surely is a plain matrix that breaks no rule.
+bool fine(const Tensor& x) {
+  const Format& f = x.format;
+  return f.scaling == Scaling::none && f.dtype == x.rowwise.data.dtype && f.eps == 0 &&
+         !f.power_of_two && !f.swizzled && fine(x.rowwise.data) && !x.rowwise.scale_inv.given() &&
+         !x.columnwise.data.given() && !x.columnwise.scale_inv.given();
+}
+
 // A plain matrix says its dtype twice, and has nothing that belongs to a scale.
 void check_plain(std::string_view op, const NamedTensor& t) {
   if (t.tensor.given()) check_format(op, t);
@@ -123,6 +131,7 @@ void check_plain(std::string_view op, const NamedTensor& t) {
 
 void check_input(std::string_view op, const NamedTensor& t) {
   const Tensor& x = t.tensor;
+  if (fine(x)) return;
   if (x.plain()) return check_plain(op, t);
   check_format(op, t);
   // Sizes first: what shape() says must make sense before shapes are derived from it.
@@ -142,6 +151,9 @@ void check_tensor_shape(std::string_view op, const NamedTensor& t, int64_t rows,
 void check_output(std::string_view op, const NamedTensor& t, int64_t rows, int64_t cols,
                   std::string_view rule) {
   const Tensor& x = t.tensor;
+  if (fine(x) && has_shape(x.rowwise.data, {rows, cols}) && !x.scale.given() && !x.amax.given() &&
+      !x.amax_given && !x.health.given())
+    return;
   if (x.plain()) {
     check_plain(op, t);
     check_shape(op, {t.name, x.rowwise.data}, rows, cols, rule);
@@ -170,32 +182,33 @@ void check_output(std::string_view op, const NamedTensor& t, int64_t rows, int64
               "counts of saturated, flushed and non-finite elements");
 }
 
-void append_inputs(std::vector<Named>& list, const NamedTensor& t) {
+void append_inputs(NamedList& list, const NamedTensor& t) {
   const Tensor& x = t.tensor;
+  if (x.plain()) return append(list, t.name, x.rowwise.data);
   if (!x.given()) return;  // then nothing of it was checked
   for (const Orientation o : kOrientations) {
     const Encoding& e = x.encoding(o);
-    if (e.data.given())
-      list.push_back({t.name, e.data, x.plain() ? std::string_view{} : part(o, kData)});
-    if (e.scale_inv.given()) list.push_back({t.name, e.scale_inv, part(o, kScales)});
+    append(list, t.name, e.data, part(o, kData));
+    append(list, t.name, e.scale_inv, part(o, kScales));
   }
 }
 
-void append_outputs(std::vector<Named>& inputs, std::vector<Named>& outputs, const NamedTensor& t) {
+void append_outputs(NamedList& inputs, NamedList& outputs, const NamedTensor& t) {
   const Tensor& x = t.tensor;
+  if (x.plain()) return append(outputs, t.name, x.rowwise.data);
   if (!x.given()) return;
   for (const Orientation o : kOrientations) {
     const Encoding& e = x.encoding(o);
     // Rowwise numbers without a scale are stored element by element, so they may be in place.
     const bool direct = o == Orientation::rowwise && x.format.scaling == Scaling::none;
-    if (e.data.given()) outputs.push_back({t.name, e.data, direct ? "" : part(o, kData)});
+    append(outputs, t.name, e.data, direct ? "" : part(o, kData));
     const bool shared =
         o == Orientation::columnwise && single_scale(x) && same(e.scale_inv, x.rowwise.scale_inv);
-    if (e.scale_inv.given() && !shared) outputs.push_back({t.name, e.scale_inv, part(o, kScales)});
+    if (!shared) append(outputs, t.name, e.scale_inv, part(o, kScales));
   }
-  if (x.scale.given()) inputs.push_back({t.name, x.scale, ".scale"});
-  if (x.amax.given()) (x.amax_given ? inputs : outputs).push_back({t.name, x.amax, ".amax"});
-  if (x.health.given()) outputs.push_back({t.name, x.health, ".health"});
+  append(inputs, t.name, x.scale, ".scale");
+  append(x.amax_given ? inputs : outputs, t.name, x.amax, ".amax");
+  append(outputs, t.name, x.health, ".health");
 }
 
 void place_input(const Tensor& t, View* views) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string_view>
-#include <vector>
 
 #include "api/validate.h"
 #include "tenon/format.h"
@@ -22,8 +21,8 @@ void check_tensor_shape(std::string_view op, const NamedTensor& t, int64_t rows,
                         std::string_view rule);
 
 // All views of a tensor that is read, or written, for the check of overlaps.
-void append_inputs(std::vector<Named>& list, const NamedTensor& t);
-void append_outputs(std::vector<Named>& inputs, std::vector<Named>& outputs, const NamedTensor& t);
+void append_inputs(NamedList& list, const NamedTensor& t);
+void append_outputs(NamedList& inputs, NamedList& outputs, const NamedTensor& t);
 
 // In the order of OperandIn, and of Encoder::Out.
 void place_input(const Tensor& t, View* views);

@@ -27,8 +27,8 @@ Load::From broadcast(const std::string& op, const Named& v, int64_t rows, int64_
        ", ", rows, "x1 or 1x1");
 }
 
-std::vector<Named> named(std::span<const View> views, const std::vector<std::string>& names) {
-  std::vector<Named> list;
+NamedList named(std::span<const View> views, const std::vector<std::string>& names) {
+  NamedList list;
   for (size_t i = 0; i < views.size(); ++i) list.push_back({names[i], views[i]});
   return list;
 }
@@ -99,12 +99,12 @@ void Fused::forward(std::span<const View> arguments, const View& y, const Option
   const FpMode ieee;
   const std::string op = name_ + " forward";
   const std::vector<std::string> names = numbered("argument", arguments.size());
-  const std::vector<Named> in = named(arguments, names);
+  const NamedList in = named(arguments, names);
   for (const Named& v : in) check_view(op, v);
   check_view(op, {"y", y});
   FuseForm form = form_of(op, *this, *body_, arguments, {"y", y}, options);
   form.y = y.dtype;
-  std::vector<Named> tiles;
+  NamedList tiles;
   for (size_t i = 0; i < in.size(); ++i)
     if (form.arguments[i].from == Load::From::tile) tiles.push_back(in[i]);
   check_overlap(op, in, {{"y", y}}, tiles);
@@ -119,14 +119,14 @@ void Fused::backward(std::span<const View> arguments, const View& grad,
   const std::string op = name_ + " backward";
   const std::vector<std::string> names = numbered("argument", arguments.size());
   const std::vector<std::string> gradient_names = numbered("gradient", gradients.size());
-  std::vector<Named> in = named(arguments, names);
+  NamedList in = named(arguments, names);
   for (const Named& v : in) check_view(op, v);
   check_view(op, {"grad", grad});
   require(gradients.size() == arguments_, op, ": ", gradients.size(), " gradients given for ",
           arguments_, " arguments; pass one a piece, an empty view where none is wanted");
   FuseForm form = form_of(op, *this, *body_, arguments, {"grad", grad}, options);
   form.grad = grad.dtype;
-  const std::vector<Named> out = named(gradients, gradient_names);
+  const NamedList out = named(gradients, gradient_names);
   for (size_t i = 0; i < out.size(); ++i) {
     if (!gradients[i].given()) continue;
     check_view(op, out[i]);
@@ -134,7 +134,7 @@ void Fused::backward(std::span<const View> arguments, const View& grad,
     form.arguments[i].gradient = gradients[i].dtype;
   }
   in.push_back({"grad", grad});
-  std::vector<Named> tiles{{"grad", grad}};
+  NamedList tiles{{"grad", grad}};
   for (size_t i = 0; i < arguments.size(); ++i)
     if (form.arguments[i].from == Load::From::tile) tiles.push_back(in[i]);
   check_overlap(op, in, out, tiles);

@@ -43,11 +43,12 @@ void quantize(const Quantize& c, const Options& options) {
   // here, under the names that the caller knows.
   check_view(kOp, {"dbias", c.dbias});
   check_view(kOp, {"amax", c.amax});
-  std::vector<Named> inputs;
-  std::vector<Named> outputs;
+  NamedList inputs;
+  NamedList outputs;
   append_inputs(inputs, {"x", c.x});
   append_outputs(inputs, outputs, {"y", c.y});
-  outputs.insert(outputs.end(), {{"dbias", c.dbias}, {"amax", c.amax}});
+  append(outputs, "dbias", c.dbias);
+  append(outputs, "amax", c.amax);
   check_overlap(kOp, inputs, outputs, {{"x", {}}});
   backward(identity(), {.grad = c.x, .x = c.x, .dx = c.y, .dbias = c.dbias, .amax = c.amax},
            options);

@@ -69,7 +69,7 @@ void check_spec(std::string_view op, const Named& v) {
   check_sizes(op, v);
 }
 
-void check_view(std::string_view op, const Named& v) {
+void check_view_closely(std::string_view op, const Named& v) {
   check_spec(op, v);
   check_pointer(op, v);
 }
@@ -108,8 +108,8 @@ bool overlap(const View& a, const View& b) {
   return offset < p.width || offset + q.width > stride;
 }
 
-void check_overlap(std::string_view op, const std::vector<Named>& inputs,
-                   const std::vector<Named>& outputs, const std::vector<Named>& in_place) {
+void check_overlap(std::string_view op, const NamedList& inputs, const NamedList& outputs,
+                   const NamedList& in_place) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Named& out = outputs[i];
     if (!out.view.given()) continue;

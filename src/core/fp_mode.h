@@ -13,10 +13,16 @@ namespace tenon {
 class FpMode {
  public:
 #if defined(__x86_64__)
-  FpMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }  // the power-on state: all masked
-  ~FpMode() { _mm_setcsr(saved_); }
+  // Read first: to set them, even to what they are, takes longer than many a call's checks.
+  FpMode() : saved_(_mm_getcsr()) {
+    if ((saved_ | kFlags) != (kDefault | kFlags)) _mm_setcsr(kDefault);
+  }
+  ~FpMode() {
+    if (_mm_getcsr() != saved_) _mm_setcsr(saved_);
+  }
 
  private:
+  static constexpr unsigned kDefault = 0x1f80, kFlags = 0x3f;  // all masked; what was raised so far
   unsigned saved_;
 #elif defined(__aarch64__)
   FpMode() {

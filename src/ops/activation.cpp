@@ -97,16 +97,15 @@ Step activation_step(const Activation& f, const ActivationForm& form) {
   return build.finish();
 }
 
-std::string key(const Activation& f, const ActivationForm& form) {
-  KeyWriter key('a');
+Key key(const Activation& f, const ActivationForm& form) {
+  Key key('a');
   for (const Parameter& p : f.parameters) key.add(p.name);
-  key.add(f.inputs).add(f.scaled).add(form.backward).add(form.cols);
-  key.add(form.layout.kind).add(form.layout.k).add(form.separate);
+  key.add(f.inputs).add(form.cols).add(form.layout.kind).add(form.layout.k);
+  key.flags(f.scaled, form.backward, form.separate, form.y_amax, form.db_amax, form.amax_only);
   key.add(form.precision).add(form.rounding).add(form.x);
   key.add(form.b).add(form.grad).add(form.y).add(form.db);
   key.add(form.bias).add(form.scale).add(form.dbias).add(form.dscale).add(form.amax);
-  key.add(form.y_amax).add(form.db_amax).add(form.amax_only);
-  return key.finish();
+  return key;
 }
 
 }  // namespace tenon

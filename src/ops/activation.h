@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "ops/key.h"
 #include "ops/operand.h"
 #include "step/step.h"
 #include "tenon/activation.h"
@@ -58,6 +59,6 @@ struct ActivationArgs {
 Step activation_step(const Activation& f, const ActivationForm& form);
 
 // Equal for equal steps of one f.body; shorter to make than a step.
-std::string key(const Activation& f, const ActivationForm& form);
+Key key(const Activation& f, const ActivationForm& form);
 
 }  // namespace tenon

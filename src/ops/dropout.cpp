@@ -54,10 +54,11 @@ Step dropout_backward_step(const DropoutForm& form) {
   return build.finish();
 }
 
-std::string key(const DropoutForm& form, bool backward) {
-  KeyWriter key('d');
+Key key(const DropoutForm& form, bool backward) {
+  Key key('d');
   key.add(backward).add(form.training).add(form.cols).add(form.precision).add(form.rounding);
-  return key.add(form.chain).add(form.x).add(form.bias).add(form.residual).add(form.y).finish();
+  key.add(form.chain).add(form.x).add(form.bias).add(form.residual).add(form.y);
+  return key;
 }
 
 }  // namespace tenon

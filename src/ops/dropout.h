@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "ops/key.h"
 #include "step/step.h"
 #include "tenon/options.h"
 
@@ -31,6 +32,6 @@ Step dropout_step(const DropoutForm& form);
 Step dropout_backward_step(const DropoutForm& form);
 
 // Equal for equal steps of one direction.
-std::string key(const DropoutForm& form, bool backward);
+Key key(const DropoutForm& form, bool backward);
 
 }  // namespace tenon

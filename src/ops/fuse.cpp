@@ -51,11 +51,12 @@ Step fuse_step(const FuseForm& form) {
   return build.finish();
 }
 
-std::string key(const FuseForm& form) {
-  KeyWriter key('f');
+Key key(const FuseForm& form) {
+  Key key('f');
   for (const FuseForm::Argument& a : form.arguments) key.add(a.from).add(a.dtype).add(a.gradient);
   key.add(form.parameters).add(form.grad).add(form.y).add(form.cols);
-  return key.add(form.precision).add(form.rounding).finish();
+  key.add(form.precision).add(form.rounding);
+  return key;
 }
 
 }  // namespace tenon

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/key.h"
 #include "step/step.h"
 #include "tenon/options.h"
 
@@ -36,6 +37,6 @@ struct FuseForm {
 Step fuse_step(const FuseForm& form);
 
 // Equal for equal steps of one f.
-std::string key(const FuseForm& form);
+Key key(const FuseForm& form);
 
 }  // namespace tenon

@@ -117,13 +117,14 @@ Expr norm_gradient(NormKind kind, int64_t cols, Expr w, Expr from_mean, Expr rst
 Step norm_step(const NormForm& form) { return NormBuilder(form, "").forward(); }
 Step norm_backward_step(const NormForm& form) { return NormBuilder(form, ".bwd").backward(); }
 
-std::string key(const NormForm& form, bool backward) {
-  KeyWriter key('n');
+Key key(const NormForm& form, bool backward) {
+  Key key('n');
   key.add(backward).add(form.kind).add(form.cols).add(form.zero_centered_gamma);
   key.add(form.precision).add(form.rounding).add(form.x).add(form.residual);
   key.add(form.gamma).add(form.beta).add(form.y).add(form.sum).add(form.mean).add(form.rstdev);
   key.add(form.y_amax).add(form.amax_only).add(form.grad).add(form.added);
-  return key.add(form.dgamma).add(form.dbeta).finish();
+  key.add(form.dgamma).add(form.dbeta);
+  return key;
 }
 
 }  // namespace tenon

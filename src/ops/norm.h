@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 
+#include "ops/key.h"
 #include "ops/operand.h"
 #include "step/step.h"
 #include "tenon/options.h"
@@ -82,6 +83,6 @@ Step norm_step(const NormForm& form);
 Step norm_backward_step(const NormForm& form);
 
 // Equal for equal steps of one direction.
-std::string key(const NormForm& form, bool backward);
+Key key(const NormForm& form, bool backward);
 
 }  // namespace tenon

@@ -52,7 +52,12 @@ Chosen make(const Step& step, Device device) {
        ". Run it on the cpu device");
 }
 
-using PreparedSteps = std::unordered_map<std::string, std::shared_ptr<const Prepared>>;
+// Finds keys that are no strings.
+struct Hash : std::hash<std::string_view> {
+  using is_transparent = void;
+};
+using PreparedSteps =
+    std::unordered_map<std::string, std::shared_ptr<const Prepared>, Hash, std::equal_to<>>;
 
 PreparedSteps& prepared_steps() {
   static auto& steps = *new PreparedSteps;
@@ -119,15 +124,13 @@ void execute(const Step& step, RunArgs args, const Options& options) {
   run(step, kernel_for(step, options.device), args, options);
 }
 
-std::shared_ptr<const Prepared> prepared(std::string key,
-                                         const std::shared_ptr<const void>& identity, Device device,
-                                         const std::function<Step()>& make) {
-  const auto address = reinterpret_cast<uintptr_t>(identity.get());
-  key.append(reinterpret_cast<const char*>(&address), sizeof address);
-  key += static_cast<char>(device);
+std::shared_ptr<const Prepared> prepared(Key key, const std::shared_ptr<const void>& identity,
+                                         Device device, const std::function<Step()>& make) {
+  key.add(reinterpret_cast<uintptr_t>(identity.get())).add(device);
   {
     const std::lock_guard guard(library_lock());
-    if (const auto it = prepared_steps().find(key); it != prepared_steps().end()) return it->second;
+    const auto it = prepared_steps().find(key.text());
+    if (it != prepared_steps().end()) return it->second;
   }
   Step step = make();
   Chosen chosen = kernel_for(step, device);
@@ -135,7 +138,7 @@ std::shared_ptr<const Prepared> prepared(std::string key,
       std::make_shared<const Prepared>(Prepared{std::move(step), std::move(chosen), identity});
   const std::lock_guard guard(library_lock());
   if (prepared_steps().size() >= kMaxKernels) prepared_steps().clear();
-  return prepared_steps().try_emplace(std::move(key), std::move(made)).first->second;
+  return prepared_steps().try_emplace(std::string(key.text()), std::move(made)).first->second;
 }
 
 void execute(const Step& step, const Chosen& chosen, RunArgs args, const Options& options) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include "ops/key.h"
 #include "step/backend.h"
 
 namespace tenon {
@@ -37,9 +38,8 @@ struct Prepared {
 };
 
 // What `make` returns depends on nothing but the key, the identity and the device.
-std::shared_ptr<const Prepared> prepared(std::string key,
-                                         const std::shared_ptr<const void>& identity, Device device,
-                                         const std::function<Step()>& make);
+std::shared_ptr<const Prepared> prepared(Key key, const std::shared_ptr<const void>& identity,
+                                         Device device, const std::function<Step()>& make);
 void execute(const Prepared& p, RunArgs args, const Options& options);
 
 }  // namespace tenon

@@ -449,7 +449,7 @@ Plans& plans() {
 }
 
 std::string key_of(std::string_view chain, const PlanRequest& r) {
-  KeyWriter key('p');
+  Key key('p');
   const auto add = [&](const Format& f) {
     Operand o;
     o.format = f;
@@ -468,7 +468,7 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
   add(r.recipe.gradient);
   add_all(r.parameter_grads);
   add_all(r.extra_grads);
-  return key.finish().append(chain);
+  return std::string(key.text()).append(chain);
 }
 
 std::optional<Plan> find_plan(const std::string& key) {

@@ -13,41 +13,80 @@ extern const char kBlockSkeleton[];  // embedded by the build
 
 namespace {
 
-constexpr unsigned kEndThreads = 64;
-constexpr int64_t kMostEndBlocks = 1024;
+constexpr int64_t kEndBlocks = 128;  // that fill up scales
 constexpr int kColumnData = Encoder::column_data;
-constexpr size_t kMostParts = 2;  // 64 KB of shared memory for the second, beside 34 KB
+constexpr size_t kMostParts = 2;  // 64 KB of shared memory for the second, beside 17 KB
 constexpr const char* kEntry = "tenon_block_kernel";
 constexpr const char* kSum = "tenon_block_sums";
 constexpr const char* kClear = "tenon_block_clear";
 
-std::string end_entry(Orientation o) {
-  return o == Orientation::rowwise ? "tenon_block_end_row" : "tenon_block_end_column";
-}
-
-// The tile of a block of threads: small ones wait less for each other, but whole lines turned take
-// 128 rows, and sums of fewer rows cost where little else moves.
-struct Tile {
-  int64_t rows = 128, cols = 128;
-  [[nodiscard]] unsigned threads() const { return static_cast<unsigned>(rows * cols / 32); }
-  [[nodiscard]] unsigned resident() const { return 1024 / threads(); }
-};
-Tile tile_of(const Step& step) {
+// Small tiles wait less for each other, but whole lines turned take 128 rows, and sums of fewer
+// rows cost where little else moves. Tiles that are shifted against each other compute less twice
+// the wider they are.
+BlockTile tile_of(const Step& step, int64_t shift) {
   const Encoder& e = step.encoders[0];
   if (e.format.blocks(Orientation::rowwise).rows > 1) return {};
   const size_t sums = stores_to(step, Store::To::column_sum).size();
-  if (sums == 1 && !e.columnwise && step.loads.size() == 1) return {};
+  if (!e.columnwise && step.loads.size() < 2 * sums) return {};
+  if (!e.columnwise && sums == 0 && shift > 0) return {.rows = 32, .cols = 256};
   if (!e.columnwise) return {.rows = 64};
-  return info(e.format.scaling).transposes ? Tile{} : Tile{.rows = 32, .cols = 256};
+  return info(e.format.scaling).transposes ? BlockTile{} : BlockTile{.rows = 32, .cols = 256};
 }
 
-// The values that are encoded, then those that are only summed, each as a store that has it.
-std::vector<size_t> parts_of(const Step& step) {
-  std::vector<size_t> parts = stores_to(step, Store::To::encoded);
-  for (const size_t k : stores_to(step, Store::To::column_sum)) {
-    const auto same = [&](size_t p) { return step.stores[p].value == step.stores[k].value; };
-    if (std::ranges::none_of(parts, same)) parts.push_back(k);
+// A value that is encoded or summed, as a store that has it, and the columns that its tiles have:
+// the encoder's, or its own where it is only summed.
+struct Part {
+  size_t store = 0;
+  int64_t begin = 0, end = 0;
+  bool summed = false;
+  int64_t sum_more = 0;  // from there to its columns in the row of all sums
+};
+// Those that are encoded come first. `shift` is how much further right than the first part's the
+// second one's tiles lie in the columns of the step: a block that has columns of both is the
+// first's.
+struct Parts {
+  std::vector<Part> all;
+  size_t encoded = 0;
+  int64_t shift = 0;
+  std::string why_not;
+};
+Parts parts_of(const Step& step) {
+  Parts parts;
+  const auto add = [&](size_t k, int64_t begin) {
+    parts.all.push_back({.store = k, .begin = begin, .end = begin + step.cols});
+  };
+  for (const size_t k : stores_to(step, Store::To::encoded)) add(k, step.stores[k].columns.offset);
+  std::ranges::sort(parts.all, {}, &Part::begin);
+  parts.encoded = parts.all.size();
+  const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const uint32_t value = step.stores[sums[i]].value;
+    const auto same = [&](const Part& p) { return step.stores[p.store].value == value; };
+    auto at = std::ranges::find_if(parts.all, same);
+    if (at == parts.all.end()) at = (add(sums[i], 0), parts.all.end() - 1);
+    if (at->summed) parts.why_not = "the block map adds a value once";
+    at->summed = true;
+    at->sum_more = static_cast<int64_t>(i) * step.cols - at->begin;
   }
+  if (parts.all.size() > kMostParts) parts.why_not = "too many results for one tile";
+  const Encoder& e = step.encoders[0];
+  int64_t width = 1;
+  for (const Orientation o : kOrientations)
+    if (e.has(o)) width = std::max(width, e.format.blocks(o).cols);
+  Part& first = parts.all.front();
+  Part& last = parts.all.back();
+  if (first.begin % width != 0)
+    parts.why_not = "the first block of a tensor belongs to another step";
+  if (parts.encoded < 2 || first.end % width == 0 || !parts.why_not.empty()) return parts;
+  const bool both = first.sum_more == last.sum_more && first.summed == last.summed;
+  if (first.begin != 0 || last.begin != first.end || step.cols % kEight != 0 || !both ||
+      parts.encoded + sums.size() < step.stores.size()) {
+    parts.why_not = "a block has columns of two results";
+    return parts;
+  }
+  parts.shift = rup(first.end, width) - first.end;
+  last.begin += parts.shift;
+  first.end = std::min(last.begin, last.end);
   return parts;
 }
 
@@ -84,13 +123,7 @@ std::string BlockProgram::refusal(const Step& step) {
   const Encoder& e = step.encoders[0];
   if (e.format.blocks(Orientation::rowwise).single()) return "the block map has no single scales";
   if (e.counts) return "the block map counts nothing";
-  if (parts_of(step).size() > kMostParts) return "too many results for one tile";
-  std::vector<uint32_t> sums;
-  for (const size_t k : stores_to(step, Store::To::column_sum)) {
-    if (std::ranges::find(sums, step.stores[k].value) != sums.end())
-      return "the block map adds a value once";
-    sums.push_back(step.stores[k].value);
-  }
+  if (std::string why = parts_of(step).why_not; !why.empty()) return why;
   const size_t bytes = sizeof(TileHead) +
                        (step.loads.size() + step.stores.size()) * sizeof(Access) +
                        kEncoderPlaces * sizeof(Place);
@@ -102,68 +135,59 @@ std::string BlockProgram::refusal(const Step& step) {
 BlockProgram::BlockProgram(const Step& step) : step_(step) {
   entries_ = {kEntry};
   const Encoder& e = step.encoders[0];
-  const std::vector<size_t> parts = parts_of(step);
+  const Parts parts = parts_of(step);
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
-  const size_t encoded = stores_to(step, Store::To::encoded).size();
-  std::string part, first, turned, sum;
-  for (size_t p = 0; p < parts.size(); ++p) {
-    const std::string to = str("a.at[kLoads + ", parts[p], "]");
-    part += str("if (p == ", p, ") return ", parts[p], ";\n");
-    for (size_t i = 0; i < sums.size(); ++i)
-      if (step.stores[sums[i]].value == step.stores[parts[p]].value)
-        sum += str("if (p == ", p, ") return ", i, ";\n");
-    if (p >= encoded) continue;
-    first += str("if (p == ", p, ") return static_cast<TenonU32>(", to, ".offset);\n");
-    turned +=
-        str("if (p == ", p, ") return a.place[", kColumnData,
-            "].data + tenon_wide(static_cast<TenonU32>(", to,
-            ".offset) + column, static_cast<TenonU32>(a.place[", kColumnData, "].stride));\n");
-  }
-  const Tile tile = tile_of(step);
-  text_ = str(
-      tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
-      "using Arguments = TenonTileArguments<", step.loads.size() + step.stores.size(), ", ",
-      kEncoderPlaces, ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
-      "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
-      ", kParts = ", parts.size(), ", kEncoded = ", encoded, ", kSums = ", sums.size(),
-      ";\n  static constexpr bool kRowwise = ", flag(e.rowwise),
-      ", kColumnwise = ", flag(e.columnwise), ";\n", tile_members(step, tile_body(step), ""),
-      "  __device__ static constexpr int part(int p) {\n", indented(part),
-      "    return 0;\n  }\n  __device__ static int sum_of(int p) {\n", indented(sum),
-      "    return -1;\n  }\n  __device__ static TenonU32 first(const Arguments& a, int p) {\n",
-      indented(first),
-      "    return 0;\n  }\n  __device__ static TenonU8* turned(const Arguments& a, int p, TenonU32 "
-      "column) {\n",
-      indented(turned), "    return nullptr;\n  }\n};\nextern \"C\" __launch_bounds__(",
-      tile.threads(), ", ", tile.resident(), ") __global__ void ", kEntry,
-      "(const __grid_constant__ Arguments a) {\n  tenon_block_map<Body>(a);\n}\n");
+  // A number of each part, as a function that folds where the part is known.
+  const auto each = [&](const char* declared, auto&& number) {
+    std::string lines;
+    for (size_t p = 1; p < parts.all.size(); ++p)
+      lines += str("    if (p == ", p, ") return ", number(parts.all[p]), ";\n");
+    return str("  __device__ static ", declared, "(int p) {\n", lines, "    return ",
+               number(parts.all[0]), ";\n  }\n");
+  };
+  const auto word = [](int64_t n) { return str(static_cast<uint32_t>(n), "u"); };
+  tile_ = tile_of(step, parts.shift);
+  const BlockTile& tile = tile_;
+  constexpr unsigned kThreadBytes = 4 * 8 * sizeof(float);
+  parked_ = static_cast<unsigned>(parts.all.size() - 1) * tile.threads() * kThreadBytes;
+  text_ = str(tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
+              "using Arguments = TenonTileArguments<", step.loads.size() + step.stores.size(), ", ",
+              kEncoderPlaces, ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
+              "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
+              ", kParts = ", parts.all.size(), ", kEncoded = ", parts.encoded,
+              ", kSums = ", sums.size(), ", kShift = ", parts.shift,
+              ";\n  static constexpr bool kRowwise = ", flag(e.rowwise),
+              ", kColumnwise = ", flag(e.columnwise),
+              ", kWholeColumns = ", flag(step.cols % tile.cols == 0 && parts.shift == 0), ";\n",
+              tile_members(step, tile_body(step), ""),
+              each("constexpr int part", [](const Part& p) { return p.store; }),
+              each("TenonU32 begin", [&](const Part& p) { return word(p.begin); }),
+              each("TenonU32 end", [&](const Part& p) { return word(p.end); }),
+              each("bool summed", [](const Part& p) { return flag(p.summed); }),
+              each("TenonU32 sum_more", [&](const Part& p) { return word(p.sum_more); }),
+              "  __device__ static TenonU8* turned(const Arguments& a, int, TenonU32 column) {\n"
+              "    return a.place[",
+              kColumnData, "].data + tenon_wide(column, static_cast<TenonU32>(a.place[",
+              kColumnData, "].stride));\n  }\n};\nextern \"C\" __launch_bounds__(", tile.threads(),
+              ", ", tile.resident(), ") __global__ void ", kEntry,
+              "(const __grid_constant__ Arguments a) {\n  tenon_block_map<Body>(a);\n}\n");
   const auto kernel = [&](const std::string& entry, const std::string& lines) {
     entries_.push_back(entry);
-    text_ += str("extern \"C\" __global__ void ", entry,
+    text_ += str("extern \"C\" __launch_bounds__(1024) __global__ void ", entry,
                  "(const __grid_constant__ Arguments a) {\n", indented(lines), "}\n");
   };
   if (!sums.empty()) kernel(kSum, partial_lines(step, tile.rows));
-  for (const Orientation o : kOrientations) {
-    const Blocks b = e.format.blocks(o);
-    if (e.has(o))
-      kernel(end_entry(o), str("tenon_block_end<Encoder0, ", flag(o == Orientation::rowwise), ", ",
-                               b.rows, ", ", b.cols, ", ", flag(b.transposed), ">(a);\n"));
-  }
   if (const std::string clear = clear_lines(step); !clear.empty()) kernel(kClear, clear);
 }
 
 bool BlockProgram::fits(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];
-  const std::vector<size_t> parts = stores_to(step_, Store::To::encoded);
-  // A block of the tensor belongs to one part.
-  int64_t width = 1;
-  for (const Orientation o : kOrientations)
-    if (e.has(o)) width = std::max(width, e.format.blocks(o).cols);
-  for (const size_t k : parts) {
-    if (step_.stores[k].columns.offset % width != 0) return false;
-    if (parts.size() > 1 && step_.cols % width != 0) return false;
-  }
   if (args.rows == 0 || step_.cols == 0 || !aligned_eights(step_, args)) return false;
+  // Threads beyond the edge read the last row and column for their maxima: not after a result that
+  // lies in their place was stored there.
+  for (const size_t k : stores_to(step_, Store::To::tile))
+    for (const View& v : args.in)
+      if (v.data != nullptr && v.data == args.out[step_.stores[k].arg].data) return false;
   if (!e.columnwise) return true;
   const View& v = args.out[e.data(Orientation::columnwise)];
   const uintptr_t bytes = info(e.format.scaling).transposes ? 16 : 8;
@@ -172,13 +196,13 @@ bool BlockProgram::fits(const RunArgs& args) const {
 }
 
 size_t BlockProgram::workspace(int64_t rows) const {
-  return partial_bytes(step_, rows, tile_of(step_).rows);
+  return partial_bytes(step_, rows, tile_.rows);
 }
 
 std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];
-  const Tile tile = tile_of(step_);
-  const std::vector<Access> at = accesses_of(step_, args);
+  const BlockTile& tile = tile_;
+  const Accesses at = accesses_of(step_, args);
   const std::array<Place, kEncoderPlaces> places = encoder_places(e, args);
   const TileHead head = tile_head(step_, args, tile.cols);
   std::vector<Launch> list;
@@ -186,20 +210,17 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
     list.push_back(launch_of(entry, blocks, threads, head, at, places));
   };
   if (entries_.back() == kClear) launch(kClear, 1, 1);
-  launch(kEntry, cdiv(args.rows, tile.rows) * cdiv(step_.cols, tile.cols), tile.threads());
-  constexpr unsigned kParkedBytes = 4 * 8 * sizeof(float);  // of a thread's values
-  list.back().shared =
-      static_cast<unsigned>(parts_of(step_).size() - 1) * tile.threads() * kParkedBytes;
+  int64_t ends = 0;
   for (const Orientation o : kOrientations) {
     if (!e.has(o)) continue;
     const View& v = args.out[e.scale_inv(o)];
     const Shape used = e.format.blocks(o).count(args.rows, e.cols);
-    if (v.rows * v.cols > used.rows * used.cols)  // padding
-      launch(end_entry(o), std::clamp<int64_t>(std::max(v.rows, v.cols), 1, kMostEndBlocks),
-             kEndThreads);
+    if (v.rows * v.cols > used.rows * used.cols) ends = kEndBlocks;
   }
+  launch(kEntry, cdiv(args.rows, tile.rows) * cdiv(step_.cols, tile.cols) + ends, tile.threads());
+  list.back().shared = parked_;
   if (const int64_t blocks = partial_blocks(step_); blocks > 0)
-    launch(kSum, blocks, kPartialThreads);
+    launch(kSum, blocks, partial_threads(step_, args.rows, tile.rows));
   return list;
 }
 

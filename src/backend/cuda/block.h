@@ -5,19 +5,28 @@
 
 namespace tenon::cuda {
 
+// The tile of a block of threads, each of which has 4 x 8 elements.
+struct BlockTile {
+  int64_t rows = 128, cols = 128;
+  [[nodiscard]] unsigned threads() const { return static_cast<unsigned>(rows * cols / 32); }
+  [[nodiscard]] unsigned resident() const { return 1024 / threads(); }
+};
+
 class BlockProgram final : public Program {
  public:
   // Why it does not do a step, or nothing if it does.
   static std::string refusal(const Step& step);
   explicit BlockProgram(const Step& step);
 
-  // Tensors made of whole, aligned vectors, and halves of whole blocks.
+  // Tensors made of whole, aligned vectors.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
   [[nodiscard]] size_t workspace(int64_t rows) const override;
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
 
  private:
   Step step_;
+  BlockTile tile_;
+  unsigned parked_ = 0;  // bytes of values that wait
 };
 
 Attempt make_block(const Step& step);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/few.h"
 #include "step/backend.h"
 
 namespace tenon::cuda {
@@ -31,6 +32,7 @@ struct Place {
   void* data = nullptr;
   int64_t stride = 0, rows = 0, cols = 0;
 };
+using Places = Few<Place, 8>;
 Place place(const View& v);
 
 // The head of TenonPlainArguments in device/plain.cuh.

@@ -2,6 +2,7 @@
 #include "backend/cuda/eight.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "tenon/error.h"
 
@@ -15,8 +16,13 @@ extern const char kVectorSkeleton[];
 extern const char kTileSkeleton[];
 
 namespace {
-constexpr int64_t kPartialColumns = 32;  // of a block that adds partial sums
+// Of a block that adds partial sums: a line of memory, or less where there would be few blocks.
+int64_t partial_columns(const Step& step) {
+  const auto sums = static_cast<int64_t>(stores_to(step, Store::To::column_sum).size());
+  constexpr int64_t kFew = 128;
+  return sums * step.cols < 32 * kFew ? 8 : 32;
 }
+}  // namespace
 
 std::string vector_skeletons() {
   return str(kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton, "\n", kVectorSkeleton, "\n");
@@ -60,6 +66,15 @@ std::string scale_eight(size_t k, uint32_t number) {
              "][e] * multiplier;\n");
 }
 
+EightLines eight_lines(const Step& step) {
+  if (step.effective_precision() != Precision::native) return {"", compute_lines(step)};
+  std::vector<bool> pairs;
+  for (const Load& l : step.loads)
+    pairs.push_back(l.dtype == DType::bf16 &&
+                    (l.from == Load::From::tile || l.from == Load::From::row));
+  return native_eight(*step.graph, step.roots(), step.native_error(), pairs);
+}
+
 std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::string& at) {
   return str("tenon_below8<", bytes, ">(", at, ", row, ",
              columns.contiguous() ? "column" : str("tenon_blocks8(", at, ", column)"), ", more)");
@@ -77,10 +92,10 @@ size_t partial_bytes(const Step& step, int64_t rows, int64_t tile_rows) {
 
 std::string partial_lines(const Step& step, int64_t tile_rows) {
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
+  const int64_t columns = partial_columns(step);
   std::string text =
-      str("const TenonU32 strips = static_cast<TenonU32>((a.cols + 31) / 32);\n"
-          "const TenonU32 k = blockIdx.x / strips;\nint at = Body::kLoads + ",
-          sums[0], ";\n");
+      str("const TenonU32 strips = ", cdiv(step.cols, columns),
+          ";\nconst TenonU32 k = blockIdx.x / strips;\nint at = Body::kLoads + ", sums[0], ";\n");
   for (size_t i = 1; i < sums.size(); ++i)
     text += str("if (k == ", i, ") at = Body::kLoads + ", sums[i], ";\n");
   // One text for sums of one type, as they mostly are.
@@ -93,15 +108,24 @@ std::string partial_lines(const Step& step, int64_t tile_rows) {
     for (size_t i = 0; i < sums.size(); ++i)
       if (step.stores[sums[i]].dtype == d) which += str(which.empty() ? "" : " || ", "k == ", i);
     if (types.size() > 1) text += str("if (", which, ")\n  ");
-    text += str("tenon_sum_partials<", tile_rows, ", ", format(d),
+    text += str("tenon_sum_partials<", tile_rows, ", ", sums.size(), ", ", columns, ", ", format(d),
                 ">(a, a.at[at], k, blockIdx.x % strips);\n");
   }
   return text;
 }
 
+unsigned partial_threads(const Step& step, int64_t rows, int64_t tile_rows) {
+  constexpr int64_t kMany = 132 * 1024;  // threads of a call
+  unsigned threads = 256;
+  while (threads < 1024 && partial_blocks(step) * threads < kMany &&
+         threads / partial_columns(step) * 16 < cdiv(rows, tile_rows))
+    threads *= 2;
+  return threads;
+}
+
 int64_t partial_blocks(const Step& step) {
   return static_cast<int64_t>(stores_to(step, Store::To::column_sum).size()) *
-         cdiv(step.cols, kPartialColumns);
+         cdiv(step.cols, partial_columns(step));
 }
 
 TileBody tile_body(const Step& step) {
@@ -132,22 +156,23 @@ TileBody tile_body(const Step& step) {
 
 std::string tile_members(const Step& step, const TileBody& t, const std::string& store_arguments) {
   const char* const where = "TenonU32 row, TenonU32 column";
-  return str(
-      "  static constexpr int kLoads = ", step.loads.size(), ", kStores = ", step.stores.size(),
-      ", kAmax = ", stores_to(step, Store::To::amax).size(), ";\n  struct Raw {\n", t.raw,
-      "  };\n  __device__ static void fetch(const TenonAccess* at, ", where,
-      ", int more, Raw& raw) {\n", indented(t.fetch),
-      "  }\n  __device__ static void unpack(const TenonAccess* at, const TenonU64* random, ", where,
-      ", const Raw& raw, float (*in)[8]) {\n", indented(t.unpack),
-      "  }\n  __device__ static void compute(const float* in, float* out) {\n",
-      indented(compute_lines(step)), "  }\n  __device__ static void store(const Arguments& a, ",
-      where, ", int more, const float (&out)[kStores][8], ", store_arguments, "TenonU32* most) {\n",
-      indented(t.store),
-      "  }\n  __device__ static void start(const Arguments& a, TenonU32* before) {\n",
-      indented(start_lines(step)),
-      "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most, const "
-      "TenonU32* before) {\n",
-      indented(finish_lines(step, true)), "  }\n");
+  const EightLines formula = eight_lines(step);
+  return str("  static constexpr int kLoads = ", step.loads.size(),
+             ", kStores = ", step.stores.size(),
+             ", kAmax = ", stores_to(step, Store::To::amax).size(), ";\n  struct Raw {\n", t.raw,
+             "  };\n  __device__ static void fetch(const TenonAccess* at, ", where,
+             ", int more, Raw& raw) {\n", indented(t.fetch),
+             "  }\n  __device__ static void unpack(const TenonAccess* at, const TenonU64* random, ",
+             where, ", const Raw& raw, float (*in)[8]) {\n", indented(t.unpack + formula.ready),
+             "  }\n  __device__ static void compute(const float* in, float* out) {\n",
+             indented(formula.lines), "  }\n  __device__ static void store(const Arguments& a, ",
+             where, ", int more, const float (&out)[kStores][8], ", store_arguments,
+             "TenonU32* most) {\n", indented(t.store),
+             "  }\n  __device__ static void start(const Arguments& a, TenonU32* before) {\n",
+             indented(start_lines(step)),
+             "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most, const "
+             "TenonU32* before) {\n",
+             indented(finish_lines(step, true)), "  }\n");
 }
 
 std::string start_lines(const Step& step) {
@@ -194,23 +219,18 @@ std::vector<size_t> stores_to(const Step& step, Store::To to) {
   return all;
 }
 
-std::vector<Access> accesses_of(const Step& step, const RunArgs& args) {
-  std::vector<Access> all;
-  all.reserve(step.loads.size() + step.stores.size());
-  const auto from_offset = [](Access a, DType dtype) {
-    a.data = static_cast<std::byte*>(a.data) + a.offset * info(dtype).bytes;
-    return a;
+Accesses accesses_of(const Step& step, const RunArgs& args) {
+  Accesses all;
+  const auto add = [&](Access a, DType dtype, bool vectors) {
+    if (vectors) a.data = static_cast<std::byte*>(a.data) + a.offset * info(dtype).bytes;
+    all.push_back(a);
   };
-  for (const Load& l : step.loads) {
-    const bool vectors = l.from == Load::From::tile || l.from == Load::From::row;
-    all.push_back(load_access(l, args));
-    if (vectors) all.back() = from_offset(all.back(), l.dtype);
-  }
+  for (const Load& l : step.loads)
+    add(load_access(l, args), l.dtype, l.from == Load::From::tile || l.from == Load::From::row);
   for (const Store& s : step.stores) {
     const bool encoded = s.to == Store::To::encoded;
     const uint32_t arg = encoded ? step.encoders[s.arg].data(Orientation::rowwise) : s.arg;
-    all.push_back(access(args.out[arg], s.columns));
-    if (encoded || s.to == Store::To::tile) all.back() = from_offset(all.back(), s.dtype);
+    add(access(args.out[arg], s.columns), s.dtype, encoded || s.to == Store::To::tile);
   }
   return all;
 }
@@ -225,7 +245,7 @@ bool aligned(const Access& a, int64_t element_bytes, bool rows) {
 
 bool aligned_eights(const Step& step, const RunArgs& args) {
   if (step.cols % kEight != 0) return false;
-  const std::vector<Access> all = accesses_of(step, args);
+  const Accesses all = accesses_of(step, args);
   // Rows and columns have 32 bits, with room for the last tile, and so have strides in bytes.
   const auto small = [](int64_t n) { return 0 <= n && n <= INT32_MAX; };
   constexpr int64_t kMostBytes = 4;

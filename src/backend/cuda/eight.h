@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backend/cuda/body.h"
+#include "backend/cuda/native.h"
 #include "backend/cuda/program.h"
 
 namespace tenon::cuda {
@@ -28,12 +29,13 @@ TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_cols);
 template <class Head>
 Launch launch_of(std::string entry, int64_t blocks, unsigned threads, const Head& head,
                  std::span<const Access> at, std::span<const Place> places) {
-  Launch l{std::move(entry), static_cast<unsigned>(blocks), threads, {}};
-  l.arguments.resize(sizeof head + at.size_bytes() + places.size_bytes());
-  std::byte* to = l.arguments.data();
-  for (const std::span<const std::byte> bytes :
-       {std::as_bytes(std::span(&head, 1)), std::as_bytes(at), std::as_bytes(places)})
-    to = std::ranges::copy(bytes, to).out;
+  Launch l;
+  l.entry = std::move(entry);
+  l.blocks = static_cast<unsigned>(blocks);
+  l.threads = threads;
+  l.arguments.append(std::as_bytes(std::span(&head, 1)));
+  l.arguments.append(std::as_bytes(at));
+  l.arguments.append(std::as_bytes(places));
   return l;
 }
 
@@ -45,6 +47,9 @@ std::string load_eight(const Step& step, size_t i, const std::string& raw = "");
 std::string amax_eight(size_t k, size_t slot);
 // scaled[8] = out[k] times the multiplier of encoder `number`.
 std::string scale_eight(size_t k, uint32_t number);
+
+// The formula: what to do with the loads of eight elements, then the lines for each of them.
+EightLines eight_lines(const Step& step);
 
 // What the slots of maxima have: before[] in their order.
 std::string start_lines(const Step& step);
@@ -66,7 +71,7 @@ std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::stri
 
 // Sums over the rows of tiles: the memory for those, and the kernel that adds them, its lines and
 // its launch.
-inline constexpr unsigned kPartialThreads = 256;
+unsigned partial_threads(const Step& step, int64_t rows, int64_t tile_rows);
 size_t partial_bytes(const Step& step, int64_t rows, int64_t tile_rows);
 std::string partial_lines(const Step& step, int64_t tile_rows);
 int64_t partial_blocks(const Step& step);
@@ -74,9 +79,10 @@ int64_t partial_blocks(const Step& step);
 // The stores of one kind.
 std::vector<size_t> stores_to(const Step& step, Store::To to);
 
+using Accesses = Few<Access, 8>;
 // Loads, then stores; an encoded one has the encoder's rowwise data. Where vectors lie, the data
 // begins at the offset.
-std::vector<Access> accesses_of(const Step& step, const RunArgs& args);
+Accesses accesses_of(const Step& step, const RunArgs& args);
 // Whether every access of eight is one aligned vector, or two.
 bool aligned_eights(const Step& step, const RunArgs& args);
 bool aligned(const Access& a, int64_t element_bytes, bool rows);

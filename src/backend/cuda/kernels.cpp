@@ -112,15 +112,18 @@ void load_joined(std::span<const std::string> texts) {
 
 LoadedKernel Source::load(const CurrentContext& context, unsigned shared_bytes) const {
   const uint64_t id = context.id();
-  {
-    const std::lock_guard lock(library_lock());
-    for (const auto& [seen, loaded] : seen_)
-      if (seen == id && (shared_bytes <= loaded.shared_bytes || loaded.asked)) return loaded;
+  const Seen* last = seen_.load(std::memory_order_acquire);
+  for (const Seen* s = last; s != nullptr; s = s->before)
+    if (s->context == id && (shared_bytes <= s->loaded.shared_bytes || s->loaded.asked))
+      return s->loaded;
+  auto* const made = new Seen{id, compiled(context, id, shared_bytes), last};
+  while (!seen_.compare_exchange_weak(made->before, made, std::memory_order_release)) {
   }
-  const LoadedKernel loaded = compiled(context, id, shared_bytes);
-  const std::lock_guard lock(library_lock());
-  seen_.emplace_back(id, loaded);
-  return loaded;
+  return made->loaded;
+}
+
+Source::~Source() {
+  for (const Seen* s = seen_; s != nullptr;) delete std::exchange(s, s->before);
 }
 
 LoadedKernel Source::compiled(const CurrentContext& context, uint64_t id,

@@ -1,11 +1,11 @@
 // Compiled kernels by their text, kept in memory for the life of the process and on disk.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "backend/cuda/driver.h"
 #include "backend/cuda/nvrtc.h"
@@ -37,6 +37,9 @@ class Source {
   // `name` says in messages what is compiled; `entry` is the kernel's name in the text.
   Source(std::string name, std::string text, std::string entry)
       : name_(std::move(name)), text_(std::move(text)), entry_(std::move(entry)) {}
+  ~Source();
+  Source(const Source&) = delete;
+  Source& operator=(const Source&) = delete;
 
   // Compiles on first use in a context; equal texts are compiled once. A function must be told
   // before it has more dynamic shared memory than every launch may have; it may get less.
@@ -49,9 +52,15 @@ class Source {
   [[nodiscard]] LoadedKernel compiled(const CurrentContext& context, uint64_t id,
                                       unsigned shared_bytes) const;
 
+  // Spares the look-up by text, and launches a lock: what is in the list stays as it is.
+  struct Seen {
+    uint64_t context;
+    LoadedKernel loaded;
+    const Seen* before;
+  };
+
   std::string name_, text_, entry_;
-  // Spares the look-up by text; under library_lock().
-  mutable std::vector<std::pair<uint64_t, LoadedKernel>> seen_;
+  mutable std::atomic<const Seen*> seen_{nullptr};
 };
 
 }  // namespace tenon::cuda

@@ -13,8 +13,8 @@ class Library {
   static Library open(const std::string& file, bool visible = false);
 
   // One of NVIDIA's libraries by its plain name, "libnvrtc.so": on the loader's path, in the
-  // toolkit, or in the wheels beside torch or jax; the first one for which `refusal` says nothing. A
-  // file named by the environment variable is the only one tried. why() has every reason.
+  // toolkit, or in the wheels beside torch or jax; the first one for which `refusal` says nothing.
+  // A file named by the environment variable is the only one tried. why() has every reason.
   static Library open_nvidia(const std::string& name, const char* variable,
                              const std::function<std::string(const Library&)>& refusal);
 

@@ -11,6 +11,7 @@
 #include "expr/order.h"
 #include "expr/print.h"
 #include "expr/word.h"
+#include "tenon/error.h"
 
 namespace tenon::cuda {
 
@@ -215,8 +216,10 @@ class Lowering {
   // m·s + m·s·σ(−a)·k(u), the latter only while v <= c: the derivative of m·v·s, s = σ(a(u)),
   // u = min(v, c).
   struct Slope {
-    uint32_t first, s, u;  // first = m·s
-    Polynomial rest;       // k(u)/u
+    uint32_t s, u;
+    Powers m;
+    double factor;    // of m
+    Polynomial rest;  // k(u)/u
   };
 
   // Beside the first summand 1 − s is as good as σ(−a) if k is small, and with u for v it may stay
@@ -238,8 +241,8 @@ class Lowering {
     const auto u = std::ranges::find_if(order_, is_u);
     if (u == order_.end() || graph_[v].word != Word::max || !constant(graph_[v].in[1]))
       return std::nullopt;
-    Slope out{first, kNone, *u, {}};
     const auto& [known, factor] = *terms_[first].begin();
+    Slope out{kNone, *u, known, factor, {}};
     for (const auto& [all, f] : terms_[guarded.in[3]]) {
       Powers powers = all;
       for (const auto& [atom, power] : known) powers[atom] -= power;
@@ -266,6 +269,7 @@ class Lowering {
     constexpr double kOff = 0x1p-22;  // of 1 − s by the processor's words
     const std::optional<double> end = value_at(graph_[out.s].in[0], *u, high);
     if (most * kOff > 0.75 * error || !(last > 0) || !end || *end < kCertain) return std::nullopt;
+    if (--out.m[out.s] == 0) out.m.erase(out.s);
     return out;
   }
   // All of them, if σ(−a) stands nowhere else.
@@ -278,20 +282,29 @@ class Lowering {
     for (size_t k = order_.size(); k-- > 0;) {
       const uint32_t id = order_[k];
       if (!seen[id]) continue;
-      if (const auto s = slopes_.find(id); s != slopes_.end())
-        seen[s->second.first] = seen[s->second.u] = true;
-      else
+      if (const auto found = slopes_.find(id); found != slopes_.end()) {
+        const Slope& s = found->second;
+        seen[s.s] = seen[s.u] = true;
+        for (const auto& [atom, power] : s.m) seen[atom] = true;
+      } else {
         for (int i = 0; i < graph_[id].arity(); ++i) seen[graph_[id].in[i]] = true;
+      }
     }
     if (std::ranges::any_of(slopes_, [&](const auto& s) { return seen[opposite(s.second.s)]; }))
       slopes_.clear();
     for (const auto& [id, s] : slopes_) alone_[s.s] = true;
   }
+  // m·(s·(1 + k(u)·(1 − s))), where kLess and the largest power's factor cost nothing.
   [[nodiscard]] Expr slope_of(const Slope& s) const {
-    const Expr first = image_[s.first], u = image_[s.u];
-    // Never 0, which an infinite gradient must not meet.
-    const Expr other = fma(image_[s.s], -0x1.fffffep-1F, 1.0F);
-    return fma(first * u, evaluated(s.rest, u) * other, first);
+    const float less = Hardware::kLess, last = static_cast<float>(s.rest.rbegin()->second);
+    Polynomial rest = s.rest;
+    for (auto& [power, factor] : rest) factor /= s.rest.rbegin()->second;
+    const Expr u = image_[s.u], part = Hardware::sigmoid_over_less(unclamped(s.s));
+    const Expr other = fma(part, -less * less * last, less * last);
+    Expr m = static_cast<float>(s.factor);
+    for (const auto& [atom, power] : s.m)
+      for (int i = 0; i < power; ++i) m = m * image_[atom];
+    return m * (part * fma(u * evaluated(rest, u), other, less));
   }
 
   // A node made of `of` and constants, where `of` has a value.
@@ -434,18 +447,107 @@ Lowered contracted(const Lowered& from) {
   });
 }
 
+// The strict value of a formula where all loads are 0.
+float value_of_zeros(const Graph& graph, uint32_t root) {
+  std::vector<Expr> image(graph.size());
+  for (const uint32_t id : order(graph, std::span(&root, 1))) {
+    const Node& n = graph[id];
+    std::array<Expr, 4> in;
+    for (int i = 0; i < n.arity(); ++i) in[i] = image[n.in[i]];
+    if (n.arity() == 0)
+      image[id] = n.word == Word::constant ? n.value : 0.0F;
+    else
+      image[id] = apply_word(n.word, std::span(in).first(n.arity()), n.detail);
+  }
+  return image[root].constant();
+}
+
+// Whether a node is one of the loads that lie in pairs, and whether it is a number they have.
+bool paired(const Node& n, const std::vector<bool>& pairs) {
+  return n.word == Word::load && pairs[n.slot];
+}
+bool short_number(const Node& n) {
+  return n.word == Word::constant && __builtin_bit_cast(uint32_t, n.value) % 0x10000 == 0;
+}
+
+// select(x < c, 0, ·) of everything, c <= 0, where · of zeros is 0: the loads become 0 instead, x
+// at last.
+std::string zeros_first(const Graph& formula, std::span<const uint32_t> roots, Lowered& from,
+                        const std::vector<bool>& pairs) {
+  const Graph& graph = from.graph;
+  const Node& n = graph[from.roots[0]];
+  if (std::ranges::any_of(from.roots, [&](uint32_t r) { return r != from.roots[0]; }) ||
+      n.word != Word::select || n.rel() != Rel::lt || !paired(graph[n.in[0]], pairs) ||
+      !short_number(graph[n.in[1]]) || graph[n.in[2]].word != Word::constant ||
+      graph[n.in[2]].value != 0 || !(graph[n.in[1]].value <= 0) ||
+      value_of_zeros(formula, roots[0]) != 0)
+    return "";
+  const uint32_t x = graph[n.in[0]].slot;
+  const auto line = [&](uint32_t slot) {
+    return str("tenon_zero8(in[", slot, "], in[", x, "], ", literal(graph[n.in[1]].value), ");\n");
+  };
+  std::string lines;
+  for (const uint32_t id : order(graph, from.roots)) {
+    const Node& l = graph[id];
+    if (l.word != Word::load || l.slot == x) continue;
+    if (!pairs[l.slot]) return "";
+    lines += line(l.slot);
+  }
+  for (uint32_t& root : from.roots) root = n.in[3];
+  return lines + line(x);
+}
+
+// Clamps of loads that stand for nothing else.
+EightLines clamps_first(const Lowered& from, const std::vector<bool>& pairs, std::string ready) {
+  const Graph& graph = from.graph;
+  const std::vector<uint32_t> nodes = order(graph, from.roots);
+  std::vector<int> uses(graph.size(), 0);
+  for (const uint32_t root : from.roots) ++uses[root];
+  for (const uint32_t id : nodes)
+    for (int i = 0; i < graph[id].arity(); ++i) ++uses[graph[id].in[i]];
+  const auto clamps = [&](uint32_t id) {
+    const Node& n = graph[id];
+    return (n.word == Word::min || n.word == Word::max) && paired(graph[n.in[0]], pairs) &&
+           uses[n.in[0]] == 1 && short_number(graph[n.in[1]]);
+  };
+  const auto found = std::ranges::find_if(nodes, clamps);
+  if (found == nodes.end()) return {std::move(ready), print(from.graph, from.roots, name_of)};
+  const Node& clamp = graph[*found];
+  ready += str("tenon_", info(clamp.word).name, "8(in[", graph[clamp.in[0]].slot, "], ",
+               literal(graph[clamp.in[1]].value), ");\n");
+  const auto without = [&](const Node& n, const Images& image) {
+    return &n == &clamp ? std::optional(image[n.in[0]]) : std::nullopt;
+  };
+  return clamps_first(rewritten(from, without), pairs, std::move(ready));
+}
+
+bool approximates(const Graph& graph, std::span<const uint32_t> roots) {
+  return std::ranges::any_of(order(graph, roots), [&](uint32_t id) {
+    return info(graph[id].word).kind == Kind::transcendental;
+  });
+}
+
+Lowered approximated(const Graph& graph, std::span<const uint32_t> roots, double error) {
+  return contracted(unclamped(Lowering(graph, roots, error).result()));
+}
+
 }  // namespace
 
 std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error) {
-  const auto approximate = [&](uint32_t id) {
-    return info(graph[id].word).kind == Kind::transcendental;
-  };
-  if (std::ranges::none_of(order(graph, roots), approximate)) {
+  if (!approximates(graph, roots)) {
     const Lowered strict = with_quotients(lower(graph, roots, Precision::strict));
     return print(strict.graph, strict.roots);
   }
-  const Lowered out = contracted(unclamped(Lowering(graph, roots, error).result()));
+  const Lowered out = approximated(graph, roots, error);
   return print(out.graph, out.roots, name_of);
+}
+
+EightLines native_eight(const Graph& graph, std::span<const uint32_t> roots, double error,
+                        const std::vector<bool>& pairs) {
+  if (!approximates(graph, roots)) return {"", native_lines(graph, roots, error)};
+  Lowered out = approximated(graph, roots, error);
+  std::string ready = zeros_first(graph, roots, out, pairs);
+  return clamps_first(out, pairs, std::move(ready));
 }
 
 }  // namespace tenon::cuda

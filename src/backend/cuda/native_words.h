@@ -79,11 +79,10 @@ struct Hardware : words::Words<words::NativeTables> {
   static Expr log1p(Expr x) {
     return select(abs(x) < kLogSmall, log1p_small(x), lg2(x + 1.0F) * kLn2);
   }
-  // 1/(1 + 2^t) with both sides of the fraction 2^-24 as large, so that 2^t reaches 2^150.
-  static Expr sigmoid(Expr x) {
-    const Expr power = ex2(scaled(x, -kLog2e) + -24.0F);
-    return rcp(power + 0x1p-24F) * 0x1p-24F;
-  }
+  // 1/(1 + 2^t), where 2^t reaches 2^150 because both sides of the fraction are kLess as large.
+  static constexpr float kLess = 0x1p-24F;
+  static Expr sigmoid_over_less(Expr x) { return rcp(ex2(scaled(x, -kLog2e) + -24.0F) + kLess); }
+  static Expr sigmoid(Expr x) { return sigmoid_over_less(x) * kLess; }
   static Expr tanh(Expr x) {
     return tanh_of(x, fma(-2.0F, rcp(ex2(scaled(x, 2 * kLog2e)) + 1.0F), 1.0F));
   }

@@ -182,7 +182,8 @@ class Compilation {
   Program program_ = nullptr;
 };
 
-// Strict means the same bits everywhere. The last one is a matter of compile time.
+// Strict means the same bits everywhere. The last one, and one that may follow, are matters of
+// compile time.
 constexpr std::string_view kOptions[] = {"--fmad=false",    "--ftz=false",      "--std=c++17",
                                          "--prec-div=true", "--prec-sqrt=true", "--minimal"};
 
@@ -218,11 +219,12 @@ Compiled compile(const std::string& source, const std::string& arch) {
   const Target to = target(l, arch);
   std::vector<std::string> options(std::begin(kOptions), std::end(kOptions));
   options.insert(options.begin(), to.option);
+  if (source.find(kCompileFast) != std::string::npos) options.emplace_back("--Ofast-compile=mid");
   for (;;) {
     Compilation compilation(l.nvrtc, source);
     const int result = compilation.run(options);
-    // Older versions do not know it.
-    if (result == kInvalidOption && options.back() == "--minimal") {
+    // Older versions do not know the last ones.
+    if (result == kInvalidOption && options.back() != kOptions[std::size(kOptions) - 2]) {
       options.pop_back();
       continue;
     }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace tenon::cuda {
 
@@ -22,6 +23,9 @@ struct Compiled {
   bool is_ptx = false;  // text that the driver still compiles, else machine code
   std::string log;      // warnings
 };
+
+// A text with this line is compiled in less time, to slower code.
+inline constexpr std::string_view kCompileFast = "// compile fast\n";
 
 // For an architecture by name: "sm_80", "sm_90a". One that this NVRTC does not know yet gets the
 // newest PTX that runs on it.

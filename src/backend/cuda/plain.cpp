@@ -5,6 +5,7 @@
 
 #include "backend/cuda/body.h"
 #include "backend/cuda/eight.h"
+#include "backend/cuda/nvrtc.h"
 #include "core/scaling.h"
 #include "expr/print.h"
 #include "tenon/error.h"
@@ -146,7 +147,7 @@ class PlainProgram::Writer {
     const PlainHead head{rows_, step_.cols, inner_, args_->random, m.from, m.to, m.count};
     const auto add = [&](const void* data, size_t bytes) {
       const auto* from = static_cast<const std::byte*>(data);
-      l.arguments.insert(l.arguments.end(), from, from + bytes);
+      l.arguments.append({from, bytes});
     };
     add(&head, sizeof head);
     const std::vector<Access> one(accesses_.empty() ? 1 : 0);
@@ -309,6 +310,8 @@ PlainProgram::PlainProgram(const Step& step) : step_(step) {
       indented(compute_lines(step)), "  }\n  __device__ static void store(", at, element,
       "const float* out) {\n", indented(store_lines(step)),
       "  }\n};\nusing Arguments = TenonPlainArguments<", accesses, ", ", places, ">;\n", w.text);
+  // Many small kernels, whose speed nobody is promised; products take too long for that.
+  if (!step.gemm) text_ += kCompileFast;
 }
 
 size_t PlainProgram::workspace(int64_t rows) const {

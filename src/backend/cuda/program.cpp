@@ -2,6 +2,7 @@
 #include "backend/cuda/program.h"
 
 #include <algorithm>
+#include <deque>
 #include <optional>
 
 #include "backend/cuda/driver.h"
@@ -74,7 +75,7 @@ class ProgramKernel final : public Kernel {
 
  private:
   std::unique_ptr<Program> program_;
-  std::vector<Source> sources_;  // one an entry
+  std::deque<Source> sources_;  // one an entry; they cannot move
   std::shared_ptr<const Kernel> other_;
 };
 

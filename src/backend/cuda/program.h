@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/few.h"
 #include "step/backend.h"
 
 namespace tenon::cuda {
@@ -13,7 +14,7 @@ namespace tenon::cuda {
 struct Launch {
   std::string entry;
   unsigned blocks = 1, threads = 1;
-  std::vector<std::byte> arguments;
+  Few<std::byte, 512> arguments;
   unsigned shared = 0;              // dynamic bytes; less where the device has less
   unsigned per_multiprocessor = 0;  // if any, the most blocks; these do the work of the others
 };

@@ -114,7 +114,9 @@ TileProgram::TileProgram(const Step& step) : step_(step) {
       tile_skeletons(), scalings, "using Arguments = TenonTileArguments<",
       step.loads.size() + step.stores.size(), ", ", places,
       ">;\nstruct Body {\n  static constexpr int kTurned = ", turned_stores(step).size(),
-      ", kSums = ", sums.size(), ";\n", tile_members(step, t, "const TenonWords2* now, "),
+      ", kSums = ", sums.size(),
+      ";\n  static constexpr bool kWholeColumns = ", flag(step.cols % kTile == 0), ";\n",
+      tile_members(step, t, "const TenonWords2* now, "),
       "  __device__ static void codes(const Arguments& a, const float (&out)[kStores][8], "
       "TenonWords2* now) {\n",
       indented(encoded.codes),
@@ -128,7 +130,7 @@ TileProgram::TileProgram(const Step& step) : step_(step) {
       "(const __grid_constant__ Arguments a) {\n  tenon_tile_map<Body>(a);\n}\n");
   const auto kernel = [&](const std::string& entry, const std::string& lines) {
     entries_.push_back(entry);
-    text_ += str("extern \"C\" __global__ void ", entry,
+    text_ += str("extern \"C\" __launch_bounds__(1024) __global__ void ", entry,
                  "(const __grid_constant__ Arguments a) {\n", indented(lines), "}\n");
   };
   if (!sums.empty()) kernel(kSum, partial_lines(step, kTile));
@@ -150,8 +152,8 @@ bool TileProgram::fits(const RunArgs& args) const {
 size_t TileProgram::workspace(int64_t rows) const { return partial_bytes(step_, rows, kTile); }
 
 std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
-  const std::vector<Access> at = accesses_of(step_, args);
-  std::vector<Place> places;
+  const Accesses at = accesses_of(step_, args);
+  Places places;
   for (const Encoder& e : step_.encoders)
     for (const Place& p : encoder_places(e, args)) places.push_back(p);
   if (places.empty()) places.emplace_back();
@@ -163,7 +165,7 @@ std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
   if (entries_.back() == kClear) launch(kClear, 1, 1);
   launch(kEntry, cdiv(args.rows, kTile) * cdiv(step_.cols, kTile), kThreads);
   if (const int64_t blocks = partial_blocks(step_); blocks > 0)
-    launch(kSum, blocks, kPartialThreads);
+    launch(kSum, blocks, partial_threads(step_, args.rows, kTile));
   return list;
 }
 

@@ -65,17 +65,26 @@ bool dense(const Step& step, std::span<const Access> at) {
 
 // As many threads as the registers of a short formula allow, for one or two loads; one-byte results
 // want two vectors, and so do random numbers, whose rounds wait for each other. What only finds
-// amaxes ends slowly, so few blocks do it all.
-VectorProgram::Size VectorProgram::size_of(const Step& step, size_t lines) {
-  constexpr size_t kLong = 50;  // lines of a formula that need more registers
-  int64_t bytes = 0;            // that an element's loads hold in registers
+// amaxes ends slowly, so few blocks do it all. Each line of a strict polynomial waits for the one
+// before: without a division, which is a call, it wants threads more than registers.
+VectorProgram::Size VectorProgram::size_of(const Step& step, const std::string& formula) {
+  constexpr size_t kLong = 50;        // lines of a formula that need more registers
+  constexpr size_t kPolynomial = 20;  // lines of the shortest with a transcendental word
+  int64_t bytes = 0;                  // that an element's loads hold in registers
   for (const Load& l : step.loads)
     if (l.from == Load::From::tile) bytes += info(l.dtype).bytes;
-  const bool few = bytes <= 4 && step.effective_precision() == Precision::native && lines < kLong;
+  const auto lines = static_cast<size_t>(std::ranges::count(formula, '\n'));
+  const bool native = step.effective_precision() == Precision::native;
+  const auto one_byte = [](const Encoder& e) { return info(e.format.dtype).bytes == 1; };
+  const bool narrow = std::ranges::any_of(step.encoders, one_byte);
+  if (!native && lines >= kPolynomial && formula.find(" / ") == std::string::npos) {
+    if (bytes <= (narrow ? 2 : 4)) return {128, 2, 12, false};
+    return {128, 1, narrow || bytes <= 4 ? 16U : 12U, false};
+  }
+  const bool few = bytes <= 4 && native && lines < kLong;
   if (few && stores_to(step, Store::To::amax).size() == step.stores.size())
     return {1024, 2, 2, true};
-  for (const Encoder& e : step.encoders)
-    if (info(e.format.dtype).bytes == 1) return {128, 2, !few ? 8U : bytes <= 2 ? 16U : 12U, false};
+  if (narrow) return {128, 2, !few ? 8U : bytes <= 2 ? 16U : 12U, false};
   const auto random = [](const Load& l) { return l.from == Load::From::random; };
   if (few && bytes <= 2 && std::ranges::any_of(step.loads, random)) return {128, 2, 12, false};
   return {256, 1, few ? 8U : 4U, false};
@@ -108,12 +117,13 @@ std::string VectorProgram::refusal(const Step& step) {
 
 VectorProgram::VectorProgram(const Step& step) : step_(step) {
   entries_ = {kEntry};
-  const std::string compute = compute_lines(step);
-  size_ = size_of(step, static_cast<size_t>(std::ranges::count(compute, '\n')));
+  const EightLines formula = eight_lines(step);
+  size_ = size_of(step, formula.ready + formula.lines);
   const Size size = size_;
   std::string scalings, loads, start = start_lines(step);
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   for (size_t i = 0; i < step.loads.size(); ++i) loads += load_eight(step, i);
+  loads += formula.ready;
   for (size_t e = 0; e < step.encoders.size(); ++e)
     start += str("multiplier[", e, "] = tenon_tensor_scale<Scaling", e, ">(a).multiplier;\n");
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
@@ -126,7 +136,7 @@ VectorProgram::VectorProgram(const Step& step) : step_(step) {
           ";\n  __device__ static void load(const TenonAccess* at, const TenonU64* random, "
           "TenonU32 row, TenonU32 column, float (*in)[8]) {\n",
           indented(loads), "  }\n  __device__ static void compute(const float* in, float* out) {\n",
-          indented(compute),
+          indented(formula.lines),
           "  }\n  __device__ static void store(const Arguments& a, TenonU32 row, TenonU32 "
           "column, const float (&out)[kStores][8], const float* multiplier, TenonU32* most) {\n",
           indented(store_text(step)),
@@ -153,7 +163,7 @@ bool VectorProgram::fits(const RunArgs& args) const {
 }
 
 std::vector<Launch> VectorProgram::launches(const RunArgs& args) const {
-  std::vector<Access> at = accesses_of(step_, args);
+  Accesses at = accesses_of(step_, args);
   auto vectors = static_cast<uint32_t>(step_.cols / kEight);
   const uint32_t all = static_cast<uint32_t>(args.rows) * vectors;
   if (size_.walks && dense(step_, at)) {
@@ -163,7 +173,7 @@ std::vector<Launch> VectorProgram::launches(const RunArgs& args) const {
   VectorHead head = divided_by(vectors);
   head.all = all;
   head.random = args.random;
-  std::vector<Place> places;
+  Places places;
   for (const Encoder& e : step_.encoders)
     for (const Place& p : encoder_places(e, args)) places.push_back(p);
   if (places.empty()) places.emplace_back();

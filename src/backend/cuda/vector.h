@@ -22,7 +22,7 @@ class VectorProgram final : public Program {
     unsigned threads, vectors, blocks;
     bool walks;
   };
-  static Size size_of(const Step& step, size_t lines);
+  static Size size_of(const Step& step, const std::string& formula);
 
   Step step_;
   Size size_{};

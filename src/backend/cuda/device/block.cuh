@@ -4,32 +4,51 @@
 
 __device__ inline TenonU32 tenon_most(TenonU32 a, TenonU32 b) { return a > b ? a : b; }
 
-// Scales that belong to no block are 0.
-template <class Encoder, bool rowwise, int block_rows, int block_cols, bool scales_turned,
-          class Arguments>
-__device__ inline void tenon_block_end(const Arguments& a) {
+// Scales that belong to no block are 0. By block `block` of `blocks`.
+template <class Encoder, bool rowwise, class Arguments>
+__device__ inline void tenon_block_end(const Arguments& a, TenonU32 block, TenonU32 blocks) {
+  constexpr int block_rows = rowwise ? Encoder::kRowRows : Encoder::kColumnRows;
+  constexpr int block_cols = rowwise ? Encoder::kRowCols : Encoder::kColumnCols;
+  constexpr bool scales_turned = rowwise ? Encoder::kRowTurned : Encoder::kColumnTurned;
   const TenonPlace& scales = a.place[Encoder::kPlace + (rowwise ? 1 : 3)];
   const TenonI64 cols = a.place[Encoder::kPlace + 5].cols;
-  const TenonI64 used_rows = (a.rows + block_rows - 1) / block_rows;
-  const TenonI64 used_cols = (cols + block_cols - 1) / block_cols;
-  const TenonI64 down = scales_turned ? scales.cols : scales.rows;
-  const TenonI64 across = scales_turned ? scales.rows : scales.cols;
+  const TenonU32 used_rows = static_cast<TenonU32>((a.rows + block_rows - 1) / block_rows);
+  const TenonU32 used_cols = static_cast<TenonU32>((cols + block_cols - 1) / block_cols);
+  const TenonU32 down = static_cast<TenonU32>(scales_turned ? scales.cols : scales.rows);
+  const TenonU32 across = static_cast<TenonU32>(scales_turned ? scales.rows : scales.cols);
+  const TenonU32 warps = blockDim.x / 32;
 #pragma unroll 1
-  for (TenonI64 i = blockIdx.x; i < down; i += gridDim.x)
+  for (TenonU32 i = (used_cols < across ? 0 : used_rows) + block * warps + threadIdx.x / 32;
+       i < down; i += blocks * warps)
 #pragma unroll 1
-    for (TenonI64 j = (i < used_rows ? used_cols : 0) + threadIdx.x; j < across; j += blockDim.x)
+    for (TenonU32 j = (i < used_rows ? used_cols : 0) + threadIdx.x % 32; j < across; j += 32)
       tenon_put_scale<Encoder, rowwise, scales_turned>(a, i, j, 0);
+}
+
+// Values that wait for a thread, in 16-byte slots of its own.
+#if defined(__CUDA_ARCH__)
+extern __shared__ TenonWords4 tenon_parked[];
+#else
+static TenonWords4 tenon_parked[8 * 512];
+#endif
+template <int threads>
+__device__ inline TenonWords4& tenon_slot(int thread, int r, int half) {
+  return tenon_parked[(2 * r + half) * threads + thread];
 }
 
 // Body is printed as for the tiled map, with kTileRows, kTileCols; Encoder: kRowRows, kRowCols,
 // kColumnRows, kColumnCols (the blocks), kRowTurned, kColumnTurned (their scales), kTransposes;
-// kParts, the values that are encoded or summed: part p is result part(p), the first kEncoded make
-// the encoder's tensor, whose column first(a, p) is p's column 0; sum_of(p) is its sum, or -1.
+// kParts, the values that are encoded or summed: part p is result part(p); if summed(p), column c
+// of it is c + sum_more(p) of the row of all sums. The first kEncoded make the encoder's tensor,
+// whose columns begin(p) … end(p) are in p's tiles. Where one of its blocks has columns of both
+// parts, the last tile of the first part takes that block, and the second part's begin after it:
+// kShift columns further right than the first one's, as the body counts.
 template <class Body>
 struct TenonBlock {
   using Encoder = typename Body::Encoder;
   static constexpr int kRows = Body::kTileRows, kCols = Body::kTileCols;
   static constexpr int kLanes = kCols / 8;  // of a row
+  static constexpr int kShiftLanes = Body::kShift / 8;
   static constexpr int kThreads = kRows / 4 * kLanes;
   static constexpr int kWarps = kThreads / 32;
   static constexpr bool kWhole = Encoder::kRowRows > 1;  // one block is the tile
@@ -37,28 +56,41 @@ struct TenonBlock {
   static constexpr bool kTurns = Body::kColumnwise && Encoder::kTransposes;
   static constexpr int kGroups = kColumnBlocks ? kRows / Encoder::kColumnRows : 1;  // of rows
   // Sums are added beside the maxima, at the same barrier, or after them in their memory where it
-  // is short, or at a barrier of their own.
+  // is short, or those of all parts at the end, in the memory of values that waited.
   static constexpr bool kSumsAfter = kColumnBlocks && !kTurns;
-  static constexpr bool kSumsBeside = !kSumsAfter && (kWhole || kColumnBlocks);
+  static constexpr bool kSumsLast =
+      Body::kSums > 0 && !kColumnBlocks && (!kWhole || Body::kParts > 1);
+  static constexpr bool kSumsBeside = Body::kSums > 0 && !kSumsAfter && !kSumsLast;
+  static constexpr bool kSumsWait = kSumsLast && Body::kParts > 1;
+  static_assert(!kSumsWait || kLanes == 16, "sums of a warp take its threads' first slots");
+  // Loads are cached in what shared memory leaves. Columns that are turned take the memory of
+  // maxima and sums if a barrier lies between; multipliers that of their maxima if nothing else
+  // does.
+  static constexpr int kTurned = kTurns ? kCols * kRows / 4 : 0;  // words
+  static constexpr int kMaxima = kColumnBlocks ? kWarps * kCols : 0;
+  static constexpr int kSums = kSumsBeside || (kSumsLast && !kSumsWait) ? kWarps * kCols : 0;
+  static constexpr bool kInPlace = kColumnBlocks && !kTurns && Body::kSums == 0;
+  static constexpr int kMultipliers = kColumnBlocks ? (kInPlace ? 0 : kGroups * kCols) : kWarps;
+  static constexpr int kApart = kColumnBlocks ? 0 : kTurned;
+  static constexpr int kWords = kApart + kMaxima + kSums;
+  static constexpr int kFirst = kWords > kTurned ? kWords : kTurned;
   struct Shared {
-    TenonWords4 turned[kTurns ? kCols * kRows / 16 : 1];
-    alignas(16) float warps[kColumnBlocks ? kWarps : 1][kCols];  // maxima
-    alignas(16) float own_sums[Body::kSums > 0 && !kSumsAfter ? kWarps : 1][kCols];
-    alignas(16) float multipliers[kColumnBlocks ? kGroups : 1][kCols];  // the tile's maxima, too
-    __device__ float (*sums())[kCols] { return kSumsAfter ? warps : own_sums; }
+    TenonWords4 words[(kFirst + kMultipliers + 3) / 4];
+    __device__ TenonU32* turned() { return words[0].w; }
+    __device__ float (*warps())[kCols] { return at(words + kApart / 4); }  // maxima
+    __device__ float (*sums(int part))[kCols] {
+      if (kSumsWait) return at(tenon_parked + part * kThreads);
+      return at(words + (kSumsAfter ? kApart : kApart + kMaxima) / 4);
+    }
+    // Of a group of rows; the maxima of warps where the tile is a block.
+    __device__ float* multipliers(int group) {
+      return kInPlace ? warps()[group * (kWarps / kGroups)] : at(words + kFirst / 4)[group];
+    }
+    __device__ static float (*at(TenonWords4* words))[kCols] {
+      return reinterpret_cast<float(*)[kCols]>(words);
+    }
   };
 };
-
-// Values that wait, in 16-byte slots of the thread's own.
-#if defined(__CUDA_ARCH__)
-extern __shared__ TenonWords4 tenon_parked[];
-#else
-static TenonWords4 tenon_parked[8 * 512];
-#endif
-template <int threads>
-__device__ inline TenonWords4& tenon_slot(int r, int half) {
-  return tenon_parked[(2 * r + half) * threads + threadIdx.x];
-}
 
 // Maxima are of magnitudes, and NaN where there is one.
 __device__ inline float tenon_larger(float most, float v) { return tenon_max(most, tenon_abs(v)); }
@@ -94,19 +126,34 @@ __device__ inline TenonScale tenon_row_scales(const float (&most)[4], float (&mu
   return scale;
 }
 
-template <class Body, bool full, class Arguments>
-__device__ inline void tenon_block_sum(const Arguments& a, TenonU32 row, const float (&v)[4][8],
-                                       typename TenonBlock<Body>::Shared& shared) {
-  float total[8];
+template <bool full, class Arguments>
+__device__ inline void tenon_block_total(const Arguments& a, TenonU32 row, const float (&v)[4][8],
+                                         float (&total)[8]) {
   for (int e = 0; e < 8; ++e) {
     float x[4];
     for (int r = 0; r < 4; ++r) x[r] = full || row + r < a.rows ? v[r][e] : -0.0f;
     total[e] = (x[0] + x[1]) + (x[2] + x[3]);
   }
-  tenon_begin_sum<Body::kTileCols>(shared.sums()[threadIdx.x / 32], total);
+}
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_block_sum(const Arguments& a, TenonU32 row, const float (&v)[4][8],
+                                       int part, typename TenonBlock<Body>::Shared& shared) {
+  float total[8];
+  tenon_block_total<full>(a, row, v, total);
+  tenon_begin_sum<Body::kTileCols>(shared.sums(part)[threadIdx.x / 32], total);
+}
+template <class Body, class Arguments>
+__device__ inline void tenon_block_end_sum(const Arguments& a,
+                                           typename TenonBlock<Body>::Shared& shared, int part,
+                                           int begin, TenonU32 row0, TenonU32 column0) {
+  using Block = TenonBlock<Body>;
+  const TenonU32 more = Body::sum_more(part);
+  tenon_end_sum<Body, Block::kRows, Block::kWarps>(a, shared.sums(part), begin, row0,
+                                                   column0 + more, Body::end(part) + more);
 }
 
-// One result from its values: maxima, scales, rows, columns, and its sum.
+// One result from its values: maxima, scales, rows, columns, and its sum. Columns are the
+// encoder's.
 template <class Body, bool full, class Arguments>
 __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, TenonU32 column0,
                                           const float (&v)[4][8], int part,
@@ -119,11 +166,11 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
   const int warp = threadIdx.x / 32;
   const TenonU32 row = row0 + 4 * g;
   const TenonU32 column = column0 + 8 * l;
+  const TenonU32 end = Body::end(part);
   const TenonU32 last_row = static_cast<TenonU32>(a.rows) - 1;
-  const bool inside = full || column < static_cast<TenonU32>(a.cols);
-  const TenonU32 tensor0 = Body::first(a, part) + column0;
-  const int sum = Body::kSums > 0 ? Body::sum_of(part) : -1;
-  if (sum >= 0 && !Block::kSumsAfter) tenon_block_sum<Body, full>(a, row, v, shared);
+  const bool inside = Body::kWholeColumns || column < end;
+  const bool sum = Body::kSums > 0 && Body::summed(part);
+  if (sum && Block::kSumsBeside) tenon_block_sum<Body, full>(a, row, v, part, shared);
   float row_most[4] = {};
   if (Body::kRowwise || Block::kWhole)
     for (int r = 0; r < 4; ++r)
@@ -137,7 +184,7 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
     for (int step = 16; step > 0; step /= 2)
       m = tenon_most(m, __shfl_xor_sync(0xffffffffu, m, step));
 #endif
-    if (threadIdx.x % 32 == 0) shared.multipliers[0][warp] = tenon_bits(m);
+    if (threadIdx.x % 32 == 0) shared.multipliers(0)[warp] = tenon_bits(m);
   }
   if (Block::kColumnBlocks) {
     float most[8];
@@ -149,7 +196,7 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
     if (Block::kLanes == 32) {
       for (int half = 0; half < 2; ++half) {
         for (int i = 0; i < 4; ++i) w.w[i] = __float_as_uint(most[4 * half + i]);
-        *tenon_plane<Block::kCols>(shared.warps[warp], l, half) = w;
+        *tenon_plane<Block::kCols>(shared.warps()[warp], l, half) = w;
       }
     } else {  // the half warps exchange four columns each
       const bool upper = g % 2 != 0;
@@ -157,7 +204,7 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
         w.w[i] = __float_as_uint(
             tenon_max(upper ? most[4 + i] : most[i],
                       __shfl_xor_sync(0xffffffffu, upper ? most[i] : most[4 + i], 16)));
-      *tenon_plane<Block::kCols>(shared.warps[warp], l, upper) = w;
+      *tenon_plane<Block::kCols>(shared.warps()[warp], l, upper) = w;
     }
   }
   if (Block::kWhole || Block::kColumnBlocks) __syncthreads();
@@ -165,14 +212,14 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
   if (Block::kWhole) {
     TenonU32 m = 0;
     for (int i = 0; i < Block::kWarps; ++i)
-      m = tenon_most(m, __float_as_uint(shared.multipliers[0][i]));
+      m = tenon_most(m, __float_as_uint(shared.multipliers(0)[i]));
     whole = tenon_block_scale<Encoder>(m);
-    if (threadIdx.x == 0 && Body::kRowwise)
+    if (threadIdx.x == 0 && inside && Body::kRowwise)
       tenon_put_scale<Encoder, true, Encoder::kRowTurned>(
-          a, row0 / Encoder::kRowRows, tensor0 / Encoder::kRowCols, whole.inverse);
-    if (threadIdx.x == 0 && Body::kColumnwise)
+          a, row0 / Encoder::kRowRows, column0 / Encoder::kRowCols, whole.inverse);
+    if (threadIdx.x == 0 && inside && Body::kColumnwise)
       tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(
-          a, row0 / Encoder::kColumnRows, tensor0 / Encoder::kColumnCols, whole.inverse);
+          a, row0 / Encoder::kColumnRows, column0 / Encoder::kColumnCols, whole.inverse);
   }
   if (Block::kColumnBlocks && threadIdx.x < Block::kGroups * Block::kCols) {
     constexpr int warps = Block::kWarps / Block::kGroups;
@@ -181,18 +228,17 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
     const int word = tenon_plane_word<Block::kCols>(own);
     TenonU32 m = 0;
     for (int i = 0; i < warps; ++i)
-      m = tenon_most(m, __float_as_uint(shared.warps[group * warps + i][word]));
+      m = tenon_most(m, __float_as_uint(shared.warps()[group * warps + i][word]));
     const TenonScale scale = tenon_block_scale<Encoder>(m);
-    shared.multipliers[group][word] = scale.multiplier;
+    shared.multipliers(group)[word] = scale.multiplier;
     const TenonI64 first_row = row0 + group * Encoder::kColumnRows;
-    if (full || (column0 + own < a.cols && first_row < a.rows))
+    if ((Body::kWholeColumns || column0 + own < end) && (full || first_row < a.rows))
       tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(a, first_row / Encoder::kColumnRows,
-                                                              tensor0 + own, scale.inverse);
+                                                              column0 + own, scale.inverse);
   }
   // By threads that find no column's scale, if there are any.
   constexpr int summing = Block::kColumnBlocks && Block::kThreads > Block::kCols ? Block::kCols : 0;
-  if (sum >= 0 && Block::kSumsBeside)
-    tenon_end_sum<full, Block::kRows, Block::kWarps>(a, shared.sums(), sum, summing, row0, column0);
+  if (sum && Block::kSumsBeside) tenon_block_end_sum<Body>(a, shared, part, summing, row0, column0);
   TenonWords2 codes[4];
   if (Body::kRowwise || Block::kWhole) {
     float multiplier[4];
@@ -202,29 +248,31 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
       constexpr int lanes = Block::kWhole ? 4 : Encoder::kRowCols / 8;
       const TenonScale scale = tenon_row_scales<Encoder, lanes>(row_most, multiplier);
       const TenonU32 own = row + tenon_own_row(l);
-      const bool begun = full || column0 + 8 * (l / lanes * lanes) < static_cast<TenonU32>(a.cols);
+      const bool begun = Body::kWholeColumns || column0 + 8 * (l / lanes * lanes) < end;
       if (l % lanes < 4 && begun && (full || own <= last_row))
-        tenon_put_scale<Encoder, true, Encoder::kRowTurned>(
-            a, own, (tensor0 + 8 * l) / Encoder::kRowCols, scale.inverse);
+        tenon_put_scale<Encoder, true, Encoder::kRowTurned>(a, own, column / Encoder::kRowCols,
+                                                            scale.inverse);
     }
     const TenonPlace& data = a.place[Encoder::kPlace];
     const TenonU32 stride = static_cast<TenonU32>(data.stride);
-    TenonU8* const to = data.data + tenon_wide(row, stride, tensor0 + 8 * l);
+    TenonU8* const to = data.data + tenon_wide(row, stride, column);
     for (int r = 0; r < 4; ++r) {
       float scaled[8];
       for (int e = 0; e < 8; ++e) scaled[e] = v[r][e] * multiplier[r];
       codes[r] = tenon_codes8<Format>(scaled);
-      if (Body::kRowwise && (full || (inside && row + r <= last_row)))
-        *reinterpret_cast<TenonWords2*>(to + static_cast<TenonU64>(stride) * r) = codes[r];
     }
+    if (Body::kRowwise && inside)
+      for (int r = 0; r < 4; ++r)
+        if (full || row + r <= last_row)
+          *reinterpret_cast<TenonWords2*>(to + static_cast<TenonU64>(stride) * r) = codes[r];
   }
-  TenonU32* const turned = shared.turned[0].w;
+  TenonU32* const turned = shared.turned();
   if (Block::kColumnBlocks) {
     __syncthreads();
     const int group = Block::kGroups > 1 ? 4 * g / Encoder::kColumnRows : 0;
     float multiplier[8];
     for (int half = 0; half < 2; ++half) {
-      const TenonWords4 w = *tenon_plane<Block::kCols>(shared.multipliers[group], l, half);
+      const TenonWords4 w = *tenon_plane<Block::kCols>(shared.multipliers(group), l, half);
       for (int i = 0; i < 4; ++i) multiplier[4 * half + i] = tenon_bits(w.w[i]);
     }
     if (Block::kTurns) {  // four rows of a column make a word
@@ -234,14 +282,14 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
                          tenon_encode_pair<Format>(v[0][e] * m, v[1][e] * m) |
                              tenon_encode_pair<Format>(v[2][e] * m, v[3][e] * m) << 16);
       }
-    } else {
+    } else if (inside) {
       const TenonPlace& data = a.place[Encoder::kPlace + 2];
       const TenonU32 stride = static_cast<TenonU32>(data.stride);
-      TenonU8* const to = data.data + tenon_wide(row, stride, tensor0 + 8 * l);
+      TenonU8* const to = data.data + tenon_wide(row, stride, column);
       for (int r = 0; r < 4; ++r) {
         float scaled[8];
         for (int e = 0; e < 8; ++e) scaled[e] = v[r][e] * multiplier[e];
-        if (full || (inside && row + r <= last_row))
+        if (full || row + r <= last_row)
           *reinterpret_cast<TenonWords2*>(to + static_cast<TenonU64>(stride) * r) =
               tenon_codes8<Format>(scaled);
       }
@@ -251,12 +299,12 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
   }
   if (Block::kTurns) {
     __syncthreads();
-    tenon_store_turned<Body, full>(a, turned, part, row0, column0);
+    tenon_store_turned<Body, full>(a, turned, part, row0, column0, end);
   }
-  if (sum >= 0 && !Block::kSumsBeside) {
-    if (Block::kSumsAfter) tenon_block_sum<Body, full>(a, row, v, shared);
+  if (sum && Block::kSumsAfter) {
+    tenon_block_sum<Body, full>(a, row, v, part, shared);
     __syncthreads();
-    tenon_end_sum<full, Block::kRows, Block::kWarps>(a, shared.sums(), sum, 0, row0, column0);
+    tenon_block_end_sum<Body>(a, shared, part, 0, row0, column0);
   }
 }
 
@@ -264,43 +312,109 @@ template <class Body, bool full, class Arguments>
 __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, TenonU32 column0,
                                         typename TenonBlock<Body>::Shared& shared) {
   using Block = TenonBlock<Body>;
+  constexpr bool shifted = Body::kShift > 0;
+  const TenonU32 cols = static_cast<TenonU32>(a.cols);
+  const int l = threadIdx.x % Block::kLanes;
   const TenonU32 row = row0 + 4 * (threadIdx.x / Block::kLanes);
-  const TenonU32 column = column0 + 8 * (threadIdx.x % Block::kLanes);
   TenonU32 most[Body::kAmax + 1] = {};
   float v[4][8];
+  TenonU32 column = column0 + 8 * l;
+  int slot = threadIdx.x;  // for what waits
+  bool second = false;     // the first part's tile has a column of the second one
+  // Shifted: the second part's columns behind the first one's tile are computed, too. Thread n
+  // begins with the n-th of their vectors.
+  constexpr int lanes = shifted ? Block::kShiftLanes : 1;
+  constexpr int vectors = shifted ? Block::kRows * lanes : 0;
+  typename Body::Raw more;
+  TenonU32 more_row = 0, more_column = 0;
+  const auto fetch_more = [&](int n) {
+    more_row = row0 + n / lanes;
+    if (!full && more_row >= a.rows) more_row = static_cast<TenonU32>(a.rows) - 1;
+    more_column = column0 + Block::kCols + 8 * (n % lanes);
+    if (more_column >= cols) more_column = cols - 8;
+    Body::fetch(a.at, more_row, more_column, 0, more);
+  };
+  if (shifted) {
+    slot = l < lanes ? -1 : slot - lanes;
+    if (column >= Body::end(0)) column = Body::end(0) - 8;
+    second = column >= cols;
+    if (second) column -= cols;
+    if (threadIdx.x < vectors) fetch_more(threadIdx.x);
+  }
+  const bool inside = tenon_inside<Body>(a, column);
+  const auto wait = [&](int thread, int r, const float(&out)[Body::kStores][8]) {
+    for (int p = 1; p < Body::kParts; ++p)
+      for (int half = 0; half < 2; ++half) {
+        TenonWords4 w;
+        for (int i = 0; i < 4; ++i) w.w[i] = __float_as_uint(out[Body::part(p)][4 * half + i]);
+        tenon_slot<Block::kThreads>(thread, 4 * (p - 1) + r, half) = w;
+      }
+  };
   tenon_four_rows<Body, full, kTenonAhead<Body, false>>(
-      a, row, column, [&](int r, bool there, const float(&out)[Body::kStores][8]) {
-        if (there) Body::store(a, full ? row : row + r, column, full ? r : 0, out, most);
+      a, row, column,
+      [&](int r, bool there, const float(&out)[Body::kStores][8]) {
+        if (there && inside) Body::store(a, full ? row : row + r, column, full ? r : 0, out, most);
       // Chosen, not indexed, where the row is not a constant.
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
-          for (int e = 0; e < 8; ++e) v[i][e] = i == r ? out[Body::part(0)][e] : v[i][e];
-        for (int p = 1; p < Body::kParts; ++p)
-          for (int half = 0; half < 2; ++half) {
-            TenonWords4 w;
-            for (int i = 0; i < 4; ++i) w.w[i] = __float_as_uint(out[Body::part(p)][4 * half + i]);
-            tenon_slot<Block::kThreads>(4 * (p - 1) + r, half) = w;
+          for (int e = 0; e < 8; ++e) {
+            const float now = second ? out[Body::part(Body::kParts - 1)][e] : out[Body::part(0)][e];
+            v[i][e] = i == r ? now : v[i][e];
           }
+        if (!shifted || slot >= 0) wait(slot, r, out);
+      },
+      [&] {
+#pragma unroll 1
+        for (int n = threadIdx.x; n < vectors; n += Block::kThreads) {
+          float out[Body::kStores][8];
+          tenon_one_row<Body>(a, more_row, more_column, more, out);
+          wait(n / lanes / 4 * Block::kLanes + Block::kLanes - lanes + n % lanes, n / lanes % 4,
+               out);
+          if (vectors <= Block::kThreads) break;
+          if (n + Block::kThreads < vectors) fetch_more(n + Block::kThreads);
+        }
       });
 #pragma unroll 1
   for (int part = 0;;) {
     if (Body::kEncoded == Body::kParts || part < Body::kEncoded) {
-      tenon_block_encode<Body, full>(a, row0, column0, v, part, shared);
-    } else {
-      tenon_block_sum<Body, full>(a, row, v, shared);
+      tenon_block_encode<Body, full>(a, row0, Body::begin(part) + column0, v, part, shared);
+    } else if (!Block::kSumsLast) {
+      tenon_block_sum<Body, full>(a, row, v, part, shared);
       __syncthreads();
-      tenon_end_sum<full, Block::kRows, Block::kWarps>(a, shared.sums(), Body::sum_of(part), 0,
-                                                       row0, column0);
+      tenon_block_end_sum<Body>(a, shared, part, 0, row0, column0);
     }
     if (++part >= Body::kParts) break;
+    float total[8];
+    if (Block::kSumsLast) tenon_block_total<full>(a, row, v, total);
+    // Shared memory is free again, and has what other threads left.
+    if (Block::kWhole || Block::kColumnBlocks || shifted) __syncthreads();
+    slot = threadIdx.x;
+    if (shifted) {  // outside, the nearest inside
+      const int last = static_cast<int>(Body::end(1) - Body::begin(1) - column0) / 8 - 1;
+      if (l > last) slot += (last < 0 ? 0 : last) - l;
+    }
     for (int r = 0; r < 4; ++r)
       for (int half = 0; half < 2; ++half) {
-        const TenonWords4 w = tenon_slot<Block::kThreads>(4 * (part - 1) + r, half);
+        const TenonWords4 w = tenon_slot<Block::kThreads>(slot, 4 * (part - 1) + r, half);
         for (int i = 0; i < 4; ++i) v[r][4 * half + i] = tenon_bits(w.w[i]);
       }
-    // Shared memory is free again.
-    if (Block::kWhole || Block::kColumnBlocks || Body::kSums > 0) __syncthreads();
+    if (Block::kSumsLast) {
+#if defined(__CUDA_ARCH__)
+      __syncwarp();  // its slots are read
+#endif
+      if (Body::summed(part - 1))
+        tenon_begin_sum<Block::kCols>(shared.sums(part - 1)[threadIdx.x / 32], total);
+    }
+  }
+  if (Block::kSumsLast) {
+    constexpr int last = Body::kParts - 1;
+    if (Body::summed(last)) tenon_block_sum<Body, full>(a, row, v, last, shared);
+    __syncthreads();
+    for (int p = 0; p < Body::kParts; ++p)
+      if (Body::summed(p))
+        tenon_block_end_sum<Body>(a, shared, p, p * Block::kCols % Block::kThreads, row0,
+                                  Body::begin(p) + column0);
   }
   TenonU32 before[Body::kAmax + 1];
   Body::start(a, before);
@@ -312,7 +426,15 @@ __device__ inline void tenon_block_map(const Arguments& a) {
   __shared__ typename TenonBlock<Body>::Shared shared;  // of both paths
   TenonU32 row, column;
   tenon_corner<Body::kTileRows, Body::kTileCols>(a, row, column);
-  if (row + Body::kTileRows <= a.rows && column + Body::kTileCols <= a.cols)
+  if (row >= a.rows) {  // behind the tiles
+    const TenonU32 tiles = a.across * ((static_cast<TenonU32>(a.rows) - 1) / Body::kTileRows + 1);
+    if (Body::kRowwise)
+      tenon_block_end<typename Body::Encoder, true>(a, blockIdx.x - tiles, gridDim.x - tiles);
+    if (Body::kColumnwise)
+      tenon_block_end<typename Body::Encoder, false>(a, blockIdx.x - tiles, gridDim.x - tiles);
+    return;
+  }
+  if (row + Body::kTileRows <= a.rows)
     tenon_block_part<Body, true>(a, row, column, shared);
   else
     tenon_block_part<Body, false>(a, row, column, shared);

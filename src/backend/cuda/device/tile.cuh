@@ -16,12 +16,13 @@ struct TenonTileArguments {
 };
 
 // The first row and column of the block's tile; the division by a multiplication is at most one
-// too small.
+// too small. The last rows come first: a tile that they do not fill takes longer, and the end of
+// the call would wait for it.
 template <int tile_rows, int tile_cols, class Arguments>
 __device__ inline void tenon_corner(const Arguments& a, TenonU32& row, TenonU32& column) {
   TenonU32 down = static_cast<TenonU32>((static_cast<TenonU64>(blockIdx.x) * a.inverse) >> 32);
   if (blockIdx.x - down * a.across >= a.across) ++down;
-  row = down * tile_rows;
+  row = ((static_cast<TenonU32>(a.rows) - 1) / tile_rows - down) * tile_rows;
   column = (blockIdx.x - down * a.across) * tile_cols;
 }
 
@@ -186,10 +187,10 @@ __device__ inline void tenon_turn(TenonU32* turned, const TenonWords2 (&codes)[4
   }
 }
 
-// Columns from shared memory, 16 rows a lane: whole lines of 128 bytes.
+// Columns up to `end` from shared memory, 16 rows a lane: whole lines of 128 bytes.
 template <class Body, bool full, class Arguments>
 __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* turned, int plane,
-                                          TenonU32 row0, TenonU32 column0) {
+                                          TenonU32 row0, TenonU32 column0, TenonU32 end) {
   const int lane = threadIdx.x % 32;
   const int part = lane % 8;
   for (int n = 0; n < 2; ++n) {
@@ -200,7 +201,7 @@ __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* tu
     TenonWords4 w;
     for (int i = 0; i < 4; ++i) w.w[i] = swapped ? x.w[i ^ 2] : x.w[i];
     const TenonU32 to = row0 + 16 * part;
-    if (!full && (column0 + own >= a.cols || to >= a.rows)) continue;
+    if ((!Body::kWholeColumns && column0 + own >= end) || (!full && to >= a.rows)) continue;
     TenonU8* const data = Body::turned(a, plane, column0 + own) + to;
     if (full || to + 16 <= a.rows) {
       *reinterpret_cast<TenonWords4*>(data) = w;
@@ -217,8 +218,8 @@ __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* tu
 }
 
 // Sums of a warp to its row of shared memory, where half warps that have the same columns exchange
-// four each. Then the tree over the warps, by a thread a column from `begin` on, to the tile's
-// partial row.
+// four each. Then the tree over the warps, by a thread a column from `begin` on, to the partial row
+// that the tiles of these rows share: all columns of the first sum, then those of the next.
 template <int columns>
 __device__ inline void tenon_begin_sum(float* partial, const float (&sum)[8]) {
   const int l = threadIdx.x % (columns / 8);
@@ -237,52 +238,60 @@ __device__ inline void tenon_begin_sum(float* partial, const float (&sum)[8]) {
   }
   *tenon_plane<columns>(partial, l, upper) = w;
 }
-template <bool full, int tile_rows, int warps, int columns, class Arguments>
-__device__ inline void tenon_end_sum(const Arguments& a, const float (*partial)[columns], int k,
-                                     int begin, TenonU32 row0, TenonU32 column0) {
+template <class Body, int tile_rows, int warps, int columns, class Arguments>
+__device__ inline void tenon_end_sum(const Arguments& a, const float (*partial)[columns], int begin,
+                                     TenonU32 row0, TenonU32 column0, TenonU32 end) {
   const int own = static_cast<int>(threadIdx.x) - begin;
-  if (own < 0 || own >= columns || (!full && column0 + own >= a.cols)) return;
+  if (own < 0 || own >= columns || (!Body::kWholeColumns && column0 + own >= end)) return;
   float v[warps];
   for (int i = 0; i < warps; ++i) v[i] = partial[i][tenon_plane_word<columns>(own)];
   for (int n = warps / 2; n > 0; n /= 2)
     for (int i = 0; i < n; ++i) v[i] = v[2 * i] + v[2 * i + 1];
-  const TenonI64 blocks = (a.rows + tile_rows - 1) / tile_rows;
-  a.partial[(k * blocks + row0 / tile_rows) * a.cols + column0 + own] = v[0];
+  a.partial[tenon_wide(row0 / tile_rows, Body::kSums * static_cast<TenonU32>(a.cols),
+                       column0 + own)] = v[0];
 }
 
-// The tree over the partial rows of sum k: 32 columns a block, each of 8 warps an aligned part of
-// the rows, 16 rows at a time. What is not there is -0, which adds nothing.
-template <int tile_rows, class Format, class Arguments>
-__device__ inline void tenon_sum_partials(const Arguments& a, const TenonAccess& to, TenonI64 k,
+// The tree over the partial rows of sum k of so many: so many threads have neighbouring columns, an
+// aligned part of the rows, 16 rows at a time. What is not there is -0, which adds nothing.
+template <int tile_rows, int sums, int columns, class Format, class Arguments>
+__device__ inline void tenon_sum_partials(const Arguments& a, const TenonAccess& to, TenonU32 k,
                                           TenonU32 strip) {
-  __shared__ float done[20][256];  // of 16·2^i rows; at the end of a warp's
-  const TenonI64 blocks = (a.rows + tile_rows - 1) / tile_rows;
-  const TenonI64 column = static_cast<TenonI64>(strip) * 32 + threadIdx.x % 32;
-  const float* const from = a.partial + k * blocks * a.cols + column;
-  TenonI64 part = 16;
-  while (8 * part < blocks) part *= 2;
-  const TenonI64 first = threadIdx.x / 32 * part;
+  __shared__ float done[32][columns];  // of warps
+  constexpr int kLevels = 20;
+  const TenonU32 rows = static_cast<TenonU32>((a.rows + tile_rows - 1) / tile_rows);
+  const TenonU32 cols = static_cast<TenonU32>(a.cols);
+  const TenonU32 column = strip * columns + threadIdx.x % columns;
+  const float* const from = a.partial + k * cols + column;
+  TenonU32 part = 16;
+  while (blockDim.x / columns * part < rows) part *= 2;
+  const TenonU32 first = threadIdx.x / columns * part;
+  float held[kLevels];  // of 16·2^i rows
   float sum = -0.0f;
 #pragma unroll 1
   for (TenonU32 n = 0; n < part / 16; ++n) {
     float v[16];
     for (int i = 0; i < 16; ++i) {
-      const TenonI64 row = first + 16 * n + i;
-      v[i] = row < blocks && column < a.cols ? from[row * a.cols] : -0.0f;
+      const TenonU32 row = first + 16 * n + i;
+      v[i] = row < rows && column < cols ? from[tenon_wide(row, sums * cols)] : -0.0f;
     }
     for (int m = 8; m > 0; m /= 2)
       for (int i = 0; i < m; ++i) v[i] = v[2 * i] + v[2 * i + 1];
     sum = v[0];
-    int level = 0;
-    for (; (n >> level) % 2 != 0; ++level) sum = done[level][threadIdx.x] + sum;
-    done[level][threadIdx.x] = sum;
+    bool joins = true;
+    for (int level = 0; level < kLevels; ++level) {
+      const bool odd = (n >> level) % 2 != 0;
+      if (joins && !odd) held[level] = sum;
+      joins = joins && odd;
+      if (joins) sum = held[level] + sum;
+    }
   }
-  done[0][threadIdx.x] = sum;
+  for (int step = columns; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (threadIdx.x % 32 < columns) done[threadIdx.x / 32][threadIdx.x % columns] = sum;
   __syncthreads();
-  if (threadIdx.x >= 32 || column >= a.cols) return;
-  float v[8];
-  for (int i = 0; i < 8; ++i) v[i] = done[0][32 * i + threadIdx.x];
-  for (int m = 4; m > 0; m /= 2)
+  if (threadIdx.x >= columns || column >= cols) return;
+  float v[32];
+  for (int i = 0; i < 32; ++i) v[i] = i < blockDim.x / 32 ? done[i][threadIdx.x] : -0.0f;
+  for (int m = 16; m > 0; m /= 2)
     for (int i = 0; i < m; ++i) v[i] = v[2 * i] + v[2 * i + 1];
   tenon_store<Format>(to, tenon_mapped(to, column), v[0]);
 }
@@ -303,37 +312,52 @@ __device__ inline void tenon_all_loaded(const Arguments& a, int place) {
 #endif
 }
 
+// Whether a column of a tile is one of the tensor.
+template <class Body, class Arguments>
+__device__ inline bool tenon_inside(const Arguments& a, TenonU32 column) {
+  return Body::kWholeColumns || column < static_cast<TenonU32>(a.cols);
+}
+
+// The results of a row's eight elements.
+template <class Body, class Arguments>
+__device__ inline void tenon_one_row(const Arguments& a, TenonU32 row, TenonU32 column,
+                                     const typename Body::Raw& raw,
+                                     float (&out)[Body::kStores][8]) {
+  float in[Body::kLoads + 1][8];
+  Body::unpack(a.at, a.random, row, column, raw, in);
+  for (int e = 0; e < 8; ++e) {
+    float x[Body::kLoads + 1];
+    float y[Body::kStores];
+    for (int k = 0; k < Body::kLoads; ++k) x[k] = in[k][e];
+    Body::compute(x, y);
+    for (int k = 0; k < Body::kStores; ++k) out[k][e] = y[k];
+  }
+}
+
 // A thread's four rows, from the loads to visit(row 0 … 3, whether it is there, out). Outside of
 // the tensor the nearest element inside is taken. Loads go ahead of what uses them, and of stores,
-// which they cannot pass; one row at a time where the tile is cut off.
-template <class Body, bool full, int ahead, class Arguments, class Visit>
+// which they cannot pass; one row at a time where rows of the tile are not there. What is done
+// meanwhile comes after the first of them.
+template <class Body, bool full, int ahead, class Arguments, class Visit, class Meanwhile>
 __device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU32 column,
-                                       const Visit& visit) {
+                                       const Visit& visit, const Meanwhile& meanwhile) {
   constexpr int depth = full ? ahead : 1;
   const TenonU32 last_row = static_cast<TenonU32>(a.rows) - 1;
-  const bool inside = full || column < static_cast<TenonU32>(a.cols);
-  const TenonU32 safe_column = inside ? column : static_cast<TenonU32>(a.cols) - 8;
+  if (!tenon_inside<Body>(a, column)) column = static_cast<TenonU32>(a.cols) - 8;
   typename Body::Raw raw[depth];
   if (full) {
 #pragma unroll
     for (int r = 0; r < depth; ++r) Body::fetch(a.at, row, column, r, raw[r]);
     if (Body::kLoads > 1) tenon_all_loaded(a, 0);  // one load alone goes first anyway
   }
+  meanwhile();
 #pragma unroll(full ? 4 : 1)
   for (int r = 0; r < 4; ++r) {
     const TenonU32 own = full || row + r < last_row ? row + r : last_row;
-    if (!full) Body::fetch(a.at, own, safe_column, 0, raw[0]);
-    float in[Body::kLoads + 1][8];
+    if (!full) Body::fetch(a.at, own, column, 0, raw[0]);
     float out[Body::kStores][8];
-    Body::unpack(a.at, a.random, own, safe_column, raw[r % depth], in);
-    for (int e = 0; e < 8; ++e) {
-      float x[Body::kLoads + 1];
-      float y[Body::kStores];
-      for (int k = 0; k < Body::kLoads; ++k) x[k] = in[k][e];
-      Body::compute(x, y);
-      for (int k = 0; k < Body::kStores; ++k) out[k][e] = y[k];
-    }
-    visit(r, full || (inside && row + r <= last_row), out);
+    tenon_one_row<Body>(a, own, column, raw[r % depth], out);
+    visit(r, full || row + r <= last_row, out);
     if (full && r + depth < 4) {
       Body::fetch(a.at, row, column, r + depth, raw[r % depth]);
       tenon_all_loaded(a, r + depth);
@@ -341,11 +365,25 @@ __device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU3
   }
 }
 
-// Body is printed: kLoads, kStores, kAmax, kTurned (stores with a columnwise encoding), kSums; Raw,
-// fetch, unpack, compute, store (of one row), codes, sum, turned (where a column goes), start and
-// finish as for vectors.
+// Body is printed: kLoads, kStores, kAmax, kTurned (stores with a columnwise encoding), kSums,
+// kWholeColumns (tiles have no columns outside of the tensor); Raw, fetch, unpack, compute, store
+// (of one row), codes, sum, turned (where a column goes), start and finish as for vectors.
+// The maxima of a tile's warps. Two sums take all of the 48 KB that every device has, so there each
+// warp joins the slots by itself.
+template <bool there, int slots>
+struct TenonTileMost {
+  static constexpr bool kHas = there;
+  TenonU32 warps[slots + 1][16];
+  __device__ TenonU32* most(int k, int warp) { return &warps[k][warp]; }
+};
+template <int slots>
+struct TenonTileMost<false, slots> {
+  static constexpr bool kHas = false;
+  __device__ TenonU32* most(int, int) { return nullptr; }
+};
+
 template <class Body>
-struct TenonTileShared {
+struct TenonTileShared : TenonTileMost<(Body::kSums < 2), Body::kAmax> {
   static constexpr int kSums = Body::kSums;
   static constexpr bool kWaits = kSums > 1;
   static constexpr int kSlots = kWaits ? kSums : 0;
@@ -354,7 +392,6 @@ struct TenonTileShared {
                      : kSlots > 0           ? kSlots
                                             : 1][kTenonTile * 8];
   float partial[kSums > 0 ? kSums : 1][16][kSums > 0 ? kTenonTile : 1];
-  TenonU32 most[Body::kAmax + 1][16];  // of warps
 };
 
 template <class Body, bool full, class Arguments>
@@ -362,16 +399,21 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
                                        TenonTileShared<Body>& shared) {
   const TenonU32 row = row0 + 4 * (threadIdx.x / 16);
   const TenonU32 column = column0 + 8 * (threadIdx.x % 16);
-  const bool joins = threadIdx.x < 32;  // the maxima of all warps
+  const TenonU32 cols = static_cast<TenonU32>(a.cols);
+  const bool inside = tenon_inside<Body>(a, column);
+  using Shared = TenonTileShared<Body>;
+  const bool joins = !Shared::kHas || threadIdx.x < 32;  // maxima
   TenonU32 before[Body::kAmax + 1];
   TenonU32 most[Body::kAmax + 1] = {};
   TenonWords2 codes[Body::kTurned + 1][4];
   TenonFour<TenonTileShared<Body>::kWaits> sums[Body::kSums + 1];
   tenon_four_rows<Body, full, kTenonAhead<Body, (Body::kTurned > 0)>>(
-      a, row, column, [&](int r, bool there, const float(&out)[Body::kStores][8]) {
+      a, row, column,
+      [&](int r, bool there, const float(&out)[Body::kStores][8]) {
         TenonWords2 now[Body::kTurned + 1];
         Body::codes(a, out, now);
-        if (there) Body::store(a, full ? row : row + r, column, full ? r : 0, out, now, most);
+        if (there && inside)
+          Body::store(a, full ? row : row + r, column, full ? r : 0, out, now, most);
       // Chosen, not indexed, where the row is not a constant.
 #pragma unroll
         for (int k = 0; k < Body::kTurned; ++k)
@@ -379,23 +421,28 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
           for (int i = 0; i < 4; ++i)
             for (int w = 0; w < 2; ++w) codes[k][i].w[w] = i == r ? now[k].w[w] : codes[k][i].w[w];
         Body::sum(out, there, r, sums, shared.turned);
+      },
+      // One load alone would wait for the row before.
+      [&] {
+        if (full && Body::kLoads == 1) tenon_all_loaded(a, 0);
       });
   if (joins) Body::start(a, before);
-  for (int k = 0; k < Body::kAmax; ++k) {
+  for (int k = 0; k < Body::kAmax && Shared::kHas; ++k) {
     const TenonU32 own = tenon_warp_most(most[k]);
-    if (threadIdx.x % 32 == 0) shared.most[k][threadIdx.x / 32] = own;
+    if (threadIdx.x % 32 == 0) *shared.most(k, threadIdx.x / 32) = own;
   }
   if (TenonTileShared<Body>::kWaits && Body::kTurned > 0) __syncthreads();
   for (int k = 0; k < Body::kTurned; ++k) tenon_turn(shared.turned[k][0].w, codes[k]);
   for (int k = 0; k < Body::kSums; ++k)
     tenon_begin_sum<kTenonTile>(shared.partial[k][threadIdx.x / 32], sums[k].pair);
-  if (Body::kTurned > 0 || Body::kSums > 0 || Body::kAmax > 0) __syncthreads();
+  if (Body::kTurned > 0 || Body::kSums > 0 || (Body::kAmax > 0 && Shared::kHas)) __syncthreads();
   for (int k = 0; k < Body::kTurned; ++k)
-    tenon_store_turned<Body, full>(a, shared.turned[k][0].w, k, row0, column0);
+    tenon_store_turned<Body, full>(a, shared.turned[k][0].w, k, row0, column0, cols);
   for (int k = 0; k < Body::kSums; ++k)
-    tenon_end_sum<full, kTenonTile, 16>(a, shared.partial[k], k, k * kTenonTile, row0, column0);
+    tenon_end_sum<Body, kTenonTile, 16>(a, shared.partial[k], k * kTenonTile, row0,
+                                        k * cols + column0, (k + 1) * cols);
   if (!joins) return;
-  for (int k = 0; k < Body::kAmax; ++k) most[k] = shared.most[k][threadIdx.x % 16];
+  for (int k = 0; k < Body::kAmax && Shared::kHas; ++k) most[k] = *shared.most(k, threadIdx.x % 16);
   Body::finish(a, most, before);
 }
 
@@ -404,7 +451,7 @@ __device__ inline void tenon_tile_map(const Arguments& a) {
   __shared__ TenonTileShared<Body> shared;  // of both paths
   TenonU32 row, column;
   tenon_corner<kTenonTile, kTenonTile>(a, row, column);
-  if (row + kTenonTile <= a.rows && column + kTenonTile <= a.cols)
+  if (row + kTenonTile <= a.rows)
     tenon_tile_part<Body, true>(a, row, column, shared);
   else
     tenon_tile_part<Body, false>(a, row, column, shared);

@@ -142,6 +142,41 @@ __device__ inline void tenon_spread8(float value, float (&v)[8]) {
   for (int i = 0; i < 8; ++i) v[i] = value;
 }
 
+// Eight numbers of bf16, compared two at a time: their codes, which are in registers anyway.
+__device__ inline TenonU32 tenon_pair(const float (&v)[8], int i) {
+  return __float_as_uint(v[2 * i]) >> 16 | (__float_as_uint(v[2 * i + 1]) & 0xffff0000u);
+}
+__device__ inline TenonU32 tenon_twice(float c) { return (__float_as_uint(c) >> 16) * 0x10001u; }
+template <bool least>
+__device__ inline void tenon_clamp8(float (&v)[8], float c) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  for (int i = 0; i < 4; ++i) {
+    TenonU32 w = tenon_pair(v, i);
+    if (least)
+      asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(w) : "r"(tenon_twice(c)));
+    else
+      asm("min.NaN.bf16x2 %0, %0, %1;" : "+r"(w) : "r"(tenon_twice(c)));
+    tenon_decode_pair<tenon_bf16>(w, v[2 * i], v[2 * i + 1]);
+  }
+#else
+  for (int e = 0; e < 8; ++e) v[e] = least ? tenon_max(v[e], c) : tenon_min(v[e], c);
+#endif
+}
+__device__ inline void tenon_min8(float (&v)[8], float c) { tenon_clamp8<false>(v, c); }
+__device__ inline void tenon_max8(float (&v)[8], float c) { tenon_clamp8<true>(v, c); }
+// 0 where x < c.
+__device__ inline void tenon_zero8(float (&v)[8], const float (&x)[8], float c) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  for (int i = 0; i < 4; ++i) {
+    TenonU32 keep;
+    asm("set.geu.u32.bf16x2 %0, %1, %2;" : "=r"(keep) : "r"(tenon_pair(x, i)), "r"(tenon_twice(c)));
+    tenon_decode_pair<tenon_bf16>(tenon_pair(v, i) & keep, v[2 * i], v[2 * i + 1]);
+  }
+#else
+  for (int e = 0; e < 8; ++e) v[e] = x[e] < c ? 0.0f : v[e];
+#endif
+}
+
 // 16 bits as a number: the mantissa of 2^23 + bits, less 2^23.
 __device__ inline float tenon_sixteen(TenonU32 bits) {
   return tenon_bits(0x4b000000u | bits) - 8388608.0f;
@@ -156,9 +191,12 @@ __device__ inline void tenon_shift_halves(TenonU32 (&w)[words], TenonU32 k) {
   for (int i = 0; i + 1 < words; ++i) w[i] = (k & 1) != 0 ? w[i] >> 16 | w[i + 1] << 16 : w[i];
 }
 
-// One block of the stream where the vector is one, else of two neighbours.
-__device__ inline void tenon_random8(const TenonU64* state, TenonI64 row, TenonI64 column,
+// One block of the stream where the vector is one, else of two neighbours. Nothing in the kernel
+// writes the state, so that it is read once for all rows.
+__device__ inline void tenon_random8(const TenonU64* from, TenonI64 row, TenonI64 column,
                                      TenonU32 ordinal, float (&v)[8]) {
+  TenonU64 state[5];
+  for (int k = 0; k < 5; ++k) state[k] = __ldg(from + k);
   const TenonU64 i =
       (state[2] + static_cast<TenonU64>(row)) * state[4] + state[3] + static_cast<TenonU64>(column);
   TenonU32 c[4];
