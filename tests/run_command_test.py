@@ -281,7 +281,9 @@ class RunCommand(unittest.TestCase):
 
         refused(["mystery", "--cols", "8"], "mystery0", "no op of this name", "opaque")
         refused(["gelu"], "columns")
-        refused(["gelu", "--cols", "8", "--device", "cuda"], "--device cuda", "cpu")
+        cuda = ["gelu", "--cols", "8", "--device", "cuda"]
+        if "cuda: usable" not in subprocess.run([TENON, "doctor"], capture_output=True, text=True).stdout:
+            refused(cuda, "--device cuda", "cpu", code=3)
         refused(["gelu", "--cols", "8", "--device", "null"], "--device null", "plan")
         refused(["gelu", "--cols", "8", "--tolerance", "-1"], "--tolerance -1")
         refused(["gelu", "--cols", "8", "--rows", "0"], "run --rows 0")

@@ -98,18 +98,23 @@ double disk_milliseconds(const std::string& text, const std::string& entry,
   return median(times);
 }
 
-// Microseconds a call; few enough at once that the driver's queue never makes the host wait.
-double host_microseconds(const std::function<void()>& call) {
-  constexpr int kCalls = 200, kBatches = 25;
-  std::vector<double> times;
-  for (int b = 0; b < kBatches; ++b) {
-    cuda::check(cuda::driver().context_synchronize(), "waiting for kernels");
-    times.push_back(1e6 / kCalls * seconds([&] {
-                      for (int i = 0; i < kCalls; ++i) call();
-                    }));
-  }
+// Microseconds a call of each, a batch of one after a batch of the other, so that what slows the
+// machine for a while slows all; few enough at once that the driver's queue never makes the host
+// wait.
+std::vector<double> host_microseconds(const std::vector<std::function<void()>>& calls) {
+  constexpr int kCalls = 200, kBatches = 51;
+  std::vector<std::vector<double>> times(calls.size());
+  for (int b = 0; b < kBatches; ++b)
+    for (size_t k = 0; k < calls.size(); ++k) {
+      cuda::check(cuda::driver().context_synchronize(), "waiting for kernels");
+      times[k].push_back(1e6 / kCalls * seconds([&] {
+                           for (int i = 0; i < kCalls; ++i) calls[k]();
+                         }));
+    }
   cuda::check(cuda::driver().context_synchronize(), "waiting for kernels");
-  return median(times);
+  std::vector<double> medians;
+  for (const std::vector<double>& t : times) medians.push_back(median(t));
+  return medians;
 }
 
 constexpr const char* kEmpty =
@@ -157,16 +162,11 @@ std::vector<BenchNumber> bench_launch_costs() {
   const Activation gelu = activation("gelu");
   const Forward forward_call{.x = matrix(x.data(), DType::bf16, kSmall.rows, kSmall.cols),
                              .y = View(matrix(y.data(), DType::bf16, kSmall.rows, kSmall.cols))};
-  for (int i = 0; i < 3; ++i)
-    bare(), call.run(nullptr, nullptr), forward(gelu, forward_call, options);
-  std::vector<BenchNumber> list;
-  const double driver_us = host_microseconds(bare);
-  const double kernel_us = host_microseconds([&] { call.run(nullptr, nullptr); });
-  const double public_us = host_microseconds([&] { forward(gelu, forward_call, options); });
-  list.push_back({"host: bare cuLaunchKernel of an empty kernel", driver_us, "us"});
-  list.push_back({"host: a prepared step (gelu 64x1024)", kernel_us, "us"});
-  list.push_back({"host: the public call forward()", public_us, "us"});
-  return list;
+  const std::vector<double> us = host_microseconds(
+      {bare, [&] { call.run(nullptr, nullptr); }, [&] { forward(gelu, forward_call, options); }});
+  return {{"host: bare cuLaunchKernel of an empty kernel", us[0], "us"},
+          {"host: a prepared step (gelu 64x1024)", us[1], "us"},
+          {"host: the public call forward()", us[2], "us"}};
 }
 
 }  // namespace tenon::cli

@@ -77,7 +77,8 @@ void print_pivots(const BenchReport& report) {
     for (const BenchResult& r : report.results) {
       if (!(r.shape == s)) continue;
       if (r.c.out.scaling == Scaling::none)
-        plain.add(r.c.op, r.c.backward ? "bwd" : "fwd", cell_of(report, r));
+        plain.add(str(r.c.op, r.c.bias || r.c.dbias ? " bias" : ""), r.c.backward ? "bwd" : "fwd",
+                  cell_of(report, r));
       else
         quantised[r.c.columnwise].add(row_of(r.c), std::string(info(r.c.out.scaling).name),
                                       cell_of(report, r));

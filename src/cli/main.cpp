@@ -127,7 +127,7 @@ int command(int argc, char** argv) {
                   "all others are random");
   run->add_option("--output", ran.output, "write outputs and gradients to this .safetensors file");
   run->add_option("--seed", ran.seed, "of what is random")->capture_default_str();
-  run->add_option("--repeat", ran.repeat, "how often it is timed; 0: not at all")
+  run->add_option("--repeat", ran.repeat, "how often it is timed; 0: not at all; on the cpu only")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
   run->add_option("--tolerance", ran.tolerance,

@@ -9,6 +9,7 @@
 #include <random>
 #include <set>
 
+#include "backend/cuda/makers.h"
 #include "cli/chain_args.h"
 #include "cli/progress.h"
 #include "cli/reference.h"
@@ -446,9 +447,15 @@ std::string results(const Session& s) {
 
 int run(const ChainRunArgs& given) {
   ChainRunArgs args = given;
-  require(args.device == kDevices[0], "run --device ", args.device,
-          ": chains run on the cpu; `tenon plan --device ", args.device,
-          "` shows what it would do");
+  require(args.device != "null", "run --device null: it runs nothing; `tenon plan --device null` ",
+          "shows what it would do");
+  if (args.device == "cuda") {
+    args.repeat = 0;  // the host's memory, where the chain runs, has nothing to do with its speed
+    if (const cuda::Status s = cuda::status(); !s.gpu) {
+      fmt::print(stderr, "tenon: run --device cuda: {}\n", s.why);
+      return no_device;
+    }
+  }
   require(!args.tolerance || *args.tolerance >= 0, "run --tolerance ", args.tolerance.value_or(0),
           ": it must not be negative");
   const Inputs inputs(args.input);

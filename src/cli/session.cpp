@@ -6,6 +6,8 @@
 #include <new>
 #include <utility>
 
+#include "backend/cuda/driver.h"
+#include "plan/data.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 
@@ -15,9 +17,15 @@ namespace {
 
 constexpr std::align_val_t kAlignment{64};
 
-void* allocate(std::string_view what, int64_t bytes) {
+// What the host reads and writes; kernels on cuda reach it there, slowly, if it is pinned.
+std::shared_ptr<void> allocate(std::string_view what, int64_t bytes, Device device) {
+  const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
+  if (device == Device::cuda) {
+    auto pinned = std::make_shared<cuda::PinnedBuffer>(size);
+    return {pinned, pinned->data()};
+  }
   try {
-    return ::operator new(static_cast<size_t>(std::max<int64_t>(bytes, 1)), kAlignment);
+    return {::operator new(size, kAlignment), [](void* p) { ::operator delete(p, kAlignment); }};
   } catch (const std::bad_alloc&) {
     fail(Code::runtime, "there is no memory for ", what, ", ", bytes,
          " bytes; give fewer rows or smaller ops");
@@ -32,19 +40,17 @@ void* Runner::at(std::string_view name) const {
   return found;
 }
 
-void Session::Free::operator()(void* p) const { ::operator delete(p, kAlignment); }
-
 Session::Session(Plan plan, int64_t rows)
     : plan_(std::move(plan)),
       rows_(rows),
-      workspace_(allocate("the workspace", plan_.workspace_bytes(rows))) {
+      workspace_(allocate("the workspace", plan_.workspace_bytes(rows), device())) {
   constexpr size_t kHistory = 16;
   plan_.check_rows(rows);
   const std::vector<Buffer>& buffers = plan_.buffers();
   for (size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& b = buffers[i];
     const bool own = b.role != Role::workspace;
-    memory_.emplace_back(own ? allocate(b.name, b.bytes(rows)) : nullptr);
+    memory_.push_back(own ? allocate(b.name, b.bytes(rows), device()) : nullptr);
     addresses_.push_back(memory_.back().get());
     numbers_.emplace(b.name, i);
     if (own) std::memset(addresses_.back(), 0, static_cast<size_t>(b.bytes(rows)));
@@ -66,7 +72,12 @@ Session::Session(Plan plan, int64_t rows)
 
 void Session::run(Pass pass, bool weights_changed) {
   plan_.run(pass, rows_, addresses_, workspace_.get(), {.weights_changed = weights_changed});
+  if (device() != Device::cuda) return;
+  const cuda::CurrentContext context;
+  cuda::check(cuda::driver().context_synchronize(), "waiting for a plan");
 }
+
+Device Session::device() const { return plan_.data().request.options.device; }
 
 void* Session::find(std::string_view name) const {
   const auto it = numbers_.find(name);

@@ -39,12 +39,10 @@ class Session final : public Runner {
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] const Buffer& buffer(std::string_view name) const;
   [[nodiscard]] int64_t rows() const { return rows_; }
+  [[nodiscard]] Device device() const;
 
  private:
-  struct Free {
-    void operator()(void* p) const;
-  };
-  using Memory = std::unique_ptr<void, Free>;
+  using Memory = std::shared_ptr<void>;
   struct Delayed {
     DType dtype = DType::e4m3;
     float* amax = nullptr;
