@@ -289,9 +289,9 @@ TENON_API int tenon_plan_describe(const tenon_plan* plan, int64_t rows, const ch
    cannot take, or that need more memory than there are numbers for. */
 TENON_API int tenon_plan_sizes(const tenon_plan* plan, int64_t rows, int64_t* bytes, size_t count,
                                int64_t* workspace);
-/* memory[i] is buffer i; those that a pass does not use may be NULL. On cuda the workspace begins at
-   a multiple of 64 bytes. Weights are quantised again unless `weights_unchanged`. A plan without a
-   backward pass refuses it. */
+/* memory[i] is buffer i; those that a pass does not use may be NULL. On cuda the workspace begins
+   at a multiple of 64 bytes. Weights are quantised again unless `weights_unchanged`. A plan without
+   a backward pass refuses it. */
 TENON_API int tenon_plan_run(const tenon_plan* plan, int32_t backward, int64_t rows,
                              void* const* memory, size_t count, void* workspace,
                              int32_t weights_unchanged, void* stream);
