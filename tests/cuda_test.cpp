@@ -363,65 +363,6 @@ TEST(Cuda, AWalkSeesEveryVector) {
   }
 }
 
-// The bytes of local memory a thread of each kernel of a cubin has: spills, or arrays that an index
-// keeps out of registers. From the entries of .nv.info: kind, attribute, size, then symbol, bytes.
-std::vector<uint32_t> local_bytes(const std::string& cubin) {
-  const auto number = [&](size_t at, size_t bytes) {
-    uint64_t v = 0;
-    std::memcpy(&v, cubin.data() + at, bytes);
-    return v;
-  };
-  constexpr uint64_t kSized = 4, kFrameSize = 0x11;
-  const uint64_t sections = number(0x28, 8), size = number(0x3a, 2), count = number(0x3c, 2);
-  const auto section = [&](uint64_t i) { return sections + i * size; };
-  const uint64_t names = number(section(number(0x3e, 2)) + 0x18, 8);
-  std::vector<uint32_t> all;
-  for (uint64_t i = 0; i < count; ++i) {
-    if (std::strcmp(cubin.data() + names + number(section(i), 4), ".nv.info") != 0) continue;
-    const uint64_t begin = number(section(i) + 0x18, 8), end = begin + number(section(i) + 0x20, 8);
-    for (uint64_t at = begin; at < end;) {
-      const bool sized = number(at, 1) == kSized;
-      if (sized && number(at + 1, 1) == kFrameSize)
-        all.push_back(static_cast<uint32_t>(number(at + 8, 4)));
-      at += 4 + (sized ? number(at + 2, 2) : 0);
-    }
-  }
-  return all;
-}
-
-// What the vector map and the tiled map promise for the activations that all models use.
-TEST(Cuda, MainKernelsHaveNoLocalMemory) {
-  if (!have_nvrtc()) return;
-  // A local array with a variable index is found.
-  const std::vector<uint32_t> some =
-      local_bytes(cuda::compile("extern \"C\" __global__ void f(int* p, int n) { int a[64];\n"
-                                "for (int i = 0; i < 64; ++i) a[i * n % 64] = p[i];\n"
-                                "for (int i = 0; i < n; ++i) p[i] = a[p[i]]; }",
-                                "sm_90a")
-                      .image);
-  ASSERT_EQ(some.size(), 1U);
-  EXPECT_GE(some[0], 256U);
-  for (const char* name : {"gelu", "silu", "swiglu"})
-    for (const bool backward : {false, true})
-      for (const int encoded : {0, 1, 2}) {
-        const auto call = native_call(name, backward, DType::bf16);
-        Step step = *call->step;
-        if (encoded > 0) {
-          const auto outputs = static_cast<uint32_t>(step.stores.size());
-          step.encoders.push_back({.format = {.dtype = DType::e4m3, .scaling = Scaling::delayed},
-                                   .cols = 1024 * outputs,
-                                   .columnwise = encoded == 2});
-          for (Store& s : step.stores) s.to = Store::To::encoded, s.arg = 0, s.dtype = DType::e4m3;
-        }
-        const std::string text =
-            encoded == 2 ? cuda::TileProgram(step).text() : cuda::VectorProgram(step).text();
-        const std::vector<uint32_t> bytes = local_bytes(cuda::compile(text, "sm_90a").image);
-        EXPECT_FALSE(bytes.empty());
-        for (const uint32_t b : bytes)
-          EXPECT_EQ(b, 0U) << call->where << ", " << encoded << " sides encoded";
-      }
-}
-
 // With a GPU a call runs; without one it says why and touches nothing.
 TEST(Cuda, ACallRunsOrSaysWhyNot) {
   const View nothing = matrix(nullptr, DType::f32, 0, 8);
