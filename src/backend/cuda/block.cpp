@@ -218,7 +218,7 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
     if (v.rows * v.cols > used.rows * used.cols) ends = kEndBlocks;
   }
   launch(kEntry, cdiv(args.rows, tile.rows) * cdiv(step_.cols, tile.cols) + ends, tile.threads());
-  list.back().shared = parked_;
+  list.back().shared = list.back().least_shared = parked_;
   if (const int64_t blocks = partial_blocks(step_); blocks > 0)
     launch(kSum, blocks, partial_threads(step_, args.rows, tile.rows));
   return list;

@@ -79,9 +79,13 @@ Compiled compile_once(const std::string& text, const std::string& arch, const st
   const CacheKey key{compiler_identity(), arch, text};
   if (std::optional<CachedImage> found = Cache::shared().find(key))
     return {std::move(found->image), found->is_ptx, ""};
-  Compiled code = compile(text, arch);
-  Cache::shared().keep(key, {code.image, code.is_ptx}, name);
-  return code;
+  try {
+    Compiled code = compile(text, arch);
+    Cache::shared().keep(key, {code.image, code.is_ptx}, name);
+    return code;
+  } catch (const Error& e) {
+    fail(e.code(), "the kernel of '", name, "': ", e.what());
+  }
 }
 
 std::string skeletons_of(const std::string& text) { return text.substr(0, skeleton_bytes(text)); }

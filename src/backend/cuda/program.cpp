@@ -64,6 +64,10 @@ class ProgramKernel final : public Kernel {
       const Source& source = sources_[static_cast<size_t>(at)];
       void* values[] = {l.arguments.data()};
       const LoadedKernel kernel = source.load(context, l.shared);
+      if (kernel.shared_bytes < l.least_shared)
+        fail(Code::unsupported, "cuda: '", source.name(), "' needs ", l.least_shared,
+             " bytes of shared memory and this device gives ", kernel.shared_bytes,
+             "; write its results by separate calls, or use device cpu");
       const unsigned most =
           l.per_multiprocessor ? l.per_multiprocessor * kernel.multiprocessors : l.blocks;
       const int result =

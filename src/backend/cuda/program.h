@@ -15,7 +15,8 @@ struct Launch {
   std::string entry;
   unsigned blocks = 1, threads = 1;
   Few<std::byte, 512> arguments;
-  unsigned shared = 0;              // dynamic bytes; less where the device has less
+  unsigned shared = 0;              // dynamic bytes; less where the device has less,
+  unsigned least_shared = 0;        // but not less than these
   unsigned per_multiprocessor = 0;  // if any, the most blocks; these do the work of the others
 };
 

@@ -368,8 +368,10 @@ std::vector<Launch> RowProgram::launches(const RunArgs& args) const {
   const auto sums = static_cast<int64_t>(stores_to(step_, Store::To::column_sum).size());
   head.count = sums > 0 ? cdiv(args.rows, kOrdered) : args.rows;
   Launch& main = launch(kEntry, head.count, size.threads);
-  if (const int64_t stage = size.stage(step_); size.staged(step_))
+  if (const int64_t stage = size.stage(step_); size.staged(step_)) {
     main.shared = static_cast<unsigned>(stage * std::clamp<int64_t>(kRing / stage, 2, 4));
+    main.least_shared = static_cast<unsigned>(stage);
+  }
   int64_t padded = 0;  // scales of a tensor that has more than its blocks
   for (const Encoder& e : step_.encoders) {
     const Blocks b = e.format.blocks(Orientation::rowwise);
