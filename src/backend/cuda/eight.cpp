@@ -94,8 +94,8 @@ std::string partial_lines(const Step& step, int64_t tile_rows) {
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
   const int64_t columns = partial_columns(step);
   std::string text =
-      str("const TenonU32 strips = ", cdiv(step.cols, columns),
-          ";\nconst TenonU32 k = blockIdx.x / strips;\nint at = Body::kLoads + ", sums[0], ";\n");
+      str("const TenonU32 strips = static_cast<TenonU32>((a.cols + ", columns - 1, ") / ", columns,
+          ");\nconst TenonU32 k = blockIdx.x / strips;\nint at = Body::kLoads + ", sums[0], ";\n");
   for (size_t i = 1; i < sums.size(); ++i)
     text += str("if (k == ", i, ") at = Body::kLoads + ", sums[i], ";\n");
   // One text for sums of one type, as they mostly are.
