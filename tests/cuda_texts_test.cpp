@@ -21,24 +21,18 @@ namespace {
 
 constexpr const char* kArchs[] = {"sm_80", "sm_90a", "sm_100a", "sm_120a"};
 
-// As the check of kernels does: a few texts of the same skeletons are compiled as one. `look` sees
-// each text and the local memory of its kernels.
+// A few texts at a time; `look` sees each and the local memory of its kernels.
 using Look = std::function<void(const std::string& text, std::string_view arch, int local_bytes)>;
 void compile_all(
     const std::set<std::string>& texts, const std::vector<const char*>& archs,
     const Look& look = [](const std::string&, std::string_view, int) {}) {
   ASSERT_FALSE(cuda::why_no_nvrtc()) << *cuda::why_no_nvrtc() << "\nrun ./dev test";
   constexpr size_t kTogether = 6;
-  std::vector<std::vector<std::string>> groups;
-  std::map<std::string, size_t> open;
-  for (const std::string& text : texts) {
-    const auto [at, fresh] = open.try_emplace(cuda::skeletons_of(text), groups.size());
-    if (fresh || groups[at->second].size() == kTogether) {
-      at->second = groups.size();
-      groups.emplace_back();
-    }
-    groups[at->second].push_back(text);
-  }
+  std::vector<const std::string*> order;
+  for (const std::string& text : texts) order.push_back(&text);
+  const std::vector<size_t> numbers = cuda::groups_of(order, kTogether);
+  std::vector<std::vector<std::string>> groups(1 + *std::ranges::max_element(numbers));
+  for (size_t i = 0; i < order.size(); ++i) groups[numbers[i]].push_back(*order[i]);
   std::atomic<size_t> next = 0;
   std::mutex telling;
   const auto work = [&] {

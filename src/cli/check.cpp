@@ -107,16 +107,14 @@ class Texts {
     kernels_ = used.size();
     std::map<const std::string*, size_t> group_of;
     const size_t each = (kernels_ + kMostTexts - 1) / kMostTexts;
-    std::map<std::string, size_t> open;  // by skeletons, groups that take more
-    for (const std::string& text : known) {
-      if (!used.contains(&text)) continue;
-      const auto [at, fresh] = open.try_emplace(cuda::skeletons_of(text), groups_.size());
-      if (fresh || groups_[at->second].size() == each) {
-        at->second = groups_.size();
-        groups_.emplace_back();
-      }
-      groups_[at->second].push_back(text);
-      group_of[&text] = at->second;
+    std::vector<const std::string*> order;
+    for (const std::string& text : known)
+      if (used.contains(&text)) order.push_back(&text);
+    const std::vector<size_t> numbers = cuda::groups_of(order, each);
+    for (size_t i = 0; i < order.size(); ++i) {
+      group_of[order[i]] = numbers[i];
+      groups_.resize(std::max(groups_.size(), numbers[i] + 1));
+      groups_[numbers[i]].push_back(*order[i]);
     }
     for (const auto& texts : needs_of_taken) {
       std::set<size_t>& of = needs_.emplace_back();

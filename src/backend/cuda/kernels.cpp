@@ -90,6 +90,21 @@ Compiled compile_once(const std::string& text, const std::string& arch, const st
 
 std::string skeletons_of(const std::string& text) { return text.substr(0, skeleton_bytes(text)); }
 
+std::vector<size_t> groups_of(std::span<const std::string* const> texts, size_t most) {
+  std::vector<size_t> numbers, sizes;
+  std::map<std::string, size_t> open;  // by skeletons, groups that take more
+  for (const std::string* text : texts) {
+    const auto [at, fresh] = open.try_emplace(skeletons_of(*text), sizes.size());
+    if (fresh || sizes[at->second] == most) {
+      at->second = sizes.size();
+      sizes.push_back(0);
+    }
+    ++sizes[at->second];
+    numbers.push_back(at->second);
+  }
+  return numbers;
+}
+
 std::string joined(std::span<const std::string> texts) {
   constexpr std::string_view kKernel = "__global__ void ";
   if (texts.empty()) return "";

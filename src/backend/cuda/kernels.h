@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backend/cuda/driver.h"
 #include "backend/cuda/nvrtc.h"
@@ -17,6 +18,8 @@ Compiled compile_once(const std::string& text, const std::string& arch, const st
 
 // The part of a text that others have too.
 std::string skeletons_of(const std::string& text);
+// The number of each text's group: those of a group have the same skeletons and are at most `most`.
+std::vector<size_t> groups_of(std::span<const std::string* const> texts, size_t most);
 // Texts of the same skeletons as one, for those who compile many. What they share is there once;
 // the rest of each is in a namespace of its own, whose name its kernels' names begin with.
 std::string joined(std::span<const std::string> texts);
