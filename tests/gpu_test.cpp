@@ -1,4 +1,4 @@
-// On a GPU: graphs of every kind of step, tensors beyond 2^31 elements, threads, streams and
+// On a GPU: graphs of every kind of step, tensors beyond 32 bits, threads, streams and
 // contexts at once, and what a launch costs. Without one, every test is skipped with the reason.
 #include <chrono>
 #include <cstdio>
@@ -10,7 +10,9 @@
 #include "backend/cuda/nvrtc.h"
 #include "backend/cuda/vector.h"
 #include "gpu_graph.h"
+#include "gpu_large.h"
 #include "ops/activation.h"
+#include "ops/norm.h"
 #include "plan/data.h"
 #include "support.h"
 
@@ -290,16 +292,9 @@ class Large {
 uint32_t sample_code(size_t i) { return 0x3c00U + static_cast<uint32_t>(i * 7 % 0x400U); }
 
 // f of one bf16 number, by the CPU.
-uint32_t on_cpu(const Activation& f, uint32_t code, const Format& format = {DType::bf16}) {
+uint32_t on_cpu(const Activation& f, uint32_t code) {
   uint32_t result = 0;
-  const View x = matrix(&code, DType::bf16, 1, 1);
-  float one = 1;
-  float inverse = 0;
-  Tensor y(format, {matrix(&result, format.dtype, 1, 1), {}});
-  if (format.scaling != Scaling::none) {
-    y.rowwise.scale_inv = matrix(&inverse, DType::f32, 1, 1);
-    y.scale = matrix(&one, DType::f32, 1, 1);
-  }
+  const View x = matrix(&code, DType::bf16, 1, 1), y = matrix(&result, DType::bf16, 1, 1);
   forward(f, {.x = x, .y = y}, {.precision = Precision::strict});
   return result;
 }
@@ -331,29 +326,99 @@ TEST_F(Gpu, MapsOfMoreThan2To31Elements) {
   }
 }
 
-// Both ways in one pass: the tiled map.
-TEST_F(Gpu, TilesOfMoreThan2To31Elements) {
-  constexpr int64_t kRows = (int64_t{1} << 15) + 16;
-  constexpr int64_t kCols = int64_t{1} << 16;
-  const Activation f = activation("relu");
-  const Format format{.dtype = DType::e4m3, .scaling = Scaling::delayed};
-  const Large x(DType::bf16, kRows * kCols), y(DType::e4m3, kRows * kCols),
-      t(DType::e4m3, kRows * kCols);
-  const Large scale(DType::f32, 1), inverse(DType::f32, 1);
-  scale.set(0, bits(1.0F));
-  const std::vector<int64_t> at = samples(kRows * kCols);
-  for (size_t i = 0; i < at.size(); ++i) x.set(at[i], sample_code(i));
-  const View one = matrix(inverse.data(), DType::f32, 1, 1);
-  Tensor out(format, {matrix(y.data(), DType::e4m3, kRows, kCols), one},
-             {matrix(t.data(), DType::e4m3, kCols, kRows), one});
-  out.scale = matrix(scale.data(), DType::f32, 1, 1);
+// ---- More than 2^32 elements: eighteen gigabytes ----
+
+// gelu(x), rowwise and columnwise too if asked for. A multiplier is what memory starts with.
+BandCall encoded(const Format& format, bool both) {
+  return [=](Tensors& results, const View& x, const Options& options) {
+    const auto encoding = [&](Orientation o) -> Encoding {
+      return {results.make(format.dtype, format.data_shape(x.rows, x.cols, o)),
+              results.make(info(format.scaling).scale, format.scale_shape(x.rows, x.cols, o))};
+    };
+    Tensor y(format, encoding(Orientation::rowwise),
+             both ? encoding(Orientation::columnwise) : Encoding{});
+    if (format.scaling == Scaling::delayed) {
+      y.scale = results.make(DType::f32, {1, 1});
+      y.amax = results.make(DType::f32, {1, 1});
+    }
+    forward(activation("gelu"), {.x = x, .y = y}, options);
+  };
+}
+
+NormForm rms_form(const View& x, const Options& options) {
+  NormForm form;
+  form.cols = x.cols;
+  form.precision = options.precision;
+  form.x = x.dtype;
+  form.gamma = x.dtype;
+  form.y = Operand(x.dtype);
+  return form;
+}
+
+// RMSNorm with its column to save; gamma is what memory starts with.
+void rms_norm(Tensors& results, const View& x, const Options& options) {
+  NormForm form = rms_form(x, options);
+  form.rstdev = true;
+  std::vector<View> in(NormArgs::inputs), out(NormArgs::outputs);
+  in[NormArgs::x] = x;
+  in[NormArgs::gamma] = results.make(x.dtype, {1, x.cols});
+  out[NormArgs::y] = results.make(x.dtype, {x.rows, x.cols});
+  out[NormArgs::rstdev] = results.make(DType::f32, {x.rows, 1});
+  const float eps = 1e-5F;
+  execute(norm_step(form), {.rows = x.rows, .in = in, .out = out, .parameters = {&eps, 1}},
+          options);
+}
+
+// Its gradient for x itself as the incoming one; returns gamma's, a sum of no negative numbers.
+View rms_norm_backward(Tensors& results, const View& x, const Options& options) {
+  NormForm form = rms_form(x, options);
+  form.grad = x.dtype;
+  form.dgamma = DType::f32;
+  std::vector<View> in(NormArgs::inputs), out(NormArgs::outputs);
+  in[NormArgs::x] = in[NormArgs::grad] = x;
+  in[NormArgs::gamma] = results.make(x.dtype, {1, x.cols});
+  in[NormArgs::rstdev_in] = results.make(DType::f32, {x.rows, 1});
+  out[NormArgs::y] = results.make(x.dtype, {x.rows, x.cols});
+  out[NormArgs::dgamma] = results.make(DType::f32, {1, x.cols}, false);
+  execute(norm_backward_step(form), {.rows = x.rows, .in = in, .out = out, .parameters = {}},
+          options);
+  return out[NormArgs::dgamma];
+}
+
+TEST_F(Gpu, TilesBlocksAndRowsOfMoreThan2To32Elements) {
+  Bytes bytes = normal_numbers(DType::bf16, kBandRows * kBandCols, 7);
+  const View band = matrix(bytes.data(), DType::bf16, kBandRows, kBandCols);
+  Tensors inputs(Device::cuda);
+  const View x = inputs.make(DType::bf16, {kManyRows, kBandCols});
+  repeat(band, x);
+  const auto expect = [&](const char* entry, const BandCall& call) {
+    Tensors large(Device::cuda), small(Device::cpu);
+    expect_bands(entry, x, band, call, large, small);
+  };
+  const Format delayed{.dtype = DType::e4m3, .scaling = Scaling::delayed};
+  expect("tenon_tile_kernel", encoded(delayed, true));
+  for (const Scaling scaling : {Scaling::mxfp8, Scaling::block1x128})
+    for (const bool both : {false, true})
+      expect("tenon_block_kernel", encoded({.dtype = DType::e4m3, .scaling = scaling}, both));
+  expect("tenon_row_kernel", rms_norm);
+
+  // Sums depend on all rows: 32 in order and a tree of less than 20 levels, twice.
+  Tensors large(Device::cuda), small(Device::cpu);
+  std::vector<View> sums;
+  expect_bands(
+      "tenon_row_kernel", x, band,
+      [&](Tensors& results, const View& in, const Options& options) {
+        sums.push_back(rms_norm_backward(results, in, options));
+      },
+      large, small);
+  std::vector<float> got(kBandCols);
   const cuda::CurrentContext context;
-  forward(f, {.x = matrix(x.data(), DType::bf16, kRows, kCols), .y = out}, kStrictCuda);
-  cuda::check(cuda::driver().context_synchronize(), "waiting");
-  for (const int64_t i : at) {
-    const uint32_t expected = on_cpu(f, x.get(i), format);
-    EXPECT_EQ(y.get(i), expected) << i;
-    EXPECT_EQ(t.get(i % kCols * kRows + i / kCols), expected) << i;
+  cuda::check(cuda::driver().memcpy_to_host(got.data(), sums[0].data, row_bytes(sums[0])),
+              "copying sums");
+  for (size_t c = 0; c < got.size(); ++c) {
+    const double one = static_cast<const float*>(sums[1].data)[c];
+    const double expected = one * (kManyRows / kBandRows);
+    EXPECT_NEAR(got[c], expected, expected * 104 * 0x1p-24) << "dgamma " << c;
   }
 }
 
