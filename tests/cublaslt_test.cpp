@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "backend/cuda/nvrtc.h"
+#include "gpu_graph.h"
 #include "ops/builder.h"
 #include "plan/execute.h"
 #include "step/verify.h"
@@ -327,6 +328,22 @@ TEST(CublasLt, RefusesWithTheReason) {
   if (!cuda::cublaslt().why.empty()) expect([](Step&) {}, "nvidia-cublas");
 }
 
+// A machine that only compiles has no cuBLASLt: the texts are those of the step behind the product.
+TEST(CublasLt, TextsOfBodiesNeedNoLibrary) {
+  Case c{.in = DType::bf16, .out = DType::bf16, .m = 64, .n = 128, .k = 96, .body = Body::gelu};
+  const Step step = problem(c).step;
+  const std::vector<std::string> texts = cuda::texts_behind_product(step);
+  EXPECT_EQ(texts, kernel_for(LtForm(step).rest(), Device::cuda).kernel->texts());
+  ASSERT_FALSE(texts.empty());
+  EXPECT_NE(texts[0].find("tenon_vector_kernel"), std::string::npos);
+  Step strict = step;
+  strict.precision = Precision::strict;
+  EXPECT_TRUE(cuda::texts_behind_product(strict).empty());
+  Step map = step;
+  map.gemm.reset();
+  EXPECT_TRUE(cuda::texts_behind_product(map).empty());
+}
+
 // The rest is for a GPU.
 class CublasLtOnGpu : public testing::Test {
  protected:
@@ -465,6 +482,35 @@ TEST_F(CublasLtOnGpu, StepsAreCaptured) {
     driver.graph_exec_destroy(made);
     driver.graph_destroy(graph);
     driver.stream_destroy(stream);
+  }
+}
+
+// A bias that is no vector, elements at odd bytes: the call goes another way, in the same memory.
+TEST_F(CublasLtOnGpu, EveryWayFitsTheWorkspace) {
+  struct Odd {
+    Body body;
+    size_t input, shift;
+  };
+  for (const auto& [body, input, shift] : {Odd{Body::bias, 0, 0}, Odd{Body::bias, 2, 8},
+                                           Odd{Body::bias, 0, 1}, Odd{Body::gelu, 1, 1}}) {
+    const Case c{.in = DType::bf16, .out = DType::f32, .m = 64, .n = 128, .k = 96, .body = body};
+    SCOPED_TRACE(str(c.text(), ", input ", input, " + ", shift));
+    Problem p = problem(c);
+    Mat& odd = p.in[input];
+    odd = Mat(odd.dtype(), odd.rows(), odd.cols(), 0, shift).fill(9, false, 1);
+    const Chosen chosen = kernel_for(p.step, Device::cuda);
+    const cuda::DeviceBuffer workspace(chosen.kernel->workspace(p.rows));
+    const OnDevice warm = upload(p, c);
+    chosen.kernel->run(args_of(p.rows, warm.in, warm.out, workspace.data()));
+    const OnDevice d = upload(p, c);
+    const GpuStream stream;
+    const GpuGraph graph(stream, [&] {
+      chosen.kernel->run(args_of(p.rows, d.in, d.out, workspace.data(), stream.get()));
+    });
+    EXPECT_FALSE(graph.allocates());
+    graph.replay();
+    d.fetch(p);
+    expect_right(p, c);
   }
 }
 

@@ -1,6 +1,9 @@
 // Streams, graphs and contexts of the CUDA driver for tests, each given back with its scope.
 #pragma once
 
+#include <algorithm>
+#include <vector>
+
 #include "backend/cuda/driver.h"
 #include "backend/cuda/library.h"
 #include "tenon/error.h"
@@ -34,6 +37,21 @@ class GpuGraph {
   }
   GpuGraph(const GpuGraph&) = delete;
   GpuGraph& operator=(const GpuGraph&) = delete;
+
+  // Whether a replay takes memory.
+  [[nodiscard]] bool allocates() const {
+    constexpr int kAllocation = 10;
+    const cuda::Driver& d = cuda::driver();
+    size_t count = 0;
+    cuda::check(d.graph_get_nodes(graph_, nullptr, &count), "counting a graph's nodes");
+    std::vector<cuda::GraphNode> nodes(count);
+    cuda::check(d.graph_get_nodes(graph_, nodes.data(), &count), "listing a graph's nodes");
+    return std::ranges::any_of(nodes, [&](cuda::GraphNode node) {
+      int type = 0;
+      cuda::check(d.graph_node_get_type(node, &type), "asking for a node's type");
+      return type == kAllocation;
+    });
+  }
 
   void replay() const {
     const cuda::CurrentContext context;

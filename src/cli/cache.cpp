@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <set>
 
+#include "backend/cuda/cublaslt.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/makers.h"
@@ -34,7 +35,7 @@ int list(const Cache& cache) {
   return ok;
 }
 
-// Every step of both passes; equal texts once.
+// Every step of both passes; equal texts once. Where the kernels will run there may be cuBLASLt.
 int warm(Cache& cache, const CacheArgs& args) {
   if (const std::string why = cache.why_off(); !why.empty())
     fail(Code::runtime, "cache warm: nothing would be kept: ", why);
@@ -51,8 +52,9 @@ int warm(Cache& cache, const CacheArgs& args) {
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const PlanStep& s : made.data().steps(pass)) {
       if (!s.chosen.kernel) continue;
-      for (const std::string& text : s.chosen.kernel->texts())
-        if (texts.insert(text).second) cuda::compile_once(text, arch, s.step.name);
+      for (const auto& all : {s.chosen.kernel->texts(), cuda::texts_behind_product(s.step)})
+        for (const std::string& text : all)
+          if (texts.insert(text).second) cuda::compile_once(text, arch, s.step.name);
     }
   const auto random = [](const Buffer& b) { return b.role == Role::rng; };
   if (std::ranges::any_of(made.buffers(), random)) {

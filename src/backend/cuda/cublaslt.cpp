@@ -212,9 +212,9 @@ class LtKernel final : public Kernel {
            std::shared_ptr<const Kernel> other)
       : lt_(lt), form_(std::move(form)), rest_(std::move(rest)), other_(std::move(other)) {}
 
-  // For the usual way; a call that must go another one takes memory in the order of its stream.
+  // For every way that a call may go.
   [[nodiscard]] size_t workspace(int64_t rows) const override {
-    return kLtAlignment + kLtWorkspace + (form_.is_whole() ? 0 : around(rows));
+    return std::max(kLtAlignment + around(rows) + kLtWorkspace, other_->workspace(rows));
   }
 
   void prepare() const override {
@@ -225,9 +225,15 @@ class LtKernel final : public Kernel {
 
   void prepare_for(const RunArgs& call) const override {
     const CurrentContext context;
-    handle_in(lt_, context.id());
+    const LtHandle handle = handle_in(lt_, context.id());
+    const auto found = [&](const LtProduct& p) {
+      return is_empty(p) || choose(lt_, handle, context.id(), p).found;
+    };
+    const bool sums = form_.inner(call.rows) > 0;
+    if (const auto product = form_.whole(call); sums && product && found(*product)) return;
+    if (!sums || !found(form_.product(call, nullptr))) return other_->prepare_for(call);
     std::vector<View> in;
-    if (!form_.whole(call)) rest_->prepare_for(form_.rest_args(call, nullptr, in));
+    rest_->prepare_for(form_.rest_args(call, nullptr, in));
   }
 
   [[nodiscard]] std::vector<std::string> texts() const override {
@@ -242,35 +248,28 @@ class LtKernel final : public Kernel {
     return rest_->texts_for(form_.rest_args(call, nullptr, in));
   }
 
+  // A sum of nothing is no product.
   void run(const RunArgs& args) const override {
-    if (form_.inner(args.rows) == 0) return run_other(args);  // a sum of nothing
     const CurrentContext context;
     const LtHandle handle = handle_in(lt_, context.id());
-    if (form_.is_whole()) {
-      if (run_whole(args, context, handle)) return;
-      RunArgs more = args;
-      more.workspace = nullptr;
-      return run_parts(more, context, handle);
-    }
-    run_parts(args, context, handle);
+    const bool sums = form_.inner(args.rows) > 0;
+    if (sums && (run_whole(args, context, handle) || run_parts(args, context, handle))) return;
+    other_->run(args);
   }
 
  private:
+  static bool is_empty(const LtProduct& p) { return p.d.rows == 0 || p.d.cols == 0; }
+
   // The product and the workspace of what follows.
   [[nodiscard]] size_t around(int64_t rows) const {
     return aligned(form_.product_bytes(rows)) + aligned(rest_->workspace(form_.rows(rows)));
   }
 
-  void run_other(RunArgs args) const {
-    args.workspace = nullptr;
-    other_->run(args);
-  }
-
+  // Both say whether they did the call.
   [[nodiscard]] bool run_whole(const RunArgs& args, const CurrentContext& context,
                                LtHandle handle) const {
     const std::optional<LtProduct> product = form_.whole(args);
-    if (!product) return false;
-    if (product->d.rows == 0 || product->d.cols == 0) return true;
+    if (!product || is_empty(*product)) return product.has_value();
     const LtChoice choice = choose(lt_, handle, context.id(), *product);
     if (!choice.found) return false;
     const auto stream = static_cast<Stream>(args.stream);
@@ -279,28 +278,37 @@ class LtKernel final : public Kernel {
     return multiply(lt_, handle, choice, *product, memory, stream);
   }
 
-  void run_parts(const RunArgs& args, const CurrentContext& context, LtHandle handle) const {
-    const bool empty = form_.product_bytes(args.rows) == 0;
+  [[nodiscard]] bool run_parts(const RunArgs& args, const CurrentContext& context,
+                               LtHandle handle) const {
+    const bool empty = is_empty(form_.product(args, nullptr));
     LtChoice choice;
     if (!empty) choice = choose(lt_, handle, context.id(), form_.product(args, nullptr));
-    if (!empty && !choice.found) return run_other(args);
+    if (!empty && !choice.found) return false;
     const auto stream = static_cast<Stream>(args.stream);
     const size_t needed = kLtAlignment + around(args.rows) + choice.workspace;
     const StreamMemory own(args.workspace ? 0 : needed, stream);
     std::byte* const memory = aligned(args.workspace ? args.workspace : own.data());
     if (!empty && !multiply(lt_, handle, choice, form_.product(args, memory),
                             memory + around(args.rows), stream))
-      return run_other(args);
+      return false;
     std::vector<View> in;
     RunArgs after = form_.rest_args(args, memory, in);
     after.workspace = memory + aligned(form_.product_bytes(args.rows));
     rest_->run(after);
+    return true;
   }
 
   const Lt& lt_;
   LtForm form_;
   std::shared_ptr<const Kernel> rest_, other_;
 };
+
+Attempt make_rest(const LtForm& form) {
+  Attempt rest = Refusal{};
+  for (const Maker& maker : backend().makers)
+    if (std::holds_alternative<Refusal>(rest)) rest = maker.make(form.rest());
+  return rest;
+}
 
 }  // namespace
 
@@ -461,22 +469,24 @@ RunArgs LtForm::rest_args(const RunArgs& args, void* product, std::vector<View>&
   return after;
 }
 
+std::vector<std::string> texts_behind_product(const Step& step) {
+  if (!LtForm::refusal(step).empty()) return {};
+  const Attempt rest = make_rest(LtForm(step));
+  const auto* kernel = std::get_if<std::shared_ptr<const Kernel>>(&rest);
+  return kernel ? (*kernel)->texts() : std::vector<std::string>{};
+}
+
 Attempt make_cublaslt(const Step& step) {
   if (std::string why = LtForm::refusal(step); !why.empty()) return Refusal{std::move(why)};
   const LoadedLt& loaded = cublaslt();
   if (!loaded.why.empty()) return Refusal{loaded.why};
-  Attempt other = make_plain(step);
-  if (std::holds_alternative<Refusal>(other)) return other;
   LtForm form(step);
-  std::string why;
-  for (const Maker& maker : backend().makers) {
-    Attempt rest = maker.make(form.rest());
-    if (auto* kernel = std::get_if<std::shared_ptr<const Kernel>>(&rest))
-      return std::make_shared<const LtKernel>(loaded.lt, std::move(form), std::move(*kernel),
-                                              std::get<std::shared_ptr<const Kernel>>(other));
-    why = std::get<Refusal>(rest).why;
-  }
-  return Refusal{why};
+  const Attempt rest = make_rest(form), other = make_plain(step);
+  for (const Attempt* a : {&rest, &other})
+    if (std::holds_alternative<Refusal>(*a)) return *a;
+  return std::make_shared<const LtKernel>(loaded.lt, std::move(form),
+                                          std::get<std::shared_ptr<const Kernel>>(rest),
+                                          std::get<std::shared_ptr<const Kernel>>(other));
 }
 
 }  // namespace tenon::cuda

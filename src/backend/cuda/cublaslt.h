@@ -130,4 +130,7 @@ class LtForm {
 
 Attempt make_cublaslt(const Step& step);
 
+// What is compiled for the body of a product where there is cuBLASLt, be it here or not.
+std::vector<std::string> texts_behind_product(const Step& step);
+
 }  // namespace tenon::cuda
