@@ -78,6 +78,29 @@ def test_a_transposed_copy_without_scaling():
     np.testing.assert_array_equal(got[1], y.T)
 
 
+class Buffer(ctypes.Structure):
+    """The first fields of XLA_FFI_Buffer."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("dtype", ctypes.c_int),
+        ("data", ctypes.c_void_p),
+    )
+
+
+class Buffers(ctypes.Structure):
+    """XLA_FFI_Args and XLA_FFI_Rets."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("types", ctypes.c_void_p),
+        ("all", ctypes.POINTER(ctypes.POINTER(Buffer))),
+    )
+
+
 class CallFrame(ctypes.Structure):
     """The first fields of XLA_FFI_CallFrame."""
 
@@ -87,7 +110,22 @@ class CallFrame(ctypes.Structure):
         ("api", ctypes.c_void_p),
         ("ctx", ctypes.c_void_p),
         ("stage", ctypes.c_int),
+        ("args", Buffers),
+        ("rets", Buffers),
     )
+
+
+def without_data(handler, frame):
+    """What a handler answers before XLA has memory for its buffers."""
+    sides = (frame.contents.args, frame.contents.rets)
+    buffers = [side.all[i].contents for side in sides for i in range(side.count)]
+    data = [b.data for b in buffers]
+    for b in buffers:
+        b.data = None
+    error = handler(frame)
+    for b, address in zip(buffers, data, strict=True):
+        b.data = address
+    return error
 
 
 @pytest.fixture
@@ -118,7 +156,7 @@ def test_initialising_touches_nothing(mode, monkeypatch):
             if not frame.contents.extension:  # else XLA asks for metadata
                 stage = frame.contents.stage
                 frame.contents.stage = stage - 1
-                seen.append((symbol, initialise(frame)))
+                seen.append((symbol, without_data(initialise, frame) or initialise(frame)))
                 frame.contents.stage = stage
             return execute(frame)
 

@@ -21,10 +21,9 @@ void act_lu(const Place& given, Buffer x, Buffer scale, Buffer amax, Result data
   const Place place = rest.size() > 0 ? given.with(**rest.get<Buffer>(0)) : given;
   const Request r = request(kOp, attributes, place, false);
   const Frame::Results y{*data, *columnwise_data, *scale_inv, *columnwise_scale_inv, *updated_amax};
-  Folded in = folded(kOp, "x", x);
+  const Folded in = folded(kOp, "x", x);
   check_inputs(kOp, r, in);
   Frame frame(kOp, place, x);
-  in.rows = frame.rows(in.rows);
   frame.carry(amax, y.amax);
   Forward call{.x = frame.view("x", x, {in.rows, in.inputs * in.columns}),
                .y = frame.tensor(r, {in.rows, in.columns}, scale, y)};
@@ -41,10 +40,9 @@ void dact_lu_dbias_quantize(const Place& given, Buffer dz, Buffer x, Buffer scal
   const Request r = request(kOp, attributes, place, true);
   const Frame::Results dx{*data, *columnwise_data, *scale_inv, *columnwise_scale_inv,
                           *updated_amax};
-  Folded in = folded(kOp, "x", x);
+  const Folded in = folded(kOp, "x", x);
   check_inputs(kOp, r, in);
   Frame frame(kOp, place, x);
-  in.rows = frame.rows(in.rows);
   const Shape shape{in.rows, in.inputs * in.columns};
   frame.carry(amax, dx.amax);
   Backward call{.grad = frame.view("dz", dz, {in.rows, in.columns}),

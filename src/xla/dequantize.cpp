@@ -11,8 +11,7 @@ void dequantize(const Place& place, Buffer data, Buffer scale_inv, Result y,
                 const Attributes& all) {
   constexpr std::string_view kOp = "dequantize";
   Frame frame(kOp, place, data);
-  const Shape shape{frame.rows(attribute<int64_t>(kOp, all, "rows")),
-                    attribute<int64_t>(kOp, all, "columns")};
+  const Shape shape{attribute<int64_t>(kOp, all, "rows"), attribute<int64_t>(kOp, all, "columns")};
   require(shape.rows >= 0 && shape.cols >= 0, kOp, ": the tensor is ", shape.rows, "x", shape.cols,
           "; sizes are not negative");
   const Format format{

@@ -7,7 +7,6 @@
 #include <optional>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "plan/execute.h"
 #include "tenon/error.h"
@@ -75,14 +74,13 @@ struct Folded {
 };
 Folded folded(std::string_view op, std::string_view name, const Buffer& buffer);
 
-// Buffers as views. Where an initialising call has no data yet, its views have memory of their own
-// and no rows.
+// Buffers as views. Where an initialising call has no data yet, they lie where XLA may put them:
+// apart, and aligned, so that the kernels are those of the calls to come. Nobody reads there.
 class Frame {
  public:
   Frame(std::string_view op, const Place& place, const Buffer& x)
       : op_(op), place_(place), dry_(place.initialises() && x.untyped_data() == nullptr) {}
 
-  [[nodiscard]] int64_t rows(int64_t given) const { return dry_ ? 0 : given; }
   View view(std::string_view name, const Buffer& buffer, Shape shape);
   // The tensor of `shape` that the first four results of a handler hold, and the fifth, its amax.
   struct Results {
@@ -102,7 +100,7 @@ class Frame {
   std::string_view op_;
   const Place& place_;
   bool dry_;
-  std::vector<std::vector<std::byte>> scratch_;
+  size_t taken_ = 0;  // bytes of places without data
 };
 
 // The FFI error of an exception in flight.
