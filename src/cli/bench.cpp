@@ -104,6 +104,12 @@ int64_t BenchEntry::bytes() const {
   return total;
 }
 
+double BenchEntry::beyond_mixes(Shape shape) const {
+  int64_t moved = 0;
+  for (const Mix& m : mixes) moved += m.bytes() * shape.rows * shape.cols;
+  return static_cast<double>(bytes()) / static_cast<double>(moved);
+}
+
 std::string BenchEntry::makers() const {
   std::vector<std::string> names;
   const auto add = [&](std::string name) {

@@ -19,6 +19,8 @@ struct BenchEntry {
   size_t in_bytes = 0, number_bytes = 0, out_bytes = 0;
 
   [[nodiscard]] int64_t bytes() const;  // that must move
+  // Those over what its mixes say, which leave out scales of blocks: the ceiling's time is for all.
+  [[nodiscard]] double beyond_mixes(Shape shape) const;
   // Of each step once; "row map, plain" where a step's maker hands the call on to another.
   [[nodiscard]] std::string makers() const;
   // What the compiler gets for this call.
