@@ -45,15 +45,15 @@ static void fiber() {
   swapcontext(&contexts[running], &main_context);
 }
 extern "C" void emulate(void (*f)(const void*), const void* arguments, unsigned blocks,
-                        unsigned threads) {
+                        unsigned down, unsigned threads) {
   kernel = f;
   kernel_arguments = arguments;
-  gridDim = {blocks, 1, 1};
+  gridDim = {blocks, down, 1};
   blockDim = {threads, 1, 1};
   contexts.resize(threads);
   finished.resize(threads);
   if (stacks.size() < threads) stacks.resize(threads, std::vector<char>(1 << 16));
-  for (unsigned b = 0; b < blocks; ++b) {
+  for (unsigned b = 0; b < blocks * down; ++b) {
     for (unsigned t = 0; t < threads; ++t) {
       getcontext(&contexts[t]);
       contexts[t].uc_stack.ss_sp = stacks[t].data();
@@ -68,7 +68,7 @@ extern "C" void emulate(void (*f)(const void*), const void* arguments, unsigned 
         if (finished[t]) continue;
         running = t;
         threadIdx = {t, 0, 0};
-        blockIdx = {b, 0, 0};
+        blockIdx = {b % blocks, b / blocks, 0};
         swapcontext(&main_context, &contexts[t]);
         left = left || !finished[t];
       }
@@ -159,15 +159,15 @@ class Emulator {
     if (!library_) throw std::runtime_error(dlerror());
   }
 
-  void run(size_t number, const std::string& entry, unsigned blocks, unsigned threads,
-           const void* arguments) {
+  void run(size_t number, const std::string& entry, unsigned blocks, unsigned down,
+           unsigned threads, const void* arguments) {
     using Kernel = void (*)(const void*);
-    using Emulate = void (*)(Kernel, const void*, unsigned, unsigned);
+    using Emulate = void (*)(Kernel, const void*, unsigned, unsigned, unsigned);
     const std::string name = "p" + std::to_string(number) + "_" + entry;
     auto* kernel = reinterpret_cast<Kernel>(dlsym(library_, name.c_str()));
     auto* emulate = reinterpret_cast<Emulate>(dlsym(library_, "emulate"));
     if (!kernel || !emulate) throw std::runtime_error("no kernel " + name);
-    emulate(kernel, arguments, blocks, threads);
+    emulate(kernel, arguments, blocks, down, threads);
   }
 
  private:

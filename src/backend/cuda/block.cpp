@@ -20,17 +20,18 @@ constexpr const char* kEntry = "tenon_block_kernel";
 constexpr const char* kSum = "tenon_block_sums";
 constexpr const char* kClear = "tenon_block_clear";
 
-// Small tiles wait less for each other, but whole lines turned take 128 rows, and sums of fewer
-// rows cost where little else moves. Tiles that are shifted against each other compute less twice
-// the wider they are.
+// Small tiles wait less for each other, but whole lines turned take 128 rows, sums of fewer rows
+// cost more, and 256 columns are longer pieces of memory. Tiles that are shifted against each other
+// compute less twice the wider they are.
 BlockTile tile_of(const Step& step, int64_t shift) {
   const Encoder& e = step.encoders[0];
-  if (e.format.blocks(Orientation::rowwise).rows > 1) return {};
   const size_t sums = stores_to(step, Store::To::column_sum).size();
-  if (!e.columnwise && step.loads.size() < 2 * sums) return {};
-  if (!e.columnwise && sums == 0 && shift > 0) return {.rows = 32, .cols = 256};
-  if (!e.columnwise) return {.rows = 64};
-  return info(e.format.scaling).transposes ? BlockTile{} : BlockTile{.rows = 32, .cols = 256};
+  const Blocks row = e.format.blocks(Orientation::rowwise);
+  const bool turns = e.columnwise && info(e.format.scaling).transposes;
+  if (row.rows > 1 || turns) return {};
+  if (e.columnwise) return {.rows = sums > 0 ? 64 : 32, .cols = 256};
+  if (sums == 0) return {.rows = shift > 0 ? 32 : 16, .cols = 256};
+  return {.rows = shift > 0 && row.cols > 32 ? 64 : 128};
 }
 
 // A value that is encoded or summed, as a store that has it, and the columns that its tiles have:
@@ -138,39 +139,48 @@ BlockProgram::BlockProgram(const Step& step) : step_(step) {
   const Parts parts = parts_of(step);
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
   // A number of each part, as a function that folds where the part is known.
-  const auto each = [&](const char* declared, auto&& number) {
-    std::string lines;
+  const auto each = [&](const char* declared, const char* before, auto&& number) {
+    std::string lines = before;
     for (size_t p = 1; p < parts.all.size(); ++p)
       lines += str("    if (p == ", p, ") return ", number(parts.all[p]), ";\n");
-    return str("  __device__ static ", declared, "(int p) {\n", lines, "    return ",
-               number(parts.all[0]), ";\n  }\n");
+    return str("  __device__ static ", declared, " {\n", lines, "    return ", number(parts.all[0]),
+               ";\n  }\n");
   };
-  const auto word = [](int64_t n) { return str(static_cast<uint32_t>(n), "u"); };
+  // Columns as multiples of the width where they are, so that a text serves all widths.
+  const auto word = [&](int64_t n) {
+    return step.cols > 0 && n % step.cols == 0
+               ? str(static_cast<uint32_t>(n / step.cols), "u * cols")
+               : str(static_cast<uint32_t>(n), "u");
+  };
+  constexpr const char* kCols = "    const TenonU32 cols = static_cast<TenonU32>(a.cols);\n";
   tile_ = tile_of(step, parts.shift);
   const BlockTile& tile = tile_;
   constexpr unsigned kThreadBytes = 4 * 8 * sizeof(float);
   parked_ = static_cast<unsigned>(parts.all.size() - 1) * tile.threads() * kThreadBytes;
-  text_ = str(tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
-              "using Arguments = TenonTileArguments<", step.loads.size() + step.stores.size(), ", ",
-              kEncoderPlaces, ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
-              "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
-              ", kParts = ", parts.all.size(), ", kEncoded = ", parts.encoded,
-              ", kSums = ", sums.size(), ", kShift = ", parts.shift,
-              ";\n  static constexpr bool kRowwise = ", flag(e.rowwise),
-              ", kColumnwise = ", flag(e.columnwise),
-              ", kWholeColumns = ", flag(step.cols % tile.cols == 0 && parts.shift == 0), ";\n",
-              tile_members(step, tile_body(step), ""),
-              each("constexpr int part", [](const Part& p) { return p.store; }),
-              each("TenonU32 begin", [&](const Part& p) { return word(p.begin); }),
-              each("TenonU32 end", [&](const Part& p) { return word(p.end); }),
-              each("bool summed", [](const Part& p) { return flag(p.summed); }),
-              each("TenonU32 sum_more", [&](const Part& p) { return word(p.sum_more); }),
-              "  __device__ static TenonU8* turned(const Arguments& a, int, TenonU32 column) {\n"
-              "    return a.place[",
-              kColumnData, "].data + tenon_wide(column, static_cast<TenonU32>(a.place[",
-              kColumnData, "].stride));\n  }\n};\nextern \"C\" __launch_bounds__(", tile.threads(),
-              ", ", tile.resident(), ") __global__ void ", kEntry,
-              "(const __grid_constant__ Arguments a) {\n  tenon_block_map<Body>(a);\n}\n");
+  text_ = str(
+      tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
+      "using Arguments = TenonTileArguments<", step.loads.size() + step.stores.size(), ", ",
+      kEncoderPlaces, ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
+      "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
+      ", kParts = ", parts.all.size(), ", kEncoded = ", parts.encoded, ", kSums = ", sums.size(),
+      ", kShift = ", parts.shift, ";\n  static constexpr bool kRowwise = ", flag(e.rowwise),
+      ", kColumnwise = ", flag(e.columnwise),
+      ", kWholeColumns = ", flag(step.cols % tile.cols == 0 && parts.shift == 0), ";\n",
+      tile_members(step, tile_body(step), ""),
+      each("constexpr int part(int p)", "", [](const Part& p) { return p.store; }),
+      each("constexpr bool summed(int p)", "", [](const Part& p) { return flag(p.summed); }),
+      each("TenonU32 begin(const Arguments& a, int p)", kCols,
+           [&](const Part& p) { return word(p.begin); }),
+      each("TenonU32 end(const Arguments& a, int p)", kCols,
+           [&](const Part& p) { return word(p.end); }),
+      each("TenonU32 sum_more(const Arguments& a, int p)", kCols,
+           [&](const Part& p) { return word(p.sum_more); }),
+      "  __device__ static TenonU8* turned(const Arguments& a, int, TenonU32 column) {\n"
+      "    return a.place[",
+      kColumnData, "].data + tenon_wide(column, static_cast<TenonU32>(a.place[", kColumnData,
+      "].stride));\n  }\n};\nextern \"C\" __launch_bounds__(", tile.threads(), ", ",
+      tile.resident(), ") __global__ void ", kEntry,
+      "(const __grid_constant__ Arguments a) {\n  tenon_block_map<Body>(a);\n}\n");
   const auto kernel = [&](const std::string& entry, const std::string& lines) {
     entries_.push_back(entry);
     text_ += str("extern \"C\" __launch_bounds__(1024) __global__ void ", entry,
@@ -204,7 +214,7 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   const BlockTile& tile = tile_;
   const Accesses at = accesses_of(step_, args);
   const std::array<Place, kEncoderPlaces> places = encoder_places(e, args);
-  const TileHead head = tile_head(step_, args, tile.cols);
+  const TileHead head = tile_head(step_, args, tile.rows);
   std::vector<Launch> list;
   const auto launch = [&](const std::string& entry, int64_t blocks, unsigned threads) {
     list.push_back(launch_of(entry, blocks, threads, head, at, places));
@@ -217,8 +227,13 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
     const Shape used = e.format.blocks(o).count(args.rows, e.cols);
     if (v.rows * v.cols > used.rows * used.cols) ends = kEndBlocks;
   }
-  launch(kEntry, cdiv(args.rows, tile.rows) * cdiv(step_.cols, tile.cols) + ends, tile.threads());
-  list.back().shared = list.back().least_shared = parked_;
+  const int64_t across = cdiv(step_.cols, tile.cols);
+  const int64_t down = cdiv(args.rows, tile.rows) + cdiv(ends, across);
+  for (Launch& l :
+       launches_of_tiles(kEntry, across, down, tile.rows, tile.threads(), head, at, places)) {
+    l.shared = l.least_shared = parked_;
+    list.push_back(std::move(l));
+  }
   if (const int64_t blocks = partial_blocks(step_); blocks > 0)
     launch(kSum, blocks, partial_threads(step_, args.rows, tile.rows));
   return list;

@@ -80,9 +80,26 @@ std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::stri
              columns.contiguous() ? "column" : str("tenon_blocks8(", at, ", column)"), ", more)");
 }
 
-TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_cols) {
-  const auto across = static_cast<uint32_t>(cdiv(step.cols, tile_cols));
-  return {args.rows, step.cols, args.random, args.workspace, across, UINT32_MAX / across};
+TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_rows) {
+  const auto tiles = [&](int64_t rows) {
+    return static_cast<uint32_t>(rows / tile_rows * tile_rows);
+  };
+  return {args.rows,       step.cols, args.random, args.workspace, tiles(args.rows - 1),
+          tiles(args.rows)};
+}
+
+std::vector<Launch> launches_of_tiles(const std::string& entry, int64_t across, int64_t down,
+                                      int64_t tile_rows, unsigned threads, TileHead head,
+                                      std::span<const Access> at, std::span<const Place> places) {
+  constexpr int64_t kMostDown = 65535;
+  const int64_t each = cdiv(down, cdiv(down, kMostDown));  // so that none is small
+  std::vector<Launch> list;
+  for (; down > 0; down -= each) {
+    list.push_back(launch_of(entry, across, threads, head, at, places));
+    list.back().down = static_cast<unsigned>(std::min(down, each));
+    head.last -= static_cast<uint32_t>(each * tile_rows);
+  }
+  return list;
 }
 
 size_t partial_bytes(const Step& step, int64_t rows, int64_t tile_rows) {

@@ -20,10 +20,10 @@ struct TileHead {
   int64_t rows = 0, cols = 0;
   const uint64_t* random = nullptr;
   void* partial = nullptr;
-  uint32_t across = 0, inverse = 0;
+  uint32_t last = 0, whole = 0;  // the last tiles' first row; rows in tiles that they fill
 };
-// Of a call whose tiles have so many columns.
-TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_cols);
+// Of a call whose tiles have so many rows.
+TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_rows);
 
 // A launch whose argument is the head, the accesses and the places, one behind the other.
 template <class Head>
@@ -38,6 +38,11 @@ Launch launch_of(std::string entry, int64_t blocks, unsigned threads, const Head
   l.arguments.append(std::as_bytes(places));
   return l;
 }
+
+// Rows of so many tiles; `down` of them may be more than the blocks of one launch.
+std::vector<Launch> launches_of_tiles(const std::string& entry, int64_t across, int64_t down,
+                                      int64_t tile_rows, unsigned threads, TileHead head,
+                                      std::span<const Access> at, std::span<const Place> places);
 
 // The element of a tile or row, counted from the data of accesses_of().
 std::string element_eight(std::string_view kind, const ColumnMap& columns, const std::string& at);

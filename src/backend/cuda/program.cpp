@@ -70,9 +70,9 @@ class ProgramKernel final : public Kernel {
              "; write its results by separate calls, or use device cpu");
       const unsigned most =
           l.per_multiprocessor ? l.per_multiprocessor * kernel.multiprocessors : l.blocks;
-      const int result =
-          driver().launch_kernel(kernel.function, std::min(l.blocks, most), 1, 1, l.threads, 1, 1,
-                                 std::min(l.shared, kernel.shared_bytes), stream, values, nullptr);
+      const int result = driver().launch_kernel(
+          kernel.function, std::min(l.blocks, most), l.down, 1, l.threads, 1, 1,
+          std::min(l.shared, kernel.shared_bytes), stream, values, nullptr);
       if (result != 0) check(result, str("launching '", source.name(), "'"));
     }
   }

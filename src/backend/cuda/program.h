@@ -13,7 +13,8 @@ namespace tenon::cuda {
 // One kernel of a text, ready to launch; its arguments are one struct.
 struct Launch {
   std::string entry;
-  unsigned blocks = 1, threads = 1;
+  unsigned blocks = 1, down = 1;  // of a row, and how many such rows
+  unsigned threads = 1;
   Few<std::byte, 512> arguments;
   unsigned shared = 0;              // dynamic bytes; less where the device has less,
   unsigned least_shared = 0;        // but not less than these

@@ -163,7 +163,9 @@ std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
     list.push_back(launch_of(entry, blocks, threads, head, at, places));
   };
   if (entries_.back() == kClear) launch(kClear, 1, 1);
-  launch(kEntry, cdiv(args.rows, kTile) * cdiv(step_.cols, kTile), kThreads);
+  for (Launch& l : launches_of_tiles(kEntry, cdiv(step_.cols, kTile), cdiv(args.rows, kTile), kTile,
+                                     kThreads, head, at, places))
+    list.push_back(std::move(l));
   if (const int64_t blocks = partial_blocks(step_); blocks > 0)
     launch(kSum, blocks, partial_threads(step_, args.rows, kTile));
   return list;

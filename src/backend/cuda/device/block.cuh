@@ -2,8 +2,6 @@
 // their maxima are known; those of a second one wait in shared memory. A thread has 4 rows x 8
 // columns as in tile.cuh, which it follows; the tile is Body's.
 
-__device__ inline TenonU32 tenon_most(TenonU32 a, TenonU32 b) { return a > b ? a : b; }
-
 // Scales that belong to no block are 0. By block `block` of `blocks`.
 template <class Encoder, bool rowwise, class Arguments>
 __device__ inline void tenon_block_end(const Arguments& a, TenonU32 block, TenonU32 blocks) {
@@ -147,9 +145,9 @@ __device__ inline void tenon_block_end_sum(const Arguments& a,
                                            typename TenonBlock<Body>::Shared& shared, int part,
                                            int begin, TenonU32 row0, TenonU32 column0) {
   using Block = TenonBlock<Body>;
-  const TenonU32 more = Body::sum_more(part);
+  const TenonU32 more = Body::sum_more(a, part);
   tenon_end_sum<Body, Block::kRows, Block::kWarps>(a, shared.sums(part), begin, row0,
-                                                   column0 + more, Body::end(part) + more);
+                                                   column0 + more, Body::end(a, part) + more);
 }
 
 // One result from its values: maxima, scales, rows, columns, and its sum. Columns are the
@@ -166,15 +164,17 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
   const int warp = threadIdx.x / 32;
   const TenonU32 row = row0 + 4 * g;
   const TenonU32 column = column0 + 8 * l;
-  const TenonU32 end = Body::end(part);
+  const TenonU32 end = Body::end(a, part);
   const TenonU32 last_row = static_cast<TenonU32>(a.rows) - 1;
   const bool inside = Body::kWholeColumns || column < end;
   const bool sum = Body::kSums > 0 && Body::summed(part);
   if (sum && Block::kSumsBeside) tenon_block_sum<Body, full>(a, row, v, part, shared);
-  float row_most[4] = {};
+  float row_most[4];
   if (Body::kRowwise || Block::kWhole)
-    for (int r = 0; r < 4; ++r)
-      for (int e = 0; e < 8; ++e) row_most[r] = tenon_larger(row_most[r], v[r][e]);
+    for (int r = 0; r < 4; ++r) {
+      row_most[r] = tenon_abs(v[r][0]);
+      for (int e = 1; e < 8; ++e) row_most[r] = tenon_larger(row_most[r], v[r][e]);
+    }
   if (Block::kWhole) {
     TenonU32 m = __float_as_uint(
         tenon_max(tenon_max(row_most[0], row_most[1]), tenon_max(row_most[2], row_most[3])));
@@ -221,17 +221,18 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
       tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(
           a, row0 / Encoder::kColumnRows, column0 / Encoder::kColumnCols, whole.inverse);
   }
-  if (Block::kColumnBlocks && threadIdx.x < Block::kGroups * Block::kCols) {
+  constexpr int finishing = Block::kGroups * Block::kCols;
+  if (Block::kColumnBlocks && (finishing == Block::kThreads || threadIdx.x < finishing)) {
     constexpr int warps = Block::kWarps / Block::kGroups;
-    const int own = threadIdx.x % Block::kCols;
-    const int group = threadIdx.x / Block::kCols;
-    const int word = tenon_plane_word<Block::kCols>(own);
+    const int group = Block::kGroups > 1 ? threadIdx.x / Block::kCols : 0;
+    const int word = threadIdx.x - group * Block::kCols;
+    const int own = tenon_plane_column<Block::kCols>(word);
     TenonU32 m = 0;
     for (int i = 0; i < warps; ++i)
       m = tenon_most(m, __float_as_uint(shared.warps()[group * warps + i][word]));
     const TenonScale scale = tenon_block_scale<Encoder>(m);
     shared.multipliers(group)[word] = scale.multiplier;
-    const TenonI64 first_row = row0 + group * Encoder::kColumnRows;
+    const TenonU32 first_row = row0 + group * Encoder::kColumnRows;
     if ((Body::kWholeColumns || column0 + own < end) && (full || first_row < a.rows))
       tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(a, first_row / Encoder::kColumnRows,
                                                               column0 + own, scale.inverse);
@@ -336,7 +337,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
   };
   if (shifted) {
     slot = l < lanes ? -1 : slot - lanes;
-    if (column >= Body::end(0)) column = Body::end(0) - 8;
+    if (column >= Body::end(a, 0)) column = Body::end(a, 0) - 8;
     second = column >= cols;
     if (second) column -= cols;
     if (threadIdx.x < vectors) fetch_more(threadIdx.x);
@@ -378,7 +379,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
 #pragma unroll 1
   for (int part = 0;;) {
     if (Body::kEncoded == Body::kParts || part < Body::kEncoded) {
-      tenon_block_encode<Body, full>(a, row0, Body::begin(part) + column0, v, part, shared);
+      tenon_block_encode<Body, full>(a, row0, Body::begin(a, part) + column0, v, part, shared);
     } else if (!Block::kSumsLast) {
       tenon_block_sum<Body, full>(a, row, v, part, shared);
       __syncthreads();
@@ -391,7 +392,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
     if (Block::kWhole || Block::kColumnBlocks || shifted) __syncthreads();
     slot = threadIdx.x;
     if (shifted) {  // outside, the nearest inside
-      const int last = static_cast<int>(Body::end(1) - Body::begin(1) - column0) / 8 - 1;
+      const int last = static_cast<int>(Body::end(a, 1) - Body::begin(a, 1) - column0) / 8 - 1;
       if (l > last) slot += (last < 0 ? 0 : last) - l;
     }
     for (int r = 0; r < 4; ++r)
@@ -400,9 +401,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
         for (int i = 0; i < 4; ++i) v[r][4 * half + i] = tenon_bits(w.w[i]);
       }
     if (Block::kSumsLast) {
-#if defined(__CUDA_ARCH__)
-      __syncwarp();  // its slots are read
-#endif
+      tenon_warp_has_read();  // its slots
       if (Body::summed(part - 1))
         tenon_begin_sum<Block::kCols>(shared.sums(part - 1)[threadIdx.x / 32], total);
     }
@@ -414,28 +413,31 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
     for (int p = 0; p < Body::kParts; ++p)
       if (Body::summed(p))
         tenon_block_end_sum<Body>(a, shared, p, p * Block::kCols % Block::kThreads, row0,
-                                  Body::begin(p) + column0);
+                                  Body::begin(a, p) + column0);
   }
   TenonU32 before[Body::kAmax + 1];
   Body::start(a, before);
   Body::finish(a, most, before);
 }
 
+// By blocks that have no tile.
+template <class Body, class Arguments>
+__device__ inline void tenon_block_behind(const Arguments& a, TenonU32 tiles_down) {
+  const TenonU32 block = (blockIdx.y - tiles_down) * gridDim.x + blockIdx.x;
+  const TenonU32 blocks = (gridDim.y - tiles_down) * gridDim.x;
+  if (Body::kRowwise) tenon_block_end<typename Body::Encoder, true>(a, block, blocks);
+  if (Body::kColumnwise) tenon_block_end<typename Body::Encoder, false>(a, block, blocks);
+}
+
 template <class Body, class Arguments>
 __device__ inline void tenon_block_map(const Arguments& a) {
   __shared__ typename TenonBlock<Body>::Shared shared;  // of both paths
-  TenonU32 row, column;
-  tenon_corner<Body::kTileRows, Body::kTileCols>(a, row, column);
-  if (row >= a.rows) {  // behind the tiles
-    const TenonU32 tiles = a.across * ((static_cast<TenonU32>(a.rows) - 1) / Body::kTileRows + 1);
-    if (Body::kRowwise)
-      tenon_block_end<typename Body::Encoder, true>(a, blockIdx.x - tiles, gridDim.x - tiles);
-    if (Body::kColumnwise)
-      tenon_block_end<typename Body::Encoder, false>(a, blockIdx.x - tiles, gridDim.x - tiles);
-    return;
-  }
-  if (row + Body::kTileRows <= a.rows)
+  const TenonU32 row = tenon_first_row<Body::kTileRows>(a);
+  const TenonU32 column = blockIdx.x * Body::kTileCols;
+  if (row < a.whole)
     tenon_block_part<Body, true>(a, row, column, shared);
-  else
+  else if (row <= a.last)
     tenon_block_part<Body, false>(a, row, column, shared);
+  else
+    tenon_block_behind<Body>(a, a.last / Body::kTileRows + 1);
 }

@@ -9,21 +9,17 @@ template <int accesses, int places>
 struct TenonTileArguments {
   TenonI64 rows, cols;
   const TenonU64* random;
-  float* partial;            // sums of a tile's rows
-  TenonU32 across, inverse;  // tiles of a row, and 2^32 - 1 divided by it
+  float* partial;        // sums of a tile's rows
+  TenonU32 last, whole;  // the last tiles' first row; rows in tiles that they fill
   TenonAccess at[accesses];
   TenonPlace place[places];
 };
 
-// The first row and column of the block's tile; the division by a multiplication is at most one
-// too small. The last rows come first: a tile that they do not fill takes longer, and the end of
-// the call would wait for it.
-template <int tile_rows, int tile_cols, class Arguments>
-__device__ inline void tenon_corner(const Arguments& a, TenonU32& row, TenonU32& column) {
-  TenonU32 down = static_cast<TenonU32>((static_cast<TenonU64>(blockIdx.x) * a.inverse) >> 32);
-  if (blockIdx.x - down * a.across >= a.across) ++down;
-  row = ((static_cast<TenonU32>(a.rows) - 1) / tile_rows - down) * tile_rows;
-  column = (blockIdx.x - down * a.across) * tile_cols;
+// The first row of the block's tile. The last rows come first: a tile that they do not fill takes
+// longer, and the end of the call would wait for it. Behind the tiles, a row that is not there.
+template <int tile_rows, class Arguments>
+__device__ inline TenonU32 tenon_first_row(const Arguments& a) {
+  return a.last - blockIdx.y * tile_rows;
 }
 
 // The address of a row's vector, `more` rows below `row`.
@@ -93,6 +89,12 @@ __device__ inline int tenon_plane_word(int c) {
   const int half = c / 4 % 2;
   return half * (columns / 2) + ((c / 8 * 4) ^ (16 * half)) + c % 4;
 }
+// The column that lies in a word.
+template <int columns>
+__device__ inline int tenon_plane_column(int word) {
+  const int half = word / (columns / 2);
+  return 2 * ((word % (columns / 2) / 4 * 4) ^ (16 * half)) + 4 * half + word % 4;
+}
 // Four words of thread-column l, columns 8l + 4·half … +3.
 template <int columns>
 __device__ inline TenonWords4* tenon_plane(void* words, int l, int half) {
@@ -133,17 +135,20 @@ __device__ inline void tenon_join_late(TenonU8* slot, TenonU32 most) {
   if (threadIdx.x % 32 == 0 && most > *all) atomicMax(all, most);
 }
 
+__device__ inline TenonU32 tenon_most(TenonU32 a, TenonU32 b) { return a > b ? a : b; }
+
 // tenon_scale_of in few instructions, where a format lets them.
 template <class Encoder>
 __device__ inline TenonScale tenon_block_scale(TenonU32 amax) {
   if (Encoder::kE8M0) {
     const TenonU32 p = __float_as_uint(tenon_bits(amax) * Encoder::inverse_most());
+    const bool none = p > 0x7f800000u;  // NaN
     // Up to the next power of two, which 2^127 and infinity have not.
-    TenonU32 e = (p + 0x7fffffu) >> 23;
-    if (p <= 0x400000u) e = 0;
-    if (e > 254) e = 254;
-    if (p > 0x7f800000u) return {tenon_bits(0x7fc00000u), 0xff};
-    return {tenon_bits(e == 254 ? 0x00400000u : (254 - e) << 23), e};
+    const TenonU32 sum = p + 0x7fffffu;
+    const TenonU32 up = (sum < 0x7f7fffffu ? sum : 0x7f7fffffu) & 0x7f800000u;
+    const TenonU32 power = p <= 0x400000u ? 0 : up;
+    const TenonU32 multiplier = tenon_most(0x7f000000u - power, 0x00400000u);
+    return {tenon_bits(none ? 0x7fc00000u : multiplier), none ? 0xff : power >> 23};
   }
   if (!Encoder::kPowers) return tenon_scale_of<Encoder>(amax);
   // The exponent of most / amax, which is no power of two unless amax has most's mantissa.
@@ -192,14 +197,14 @@ template <class Body, bool full, class Arguments>
 __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* turned, int plane,
                                           TenonU32 row0, TenonU32 column0, TenonU32 end) {
   const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
   const int part = lane % 8;
   for (int n = 0; n < 2; ++n) {
-    const int own = 8 * (threadIdx.x / 32) + 4 * n + lane / 8;
-    const bool swapped = own / 8 % 2 != 0;
+    const int own = 8 * warp + lane / 8 + 4 * n;
     const TenonWords4 x =
-        *reinterpret_cast<const TenonWords4*>(turned + own * 32 + 4 * (part ^ (own / 16)));
+        *reinterpret_cast<const TenonWords4*>(turned + own * 32 + 4 * (part ^ (warp / 2)));
     TenonWords4 w;
-    for (int i = 0; i < 4; ++i) w.w[i] = swapped ? x.w[i ^ 2] : x.w[i];
+    for (int i = 0; i < 4; ++i) w.w[i] = warp % 2 != 0 ? x.w[i ^ 2] : x.w[i];
     const TenonU32 to = row0 + 16 * part;
     if ((!Body::kWholeColumns && column0 + own >= end) || (!full && to >= a.rows)) continue;
     TenonU8* const data = Body::turned(a, plane, column0 + own) + to;
@@ -215,6 +220,31 @@ __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* tu
       }
     }
   }
+}
+
+// A number that the next kernel reads: it stays in the cache, whatever passes by, until a thread
+// lets go of its line, which need not go to memory if nobody reads it again.
+__device__ inline void tenon_put_kept(float* to, float v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile(
+      "{.reg .b64 p; createpolicy.fractional.L2::evict_last.b64 p, 1.0;"
+      " st.global.L2::cache_hint.f32 [%0], %1, p;}" ::"l"(to),
+      "f"(v)
+      : "memory");
+#else
+  *to = v;
+#endif
+}
+__device__ inline void tenon_let_go(const float* at, bool whole_line) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  constexpr TenonU64 kLine = 128;
+  const TenonU64 address = reinterpret_cast<TenonU64>(at);
+  if (whole_line && address % kLine == 0)
+    asm volatile("discard.global.L2 [%0], 128;" ::"l"(address) : "memory");
+  else
+    asm volatile("applypriority.global.L2::evict_normal [%0], 128;" ::"l"(address / kLine * kLine)
+                 : "memory");
+#endif
 }
 
 // Sums of a warp to its row of shared memory, where half warps that have the same columns exchange
@@ -247,10 +277,16 @@ __device__ inline void tenon_end_sum(const Arguments& a, const float (*partial)[
   for (int i = 0; i < warps; ++i) v[i] = partial[i][tenon_plane_word<columns>(own)];
   for (int n = warps / 2; n > 0; n /= 2)
     for (int i = 0; i < n; ++i) v[i] = v[2 * i] + v[2 * i + 1];
-  a.partial[tenon_wide(row0 / tile_rows, Body::kSums * static_cast<TenonU32>(a.cols),
-                       column0 + own)] = v[0];
+  tenon_put_kept(a.partial + tenon_wide(row0 / tile_rows,
+                                        Body::kSums * static_cast<TenonU32>(a.cols), column0 + own),
+                 v[0]);
 }
 
+__device__ inline void tenon_warp_has_read() {
+#if defined(__CUDA_ARCH__)
+  __syncwarp();
+#endif
+}
 // The tree over the partial rows of sum k of so many: so many threads have neighbouring columns, an
 // aligned part of the rows, 16 rows at a time. What is not there is -0, which adds nothing.
 template <int tile_rows, int sums, int columns, class Format, class Arguments>
@@ -277,6 +313,11 @@ __device__ inline void tenon_sum_partials(const Arguments& a, const TenonAccess&
     for (int m = 8; m > 0; m /= 2)
       for (int i = 0; i < m; ++i) v[i] = v[2 * i] + v[2 * i + 1];
     sum = v[0];
+    tenon_warp_has_read();
+    for (int i = threadIdx.x % columns; i < 16; i += columns)
+      if (const TenonU32 row = first + 16 * n + i; row < rows)
+        tenon_let_go(a.partial + k * cols + strip * columns + tenon_wide(row, sums * cols),
+                     columns == 32 && strip * columns + columns <= cols);
     bool joins = true;
     for (int level = 0; level < kLevels; ++level) {
       const bool odd = (n >> level) % 2 != 0;
@@ -308,7 +349,7 @@ constexpr int kTenonAhead = sizeof(typename Body::Raw) > 64                 ? 1
 template <class Arguments>
 __device__ inline void tenon_all_loaded(const Arguments& a, int place) {
 #if defined(__CUDA_ARCH__)
-  if (a.across == ~static_cast<TenonU32>(place)) __trap();
+  if (gridDim.x == ~static_cast<TenonU32>(place)) __trap();
 #endif
 }
 
@@ -449,9 +490,9 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
 template <class Body, class Arguments>
 __device__ inline void tenon_tile_map(const Arguments& a) {
   __shared__ TenonTileShared<Body> shared;  // of both paths
-  TenonU32 row, column;
-  tenon_corner<kTenonTile, kTenonTile>(a, row, column);
-  if (row + kTenonTile <= a.rows)
+  const TenonU32 row = tenon_first_row<kTenonTile>(a);
+  const TenonU32 column = blockIdx.x * kTenonTile;
+  if (row < a.whole)
     tenon_tile_part<Body, true>(a, row, column, shared);
   else
     tenon_tile_part<Body, false>(a, row, column, shared);
