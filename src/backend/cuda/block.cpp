@@ -133,7 +133,8 @@ std::string BlockProgram::refusal(const Step& step) {
   return "";
 }
 
-BlockProgram::BlockProgram(const Step& step) : step_(step) {
+BlockProgram::BlockProgram(const Step& step, bool whole_rows)
+    : step_(step), whole_rows_(whole_rows) {
   entries_ = {kEntry};
   const Encoder& e = step.encoders[0];
   const Parts parts = parts_of(step);
@@ -164,7 +165,7 @@ BlockProgram::BlockProgram(const Step& step) : step_(step) {
       "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
       ", kParts = ", parts.all.size(), ", kEncoded = ", parts.encoded, ", kSums = ", sums.size(),
       ", kShift = ", parts.shift, ";\n  static constexpr bool kRowwise = ", flag(e.rowwise),
-      ", kColumnwise = ", flag(e.columnwise),
+      ", kColumnwise = ", flag(e.columnwise), ", kWholeRows = ", flag(whole_rows),
       ", kWholeColumns = ", flag(step.cols % tile.cols == 0 && parts.shift == 0), ";\n",
       tile_members(step, tile_body(step), ""),
       each("constexpr int part(int p)", "", [](const Part& p) { return p.store; }),
@@ -193,6 +194,7 @@ BlockProgram::BlockProgram(const Step& step) : step_(step) {
 bool BlockProgram::fits(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];
   if (args.rows == 0 || step_.cols == 0 || !aligned_eights(step_, args)) return false;
+  if (whole_rows_ && args.rows % tile_.rows != 0) return false;
   // Threads beyond the edge read the last row and column for their maxima: not after a result that
   // lies in their place was stored there.
   for (const size_t k : stores_to(step_, Store::To::tile))
@@ -243,8 +245,9 @@ Attempt make_block(const Step& step) {
   if (std::string why = BlockProgram::refusal(step); !why.empty()) return Refusal{std::move(why)};
   const Attempt other = make_plain(step);
   if (std::holds_alternative<Refusal>(other)) return other;
-  return kernel_of(step.name, std::make_unique<BlockProgram>(step),
-                   std::get<std::shared_ptr<const Kernel>>(other));
+  return kernel_of(step.name, std::make_unique<BlockProgram>(step, true),
+                   kernel_of(step.name, std::make_unique<BlockProgram>(step, false),
+                             std::get<std::shared_ptr<const Kernel>>(other)));
 }
 
 }  // namespace tenon::cuda

@@ -16,7 +16,9 @@ class BlockProgram final : public Program {
  public:
   // Why it does not do a step, or nothing if it does.
   static std::string refusal(const Step& step);
-  explicit BlockProgram(const Step& step);
+  // For calls whose tiles have all their rows, or for others too: that text takes twice as long to
+  // compile.
+  explicit BlockProgram(const Step& step, bool whole_rows = false);
 
   // Tensors made of whole, aligned vectors.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
@@ -25,6 +27,7 @@ class BlockProgram final : public Program {
 
  private:
   Step step_;
+  bool whole_rows_;
   BlockTile tile_;
   unsigned parked_ = 0;  // bytes of values that wait
 };

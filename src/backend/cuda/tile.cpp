@@ -99,7 +99,7 @@ std::string TileProgram::refusal(const Step& step) {
   return "";
 }
 
-TileProgram::TileProgram(const Step& step) : step_(step) {
+TileProgram::TileProgram(const Step& step, bool whole_rows) : step_(step), whole_rows_(whole_rows) {
   entries_ = {kEntry};
   const EncodedText encoded = encoded_text(step);
   TileBody t = tile_body(step);
@@ -114,8 +114,8 @@ TileProgram::TileProgram(const Step& step) : step_(step) {
       tile_skeletons(), scalings, "using Arguments = TenonTileArguments<",
       step.loads.size() + step.stores.size(), ", ", places,
       ">;\nstruct Body {\n  static constexpr int kTurned = ", turned_stores(step).size(),
-      ", kSums = ", sums.size(),
-      ";\n  static constexpr bool kWholeColumns = ", flag(step.cols % kTile == 0), ";\n",
+      ", kSums = ", sums.size(), ";\n  static constexpr bool kWholeRows = ", flag(whole_rows),
+      ", kWholeColumns = ", flag(step.cols % kTile == 0), ";\n",
       tile_members(step, t, "const TenonWords2* now, "),
       "  __device__ static void codes(const Arguments& a, const float (&out)[kStores][8], "
       "TenonWords2* now) {\n",
@@ -139,6 +139,7 @@ TileProgram::TileProgram(const Step& step) : step_(step) {
 
 bool TileProgram::fits(const RunArgs& args) const {
   if (args.rows == 0 || step_.cols == 0 || !aligned_eights(step_, args)) return false;
+  if (whole_rows_ && args.rows % kTile != 0) return false;
   // Columns are written 16 rows at once.
   for (const Encoder& e : step_.encoders) {
     if (!e.columnwise) continue;
@@ -175,8 +176,9 @@ Attempt make_tile(const Step& step) {
   if (std::string why = TileProgram::refusal(step); !why.empty()) return Refusal{std::move(why)};
   const Attempt other = make_plain(step);
   if (std::holds_alternative<Refusal>(other)) return other;
-  return kernel_of(step.name, std::make_unique<TileProgram>(step),
-                   std::get<std::shared_ptr<const Kernel>>(other));
+  return kernel_of(step.name, std::make_unique<TileProgram>(step, true),
+                   kernel_of(step.name, std::make_unique<TileProgram>(step, false),
+                             std::get<std::shared_ptr<const Kernel>>(other)));
 }
 
 }  // namespace tenon::cuda

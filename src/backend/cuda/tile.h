@@ -9,7 +9,9 @@ class TileProgram final : public Program {
  public:
   // Why the tiled map does not do a step, or nothing if it does.
   static std::string refusal(const Step& step);
-  explicit TileProgram(const Step& step);
+  // For calls whose tiles have all their rows, or for others too: that text takes twice as long to
+  // compile.
+  explicit TileProgram(const Step& step, bool whole_rows = false);
 
   // Tensors made of whole, aligned vectors.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
@@ -18,6 +20,7 @@ class TileProgram final : public Program {
 
  private:
   Step step_;
+  bool whole_rows_;
 };
 
 Attempt make_tile(const Step& step);

@@ -434,10 +434,8 @@ __device__ inline void tenon_block_map(const Arguments& a) {
   __shared__ typename TenonBlock<Body>::Shared shared;  // of both paths
   const TenonU32 row = tenon_first_row<Body::kTileRows>(a);
   const TenonU32 column = blockIdx.x * Body::kTileCols;
-  if (row < a.whole)
-    tenon_block_part<Body, true>(a, row, column, shared);
-  else if (row <= a.last)
-    tenon_block_part<Body, false>(a, row, column, shared);
-  else
-    tenon_block_behind<Body>(a, a.last / Body::kTileRows + 1);
+  if (row < a.whole) return tenon_block_part<Body, true>(a, row, column, shared);
+  if constexpr (!Body::kWholeRows)
+    if (row <= a.last) return tenon_block_part<Body, false>(a, row, column, shared);
+  tenon_block_behind<Body>(a, a.last / Body::kTileRows + 1);
 }

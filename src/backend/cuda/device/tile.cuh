@@ -407,8 +407,8 @@ __device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU3
 }
 
 // Body is printed: kLoads, kStores, kAmax, kTurned (stores with a columnwise encoding), kSums,
-// kWholeColumns (tiles have no columns outside of the tensor); Raw, fetch, unpack, compute, store
-// (of one row), codes, sum, turned (where a column goes), start and finish as for vectors.
+// kWholeRows, kWholeColumns (tiles have none outside of the tensor); Raw, fetch, unpack, compute,
+// store (of one row), codes, sum, turned (where a column goes), start and finish as for vectors.
 // The maxima of a tile's warps. Two sums take all of the 48 KB that every device has, so there each
 // warp joins the slots by itself.
 template <bool there, int slots>
@@ -494,6 +494,6 @@ __device__ inline void tenon_tile_map(const Arguments& a) {
   const TenonU32 column = blockIdx.x * kTenonTile;
   if (row < a.whole)
     tenon_tile_part<Body, true>(a, row, column, shared);
-  else
+  else if constexpr (!Body::kWholeRows)
     tenon_tile_part<Body, false>(a, row, column, shared);
 }
