@@ -21,17 +21,20 @@ constexpr const char* kSum = "tenon_block_sums";
 constexpr const char* kClear = "tenon_block_clear";
 
 // Small tiles wait less for each other, but whole lines turned take 128 rows, sums of fewer rows
-// cost more, and 256 columns are longer pieces of memory. Tiles that are shifted against each other
-// compute less twice the wider they are.
+// cost more, and wide ones have longer pieces of memory, the more so where rows do not begin with a
+// sector and tiles share some. Tiles that are shifted against each other compute less twice the
+// wider they are.
 BlockTile tile_of(const Step& step, int64_t shift) {
   const Encoder& e = step.encoders[0];
   const size_t sums = stores_to(step, Store::To::column_sum).size();
   const Blocks row = e.format.blocks(Orientation::rowwise);
   const bool turns = e.columnwise && info(e.format.scaling).transposes;
   if (row.rows > 1 || turns) return {};
+  constexpr int64_t kSector = 32;  // of memory, a byte a code
+  if (e.columnwise && sums == 0 && e.cols % kSector != 0) return {.rows = 32, .cols = 512};
   if (e.columnwise) return {.rows = sums > 0 ? 64 : 32, .cols = 256};
   if (sums == 0) return {.rows = shift > 0 ? 32 : 16, .cols = 256};
-  return {.rows = shift > 0 && row.cols > 32 ? 64 : 128};
+  return shift > 0 ? BlockTile{.rows = 64, .cols = 256} : BlockTile{};
 }
 
 // A value that is encoded or summed, as a store that has it, and the columns that its tiles have:
@@ -157,31 +160,36 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
   tile_ = tile_of(step, parts.shift);
   const BlockTile& tile = tile_;
   constexpr unsigned kThreadBytes = 4 * 8 * sizeof(float);
-  parked_ = static_cast<unsigned>(parts.all.size() - 1) * tile.threads() * kThreadBytes;
-  text_ = str(
-      tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
-      "using Arguments = TenonTileArguments<", step.loads.size() + step.stores.size(), ", ",
-      kEncoderPlaces, ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
-      "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
-      ", kParts = ", parts.all.size(), ", kEncoded = ", parts.encoded, ", kSums = ", sums.size(),
-      ", kShift = ", parts.shift, ";\n  static constexpr bool kRowwise = ", flag(e.rowwise),
-      ", kColumnwise = ", flag(e.columnwise), ", kWholeRows = ", flag(whole_rows),
-      ", kWholeColumns = ", flag(step.cols % tile.cols == 0 && parts.shift == 0), ";\n",
-      tile_members(step, tile_body(step), ""),
-      each("constexpr int part(int p)", "", [](const Part& p) { return p.store; }),
-      each("constexpr bool summed(int p)", "", [](const Part& p) { return flag(p.summed); }),
-      each("TenonU32 begin(const Arguments& a, int p)", kCols,
-           [&](const Part& p) { return word(p.begin); }),
-      each("TenonU32 end(const Arguments& a, int p)", kCols,
-           [&](const Part& p) { return word(p.end); }),
-      each("TenonU32 sum_more(const Arguments& a, int p)", kCols,
-           [&](const Part& p) { return word(p.sum_more); }),
-      "  __device__ static TenonU8* turned(const Arguments& a, int, TenonU32 column) {\n"
-      "    return a.place[",
-      kColumnData, "].data + tenon_wide(column, static_cast<TenonU32>(a.place[", kColumnData,
-      "].stride));\n  }\n};\nextern \"C\" __launch_bounds__(", tile.threads(), ", ",
-      tile.resident(), ") __global__ void ", kEntry,
-      "(const __grid_constant__ Arguments a) {\n  tenon_block_map<Body>(a);\n}\n");
+  // Formulas of one load have few registers and are short of threads.
+  const bool light = step.encoders[0].format.blocks(Orientation::rowwise).rows > 1 &&
+                     !e.columnwise && parts.all.size() == 1 && sums.empty() &&
+                     step.loads.size() == 1;
+  parked_ = static_cast<unsigned>(light ? 1 : parts.all.size() - 1) * tile.threads() * kThreadBytes;
+  text_ =
+      str(tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
+          "using Arguments = TenonTileArguments<", step.loads.size() + step.stores.size(), ", ",
+          kEncoderPlaces, ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
+          "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
+          ", kParts = ", parts.all.size(), ", kEncoded = ", parts.encoded,
+          ", kSums = ", sums.size(), ", kShift = ", parts.shift,
+          ";\n  static constexpr bool kLight = ", flag(light), ", kRowwise = ", flag(e.rowwise),
+          ", kColumnwise = ", flag(e.columnwise), ", kWholeRows = ", flag(whole_rows),
+          ", kWholeColumns = ", flag(step.cols % tile.cols == 0 && parts.shift == 0), ";\n",
+          tile_members(step, tile_body(step), ""),
+          each("constexpr int part(int p)", "", [](const Part& p) { return p.store; }),
+          each("constexpr bool summed(int p)", "", [](const Part& p) { return flag(p.summed); }),
+          each("TenonU32 begin(const Arguments& a, int p)", kCols,
+               [&](const Part& p) { return word(p.begin); }),
+          each("TenonU32 end(const Arguments& a, int p)", kCols,
+               [&](const Part& p) { return word(p.end); }),
+          each("TenonU32 sum_more(const Arguments& a, int p)", kCols,
+               [&](const Part& p) { return word(p.sum_more); }),
+          "  __device__ static TenonU8* turned(const Arguments& a, int, TenonU32 column) {\n"
+          "    return a.place[",
+          kColumnData, "].data + tenon_wide(column, static_cast<TenonU32>(a.place[", kColumnData,
+          "].stride));\n  }\n};\nextern \"C\" __launch_bounds__(", tile.threads(), ", ",
+          light ? 3 : tile.resident(), ") __global__ void ", kEntry,
+          "(const __grid_constant__ Arguments a) {\n  tenon_block_map<Body>(a);\n}\n");
   const auto kernel = [&](const std::string& entry, const std::string& lines) {
     entries_.push_back(entry);
     text_ += str("extern \"C\" __launch_bounds__(1024) __global__ void ", entry,

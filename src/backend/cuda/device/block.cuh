@@ -49,6 +49,9 @@ struct TenonBlock {
   static constexpr int kShiftLanes = Body::kShift / 8;
   static constexpr int kThreads = kRows / 4 * kLanes;
   static constexpr int kWarps = kThreads / 32;
+  // Maxima and sums of columns lie in lines: a warp's, or those of warps that have a row together.
+  static constexpr int kLineThreads = kLanes > 32 ? kLanes : 32;
+  static constexpr int kLines = kThreads / kLineThreads;
   static constexpr bool kWhole = Encoder::kRowRows > 1;  // one block is the tile
   static constexpr bool kColumnBlocks = Body::kColumnwise && !kWhole;
   static constexpr bool kTurns = Body::kColumnwise && Encoder::kTransposes;
@@ -60,13 +63,12 @@ struct TenonBlock {
       Body::kSums > 0 && !kColumnBlocks && (!kWhole || Body::kParts > 1);
   static constexpr bool kSumsBeside = Body::kSums > 0 && !kSumsAfter && !kSumsLast;
   static constexpr bool kSumsWait = kSumsLast && Body::kParts > 1;
-  static_assert(!kSumsWait || kLanes == 16, "sums of a warp take its threads' first slots");
   // Loads are cached in what shared memory leaves. Columns that are turned take the memory of
   // maxima and sums if a barrier lies between; multipliers that of their maxima if nothing else
   // does.
   static constexpr int kTurned = kTurns ? kCols * kRows / 4 : 0;  // words
-  static constexpr int kMaxima = kColumnBlocks ? kWarps * kCols : 0;
-  static constexpr int kSums = kSumsBeside || (kSumsLast && !kSumsWait) ? kWarps * kCols : 0;
+  static constexpr int kMaxima = kColumnBlocks ? kLines * kCols : 0;
+  static constexpr int kSums = kSumsBeside || (kSumsLast && !kSumsWait) ? kLines * kCols : 0;
   static constexpr bool kInPlace = kColumnBlocks && !kTurns && Body::kSums == 0;
   static constexpr int kMultipliers = kColumnBlocks ? (kInPlace ? 0 : kGroups * kCols) : kWarps;
   static constexpr int kApart = kColumnBlocks ? 0 : kTurned;
@@ -75,14 +77,14 @@ struct TenonBlock {
   struct Shared {
     TenonWords4 words[(kFirst + kMultipliers + 3) / 4];
     __device__ TenonU32* turned() { return words[0].w; }
-    __device__ float (*warps())[kCols] { return at(words + kApart / 4); }  // maxima
+    __device__ float (*maxima())[kCols] { return at(words + kApart / 4); }
     __device__ float (*sums(int part))[kCols] {
-      if (kSumsWait) return at(tenon_parked + part * kThreads);
+      if (kSumsWait) return at(tenon_parked + part * (kLines * kCols / 4));
       return at(words + (kSumsAfter ? kApart : kApart + kMaxima) / 4);
     }
     // Of a group of rows; the maxima of warps where the tile is a block.
     __device__ float* multipliers(int group) {
-      return kInPlace ? warps()[group * (kWarps / kGroups)] : at(words + kFirst / 4)[group];
+      return kInPlace ? maxima()[group * (kLines / kGroups)] : at(words + kFirst / 4)[group];
     }
     __device__ static float (*at(TenonWords4* words))[kCols] {
       return reinterpret_cast<float(*)[kCols]>(words);
@@ -138,7 +140,8 @@ __device__ inline void tenon_block_sum(const Arguments& a, TenonU32 row, const f
                                        int part, typename TenonBlock<Body>::Shared& shared) {
   float total[8];
   tenon_block_total<full>(a, row, v, total);
-  tenon_begin_sum<Body::kTileCols>(shared.sums(part)[threadIdx.x / 32], total);
+  tenon_begin_sum<Body::kTileCols>(shared.sums(part)[threadIdx.x / TenonBlock<Body>::kLineThreads],
+                                   total);
 }
 template <class Body, class Arguments>
 __device__ inline void tenon_block_end_sum(const Arguments& a,
@@ -146,8 +149,30 @@ __device__ inline void tenon_block_end_sum(const Arguments& a,
                                            int begin, TenonU32 row0, TenonU32 column0) {
   using Block = TenonBlock<Body>;
   const TenonU32 more = Body::sum_more(a, part);
-  tenon_end_sum<Body, Block::kRows, Block::kWarps>(a, shared.sums(part), begin, row0,
+  tenon_end_sum<Body, Block::kRows, Block::kLines>(a, shared.sums(part), begin, row0,
                                                    column0 + more, Body::end(a, part) + more);
+}
+
+// The scale of a tile that is one block, from every thread's maximum.
+template <class Body, class Arguments>
+__device__ inline TenonScale tenon_tile_scale(const Arguments& a, TenonU32 row0, TenonU32 column0,
+                                              bool inside, float most,
+                                              typename TenonBlock<Body>::Shared& shared) {
+  using Encoder = typename Body::Encoder;
+  float* const warps = shared.multipliers(0);
+  const TenonU32 own = tenon_warp_most(__float_as_uint(most));
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = tenon_bits(own);
+  __syncthreads();
+  TenonU32 m = 0;
+  for (int i = 0; i < TenonBlock<Body>::kWarps; ++i) m = tenon_most(m, __float_as_uint(warps[i]));
+  const TenonScale scale = tenon_block_scale<Encoder>(m);
+  if (threadIdx.x == 0 && inside && Body::kRowwise)
+    tenon_put_scale<Encoder, true, Encoder::kRowTurned>(a, row0 / Encoder::kRowRows,
+                                                        column0 / Encoder::kRowCols, scale.inverse);
+  if (threadIdx.x == 0 && inside && Body::kColumnwise)
+    tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(
+        a, row0 / Encoder::kColumnRows, column0 / Encoder::kColumnCols, scale.inverse);
+  return scale;
 }
 
 // One result from its values: maxima, scales, rows, columns, and its sum. Columns are the
@@ -161,7 +186,7 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
   using Format = typename Encoder::Format;
   const int l = threadIdx.x % Block::kLanes;
   const int g = threadIdx.x / Block::kLanes;
-  const int warp = threadIdx.x / 32;
+  const int line = threadIdx.x / Block::kLineThreads;
   const TenonU32 row = row0 + 4 * g;
   const TenonU32 column = column0 + 8 * l;
   const TenonU32 end = Body::end(a, part);
@@ -175,17 +200,6 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
       row_most[r] = tenon_abs(v[r][0]);
       for (int e = 1; e < 8; ++e) row_most[r] = tenon_larger(row_most[r], v[r][e]);
     }
-  if (Block::kWhole) {
-    TenonU32 m = __float_as_uint(
-        tenon_max(tenon_max(row_most[0], row_most[1]), tenon_max(row_most[2], row_most[3])));
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    m = __reduce_max_sync(0xffffffffu, m);
-#else
-    for (int step = 16; step > 0; step /= 2)
-      m = tenon_most(m, __shfl_xor_sync(0xffffffffu, m, step));
-#endif
-    if (threadIdx.x % 32 == 0) shared.multipliers(0)[warp] = tenon_bits(m);
-  }
   if (Block::kColumnBlocks) {
     float most[8];
     for (int e = 0; e < 8; ++e) {
@@ -193,10 +207,10 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
       for (int r = 1; r < 4; ++r) most[e] = tenon_larger(most[e], v[r][e]);
     }
     TenonWords4 w;
-    if (Block::kLanes == 32) {
+    if (Block::kLanes >= 32) {
       for (int half = 0; half < 2; ++half) {
         for (int i = 0; i < 4; ++i) w.w[i] = __float_as_uint(most[4 * half + i]);
-        *tenon_plane<Block::kCols>(shared.warps()[warp], l, half) = w;
+        *tenon_plane<Block::kCols>(shared.maxima()[line], l, half) = w;
       }
     } else {  // the half warps exchange four columns each
       const bool upper = g % 2 != 0;
@@ -204,32 +218,25 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
         w.w[i] = __float_as_uint(
             tenon_max(upper ? most[4 + i] : most[i],
                       __shfl_xor_sync(0xffffffffu, upper ? most[i] : most[4 + i], 16)));
-      *tenon_plane<Block::kCols>(shared.warps()[warp], l, upper) = w;
+      *tenon_plane<Block::kCols>(shared.maxima()[line], l, upper) = w;
     }
   }
-  if (Block::kWhole || Block::kColumnBlocks) __syncthreads();
   TenonScale whole = {};
-  if (Block::kWhole) {
-    TenonU32 m = 0;
-    for (int i = 0; i < Block::kWarps; ++i)
-      m = tenon_most(m, __float_as_uint(shared.multipliers(0)[i]));
-    whole = tenon_block_scale<Encoder>(m);
-    if (threadIdx.x == 0 && inside && Body::kRowwise)
-      tenon_put_scale<Encoder, true, Encoder::kRowTurned>(
-          a, row0 / Encoder::kRowRows, column0 / Encoder::kRowCols, whole.inverse);
-    if (threadIdx.x == 0 && inside && Body::kColumnwise)
-      tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(
-          a, row0 / Encoder::kColumnRows, column0 / Encoder::kColumnCols, whole.inverse);
-  }
+  if (Block::kWhole)
+    whole = tenon_tile_scale<Body>(
+        a, row0, column0, inside,
+        tenon_max(tenon_max(row_most[0], row_most[1]), tenon_max(row_most[2], row_most[3])),
+        shared);
+  if (Block::kColumnBlocks) __syncthreads();
   constexpr int finishing = Block::kGroups * Block::kCols;
   if (Block::kColumnBlocks && (finishing == Block::kThreads || threadIdx.x < finishing)) {
-    constexpr int warps = Block::kWarps / Block::kGroups;
+    constexpr int lines = Block::kLines / Block::kGroups;
     const int group = Block::kGroups > 1 ? threadIdx.x / Block::kCols : 0;
     const int word = threadIdx.x - group * Block::kCols;
     const int own = tenon_plane_column<Block::kCols>(word);
     TenonU32 m = 0;
-    for (int i = 0; i < warps; ++i)
-      m = tenon_most(m, __float_as_uint(shared.warps()[group * warps + i][word]));
+    for (int i = 0; i < lines; ++i)
+      m = tenon_most(m, __float_as_uint(shared.maxima()[group * lines + i][word]));
     const TenonScale scale = tenon_block_scale<Encoder>(m);
     shared.multipliers(group)[word] = scale.multiplier;
     const TenonU32 first_row = row0 + group * Encoder::kColumnRows;
@@ -401,9 +408,14 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
         for (int i = 0; i < 4; ++i) v[r][4 * half + i] = tenon_bits(w.w[i]);
       }
     if (Block::kSumsLast) {
-      tenon_warp_has_read();  // its slots
+      // Sums take slots that were read: a warp's own where two lanes have a column, else anybody's.
+      if (Block::kLanes == 16)
+        tenon_warp_has_read();
+      else
+        __syncthreads();
       if (Body::summed(part - 1))
-        tenon_begin_sum<Block::kCols>(shared.sums(part - 1)[threadIdx.x / 32], total);
+        tenon_begin_sum<Block::kCols>(shared.sums(part - 1)[threadIdx.x / Block::kLineThreads],
+                                      total);
     }
   }
   if (Block::kSumsLast) {
@@ -420,6 +432,65 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
   Body::finish(a, most, before);
 }
 
+// A tile that is one block, of one result without sums: all values wait in shared memory, which
+// leaves registers for a third block of threads.
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_light_part(const Arguments& a, TenonU32 row0, TenonU32 column0,
+                                        typename TenonBlock<Body>::Shared& shared) {
+  using Block = TenonBlock<Body>;
+  using Encoder = typename Body::Encoder;
+  const TenonU32 row = row0 + 4 * (threadIdx.x / Block::kLanes);
+  const TenonU32 column = column0 + 8 * (threadIdx.x % Block::kLanes);
+  const bool inside = tenon_inside<Body>(a, column);
+  const int rows = full ? 4 : static_cast<int>(a.rows) - static_cast<int>(row);
+  TenonU32 most[Body::kAmax + 1] = {};
+  float largest = 0;
+  tenon_four_rows<Body, full, kTenonAhead<Body, false>>(
+      a, row, column,
+      [&](int r, bool there, const float(&out)[Body::kStores][8]) {
+        if (there && inside) Body::store(a, full ? row : row + r, column, full ? r : 0, out, most);
+        for (int half = 0; half < 2; ++half) {
+          TenonWords4 w;
+          for (int i = 0; i < 4; ++i) {
+            const float v = out[Body::part(0)][4 * half + i];
+            largest = tenon_larger(largest, v);
+            w.w[i] = __float_as_uint(v);
+          }
+          tenon_slot<Block::kThreads>(threadIdx.x, r, half) = w;
+        }
+      },
+      [] {});
+  const TenonU32 begin = Body::begin(a, 0);
+  const float multiplier =
+      tenon_tile_scale<Body>(a, row0, begin + column0, inside, largest, shared).multiplier;
+  const TenonPlace& data = a.place[Encoder::kPlace];
+  const TenonU32 stride = static_cast<TenonU32>(data.stride);
+  TenonU8* to = data.data + tenon_wide(row, stride, begin + column);
+#pragma unroll(full ? 4 : 1)
+  for (int r = 0; r < 4; ++r, to += stride) {
+    float scaled[8];
+    for (int half = 0; half < 2; ++half) {
+      const TenonWords4 w = tenon_slot<Block::kThreads>(threadIdx.x, r, half);
+      for (int i = 0; i < 4; ++i) scaled[4 * half + i] = tenon_bits(w.w[i]) * multiplier;
+    }
+    if (inside && r < rows)
+      *reinterpret_cast<TenonWords2*>(to) = tenon_codes8<typename Encoder::Format>(scaled);
+  }
+  TenonU32 before[Body::kAmax + 1];
+  Body::start(a, before);
+  Body::finish(a, most, before);
+}
+
+// Whichever suits the body.
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_block_tile(const Arguments& a, TenonU32 row, TenonU32 column,
+                                        typename TenonBlock<Body>::Shared& shared) {
+  if constexpr (Body::kLight)
+    tenon_light_part<Body, full>(a, row, column, shared);
+  else
+    tenon_block_part<Body, full>(a, row, column, shared);
+}
+
 // By blocks that have no tile.
 template <class Body, class Arguments>
 __device__ inline void tenon_block_behind(const Arguments& a, TenonU32 tiles_down) {
@@ -434,8 +505,8 @@ __device__ inline void tenon_block_map(const Arguments& a) {
   __shared__ typename TenonBlock<Body>::Shared shared;  // of both paths
   const TenonU32 row = tenon_first_row<Body::kTileRows>(a);
   const TenonU32 column = blockIdx.x * Body::kTileCols;
-  if (row < a.whole) return tenon_block_part<Body, true>(a, row, column, shared);
+  if (row < a.whole) return tenon_block_tile<Body, true>(a, row, column, shared);
   if constexpr (!Body::kWholeRows)
-    if (row <= a.last) return tenon_block_part<Body, false>(a, row, column, shared);
+    if (row <= a.last) return tenon_block_tile<Body, false>(a, row, column, shared);
   tenon_block_behind<Body>(a, a.last / Body::kTileRows + 1);
 }

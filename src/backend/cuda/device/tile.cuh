@@ -254,7 +254,7 @@ template <int columns>
 __device__ inline void tenon_begin_sum(float* partial, const float (&sum)[8]) {
   const int l = threadIdx.x % (columns / 8);
   TenonWords4 w;
-  if (columns / 8 == 32) {
+  if (columns / 8 >= 32) {
     for (int half = 0; half < 2; ++half) {
       for (int i = 0; i < 4; ++i) w.w[i] = __float_as_uint(sum[4 * half + i]);
       *tenon_plane<columns>(partial, l, half) = w;
