@@ -23,7 +23,7 @@ constexpr const char* kClear = "tenon_block_clear";
 // Small tiles wait less for each other, but whole lines turned take 128 rows, sums of fewer rows
 // cost more, and wide ones have longer pieces of memory, the more so where rows do not begin with a
 // sector and tiles share some. Tiles that are shifted against each other compute less twice the
-// wider they are.
+// wider they are; with scales of long blocks registers do not suffice for that.
 BlockTile tile_of(const Step& step, int64_t shift) {
   const Encoder& e = step.encoders[0];
   const size_t sums = stores_to(step, Store::To::column_sum).size();
@@ -33,8 +33,8 @@ BlockTile tile_of(const Step& step, int64_t shift) {
   constexpr int64_t kSector = 32;  // of memory, a byte a code
   if (e.columnwise && sums == 0 && e.cols % kSector != 0) return {.rows = 32, .cols = 512};
   if (e.columnwise) return {.rows = sums > 0 ? 64 : 32, .cols = 256};
-  if (sums == 0) return {.rows = shift > 0 ? 32 : 16, .cols = 256};
-  return shift > 0 ? BlockTile{.rows = 64, .cols = 256} : BlockTile{};
+  if (shift > 0) return {.rows = sums > 0 ? 64 : 32, .cols = row.cols > kSector ? 128 : 256};
+  return sums > 0 ? BlockTile{} : BlockTile{.rows = 16, .cols = 256};
 }
 
 // A value that is encoded or summed, as a store that has it, and the columns that its tiles have:
