@@ -132,11 +132,11 @@ class Emulator {
     const std::string kernel = "__global__ void ";
     const std::string argument = "(const __grid_constant__ Arguments a)";
     for (size_t at = own.find(kernel); at != std::string::npos; at = own.find(kernel, at)) {
-      own.replace(at, kernel.size(), "void p" + std::to_string(number) + "_");
+      own.replace(at, kernel.size(), "void " + prefix_ + std::to_string(number) + "_");
       const size_t by = own.find(argument, at);
       own.replace(by, argument.size(), "(const Arguments& a)");
     }
-    own_ += "namespace p" + std::to_string(number) + " {\n" + own + "}\n";
+    own_ += "namespace " + prefix_ + std::to_string(number) + " {\n" + own + "}\n";
     return number;
   }
 
@@ -163,7 +163,7 @@ class Emulator {
            unsigned threads, const void* arguments) {
     using Kernel = void (*)(const void*);
     using Emulate = void (*)(Kernel, const void*, unsigned, unsigned, unsigned);
-    const std::string name = "p" + std::to_string(number) + "_" + entry;
+    const std::string name = prefix_ + std::to_string(number) + "_" + entry;
     auto* kernel = reinterpret_cast<Kernel>(dlsym(library_, name.c_str()));
     auto* emulate = reinterpret_cast<Emulate>(dlsym(library_, "emulate"));
     if (!kernel || !emulate) throw std::runtime_error("no kernel " + name);
@@ -171,6 +171,12 @@ class Emulator {
   }
 
  private:
+  // Another one for each: the loader makes one of statics in templates that have the same name.
+  static std::string next_prefix() {
+    static int count = 0;
+    return "e" + std::to_string(count++) + "p";
+  }
+  const std::string prefix_ = next_prefix();
   std::string common_, own_;
   size_t count_ = 0;
   std::filesystem::path folder_;

@@ -66,7 +66,7 @@ struct TenonBlock {
   // Loads are cached in what shared memory leaves. Columns that are turned take the memory of
   // maxima and sums if a barrier lies between; multipliers that of their maxima if nothing else
   // does.
-  static constexpr int kTurned = kTurns ? kCols * kRows / 4 : 0;  // words
+  static constexpr int kTurned = kTurns && !Body::kLight ? kCols * kRows / 4 : 0;  // words
   static constexpr int kMaxima = kColumnBlocks ? kLines * kCols : 0;
   static constexpr int kSums = kSumsBeside || (kSumsLast && !kSumsWait) ? kLines * kCols : 0;
   static constexpr bool kInPlace = kColumnBlocks && !kTurns && Body::kSums == 0;
@@ -466,15 +466,23 @@ __device__ inline void tenon_light_part(const Arguments& a, TenonU32 row0, Tenon
   const TenonPlace& data = a.place[Encoder::kPlace];
   const TenonU32 stride = static_cast<TenonU32>(data.stride);
   TenonU8* to = data.data + tenon_wide(row, stride, begin + column);
-#pragma unroll(full ? 4 : 1)
+  TenonWords2 codes[4];
+#pragma unroll
   for (int r = 0; r < 4; ++r, to += stride) {
     float scaled[8];
     for (int half = 0; half < 2; ++half) {
       const TenonWords4 w = tenon_slot<Block::kThreads>(threadIdx.x, r, half);
       for (int i = 0; i < 4; ++i) scaled[4 * half + i] = tenon_bits(w.w[i]) * multiplier;
     }
-    if (inside && r < rows)
-      *reinterpret_cast<TenonWords2*>(to) = tenon_codes8<typename Encoder::Format>(scaled);
+    codes[r] = tenon_codes8<typename Encoder::Format>(scaled);
+    if (Body::kRowwise && inside && r < rows) *reinterpret_cast<TenonWords2*>(to) = codes[r];
+  }
+  if (Block::kTurns) {
+    TenonU32* const turned = tenon_parked[0].w;
+    __syncthreads();  // all values are read
+    tenon_turn(turned, codes);
+    __syncthreads();
+    tenon_store_turned<Body, full>(a, turned, 0, row0, begin + column0, Body::end(a, 0));
   }
   TenonU32 before[Body::kAmax + 1];
   Body::start(a, before);
