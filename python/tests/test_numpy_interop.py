@@ -101,9 +101,9 @@ def test_objects_with_array():
 def test_import_is_light_and_quick():
     code = """
 import sys, time
-start = time.perf_counter()
+start = time.process_time()
 import tenon
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 assert not {"torch", "jax", "numpy", "ml_dtypes"} & set(sys.modules), "imports too much"
 tenon.gelu
 assert not {"torch", "jax"} & set(sys.modules)
