@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """plan_command_test.py TENON: `tenon plan` as text, JSON and page."""
 import html.parser
+import itertools
 import json
 import os
 import re
@@ -34,6 +35,12 @@ MODES = {"none", "delayed", "current", "mxfp8", "block1x128", "block128x128"}
 
 def cdiv(a, b):
     return -(-a // b)
+
+
+def cases(*lists):
+    """All combinations; under sanitizers each n-th (tests/support.h)."""
+    every = int(os.environ.get("TENON_TEST_EVERY", "1"))
+    return itertools.islice(itertools.product(*lists), 0, None, every)
 
 
 class Page(html.parser.HTMLParser):
@@ -152,16 +159,15 @@ class PlanCommand(unittest.TestCase):
             self.assertEqual(len(names), len(set(names)), (what, names))
 
     def test_json_of_many_chains(self):
-        for chain, cols in CHAINS:
-            for recipe in RECIPES:
-                for dtype, rows in (("f32", 7), ("bf16", 256)):
-                    rows = rows * 2 if "reshape" in chain else rows
-                    plan = self.plan(chain, "--cols", cols, "--recipe", recipe, "--dtype", dtype,
-                                     "--rows", str(rows))
-                    self.check_plan(plan, rows, (chain, recipe, dtype))
-                    self.assertEqual((plan["dtype"], plan["recipe"], plan["device"]),
-                                     (dtype, recipe, "null"))
-                    self.assertTrue(plan["backward"])
+        for (chain, cols), recipe, (dtype, rows) in cases(CHAINS, RECIPES,
+                                                          [("f32", 7), ("bf16", 256)]):
+            rows = rows * 2 if "reshape" in chain else rows
+            plan = self.plan(chain, "--cols", cols, "--recipe", recipe, "--dtype", dtype,
+                             "--rows", str(rows))
+            self.check_plan(plan, rows, (chain, recipe, dtype))
+            self.assertEqual((plan["dtype"], plan["recipe"], plan["device"]),
+                             (dtype, recipe, "null"))
+            self.assertTrue(plan["backward"])
 
     def test_options(self):
         plan = self.plan("gelu", "--cols", "64", "--precision", "strict", "--rounding", "eager")
@@ -266,28 +272,27 @@ class PlanCommand(unittest.TestCase):
         return text, page
 
     def test_page(self):
-        for chain, cols in CHAINS:
-            for recipe in ("none", "mxfp8", "current"):
-                args = ["--cols", cols, "--recipe", recipe, "--rows", "64", "--dtype", "bf16"]
-                for more in ([], ["--backward"]):
-                    text, page = self.page(chain, *args, *more)
-                    plan = self.plan(chain, *args, backward=bool(more))
-                    passes = [f"{d[0].upper()}{i + 1}" for d in ("forward", "backward")
-                              for i in range(sum(s["when"] == "always" for s in plan[d]))]
-                    tags = [t for t in page.first_of["th"] if re.fullmatch(r"[FB]\d+", t)]
-                    self.assertEqual(tags, passes, (chain, recipe))
-                    self.assertEqual(page.first_of["h1"], [plan["chain"]])
-                    shown = "".join(page.text)
-                    for buffer in plan["buffers"]:
-                        self.assertIn(buffer["name"], shown)
-                    for word in ("prefers-color-scheme:dark", "max-width", "viewport"):
-                        self.assertIn(word, text)
-                    figures = [a for t, a in page.tags if t == "svg" and a.get("role") == "img"]
-                    self.assertEqual(len(figures), 2 if plan["backward"] else 1)
-                    self.assertTrue(all(a["aria-label"] for a in figures))
-                    for _, a in page.tags:
-                        for key in {"x", "y", "width", "height", "cx", "cy"} & set(a):
-                            self.assertTrue(-1 <= float(a[key]) < 1e5, a)
+        for (chain, cols), recipe, more in cases(CHAINS, ["none", "mxfp8", "current"],
+                                                 [[], ["--backward"]]):
+            args = ["--cols", cols, "--recipe", recipe, "--rows", "64", "--dtype", "bf16"]
+            text, page = self.page(chain, *args, *more)
+            plan = self.plan(chain, *args, backward=bool(more))
+            passes = [f"{d[0].upper()}{i + 1}" for d in ("forward", "backward")
+                      for i in range(sum(s["when"] == "always" for s in plan[d]))]
+            tags = [t for t in page.first_of["th"] if re.fullmatch(r"[FB]\d+", t)]
+            self.assertEqual(tags, passes, (chain, recipe))
+            self.assertEqual(page.first_of["h1"], [plan["chain"]])
+            shown = "".join(page.text)
+            for buffer in plan["buffers"]:
+                self.assertIn(buffer["name"], shown)
+            for word in ("prefers-color-scheme:dark", "max-width", "viewport"):
+                self.assertIn(word, text)
+            figures = [a for t, a in page.tags if t == "svg" and a.get("role") == "img"]
+            self.assertEqual(len(figures), 2 if plan["backward"] else 1)
+            self.assertTrue(all(a["aria-label"] for a in figures))
+            for _, a in page.tags:
+                for key in {"x", "y", "width", "height", "cx", "cy"} & set(a):
+                    self.assertTrue(-1 <= float(a[key]) < 1e5, a)
 
     def test_page_of_a_long_chain(self):
         _, page = self.page(" ".join(["linear(32,32) bias gelu"] * 20), "--backward")
