@@ -1,6 +1,7 @@
 """How calls on CUDA are made, without a GPU: tensors of the CPU that say they are elsewhere."""
 
 import ctypes
+import os
 
 import pytest
 
@@ -10,6 +11,9 @@ import tenon  # noqa: E402
 from tenon import _lib, _plan  # noqa: E402
 from tenon.torch import _cuda, functional, ops, quantizer  # noqa: E402
 
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TENON_TEST_DEVICE") == "cuda", reason="its tensors are the CPU's"
+)
 STREAM = 0x55
 
 
