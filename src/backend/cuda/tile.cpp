@@ -27,11 +27,23 @@ std::vector<size_t> turned_stores(const Step& step) {
   return all;
 }
 
-// Blocks of a multiprocessor: codes of one tensor alone leave room for a third.
-int resident(const Step& step) {
+// Blocks of a multiprocessor: codes of one tensor alone leave room for a third. So does one sum of
+// rowwise results, if few loads go ahead and the sum waits in shared memory: light.
+struct Room {
+  int blocks = 2;
+  bool light = false;
+};
+Room room_of(const Step& step, const EightLines& formula) {
+  constexpr int64_t kLong = 50;  // lines of a formula that need more registers
   const auto loaded = [](const Load& l) { return l.from != Load::From::parameter; };
+  int64_t bytes = 0;  // that an element's loads hold in registers
+  for (const Load& l : step.loads)
+    if (l.from == Load::From::tile) bytes += info(l.dtype).bytes;
+  const size_t sums = stores_to(step, Store::To::column_sum).size();
   const bool alone = std::ranges::count_if(step.loads, loaded) == 1;
-  return alone && stores_to(step, Store::To::column_sum).empty() ? 3 : 2;
+  const bool light = sums == 1 && turned_stores(step).empty() && bytes <= 4 &&
+                     std::ranges::count(formula.lines, '\n') < kLong;
+  return {.blocks = light || (alone && sums == 0) ? 3 : 2, .light = light};
 }
 
 struct EncodedText {
@@ -108,15 +120,16 @@ TileProgram::TileProgram(const Step& step, bool whole_rows) : step_(step), whole
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
+  const Room room = room_of(step, eight_lines(step));
   for (size_t i = 0; i < sums.size(); ++i)
     sum_lines += str("sums[", i, "].add(out[", sums[i], "], there, r, slots[", i, "]);\n");
   text_ = str(
       tile_skeletons(), scalings, "using Arguments = TenonTileArguments<",
       step.loads.size() + step.stores.size(), ", ", places,
       ">;\nstruct Body {\n  static constexpr int kTurned = ", turned_stores(step).size(),
-      ", kSums = ", sums.size(), ";\n  static constexpr bool kWholeRows = ", flag(whole_rows),
-      ", kWholeColumns = ", flag(step.cols % kTile == 0), ";\n",
-      tile_members(step, t, "const TenonWords2* now, "),
+      ", kSums = ", sums.size(), ";\n  static constexpr bool kLight = ", flag(room.light),
+      ", kWholeRows = ", flag(whole_rows), ", kWholeColumns = ", flag(step.cols % kTile == 0),
+      ";\n", tile_members(step, t, "const TenonWords2* now, "),
       "  __device__ static void codes(const Arguments& a, const float (&out)[kStores][8], "
       "TenonWords2* now) {\n",
       indented(encoded.codes),
@@ -126,7 +139,7 @@ TileProgram::TileProgram(const Step& step, bool whole_rows) : step_(step), whole
       "  }\n  __device__ static TenonU8* turned(const Arguments& a, int plane, TenonU32 column) "
       "{\n",
       indented(encoded.turned), "    return nullptr;\n  }\n};\nextern \"C\" __launch_bounds__(",
-      kThreads, ", ", resident(step), ") __global__ void ", kEntry,
+      kThreads, ", ", room.blocks, ") __global__ void ", kEntry,
       "(const __grid_constant__ Arguments a) {\n  tenon_tile_map<Body>(a);\n}\n");
   const auto kernel = [&](const std::string& entry, const std::string& lines) {
     entries_.push_back(entry);

@@ -337,8 +337,8 @@ __device__ inline void tenon_sum_partials(const Arguments& a, const TenonAccess&
   tenon_store<Format>(to, tenon_mapped(to, column), v[0]);
 }
 
-// How many of its four rows a thread loads ahead, as registers allow: `held` is whether codes of
-// rows above stay in them.
+// How many of its four rows a thread loads ahead, as registers allow: `held` is whether others need
+// them, as codes of rows above that stay.
 template <class Body, bool held>
 constexpr int kTenonAhead = sizeof(typename Body::Raw) > 64                 ? 1
                             : sizeof(typename Body::Raw) > (held ? 16 : 32) ? 2
@@ -426,7 +426,7 @@ struct TenonTileMost<false, slots> {
 template <class Body>
 struct TenonTileShared : TenonTileMost<(Body::kSums < 2), Body::kAmax> {
   static constexpr int kSums = Body::kSums;
-  static constexpr bool kWaits = kSums > 1;
+  static constexpr bool kWaits = kSums > 1 || Body::kLight;
   static constexpr int kSlots = kWaits ? kSums : 0;
   // The columns of a result; before, a sum that waits.
   TenonWords4 turned[Body::kTurned > kSlots ? Body::kTurned
@@ -448,7 +448,7 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
   TenonU32 most[Body::kAmax + 1] = {};
   TenonWords2 codes[Body::kTurned + 1][4];
   TenonFour<TenonTileShared<Body>::kWaits> sums[Body::kSums + 1];
-  tenon_four_rows<Body, full, kTenonAhead<Body, (Body::kTurned > 0)>>(
+  tenon_four_rows<Body, full, kTenonAhead<Body, (Body::kTurned > 0 || Body::kLight)>>(
       a, row, column,
       [&](int r, bool there, const float(&out)[Body::kStores][8]) {
         TenonWords2 now[Body::kTurned + 1];
