@@ -364,6 +364,29 @@ TEST(Cuda, AWalkSeesEveryVector) {
   }
 }
 
+// A launch has at most 65535 rows of blocks; the next one goes on above them, and the last has
+// those behind the tiles.
+TEST(Tiles, MayBeMoreThanOneLaunchHas) {
+  constexpr int64_t kTiles = 70000, kBehind = 128, kRows = 16;
+  cuda::TileHead head;
+  head.rows = head.whole = kTiles * kRows;
+  head.last = (kTiles - 1) * kRows;
+  const std::vector<cuda::Launch> all =
+      cuda::launches_of_tiles("entry", 3, kTiles + kBehind, kRows, 128, head, {}, {});
+  ASSERT_EQ(all.size(), 2U);
+  int64_t above = kTiles;  // tiles that no launch has
+  for (const cuda::Launch& l : all) {
+    cuda::TileHead own;
+    std::memcpy(&own, l.arguments.data(), sizeof own);
+    EXPECT_EQ(own.last, (above - 1) * kRows);
+    EXPECT_EQ(l.blocks, 3U);
+    EXPECT_LE(l.down, 65535U);
+    EXPECT_GT(above, 0);
+    above -= l.down;
+  }
+  EXPECT_EQ(above, -kBehind);
+}
+
 // With a GPU a call runs; without one it says why and touches nothing.
 TEST(Cuda, ACallRunsOrSaysWhyNot) {
   const View nothing = matrix(nullptr, DType::f32, 0, 8);
