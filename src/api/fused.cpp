@@ -148,11 +148,17 @@ void Fused::warmup(std::span<const View> arguments, const View& y, const Options
   const FpMode ieee;
   FuseForm form = form_of(name_ + " warmup", *this, *body_, arguments, {"y", y}, options);
   form.y = y.dtype;
-  prepare(form, body_, options.device)->chosen.kernel->prepare();
+  RunArgs call{.rows = y.rows, .in = arguments, .out = std::span(&y, 1), .parameters = parameters_};
+  prepare(form, body_, options.device)->chosen.kernel->prepare_for(call);
   form.grad = y.dtype;
   for (auto& a : form.arguments) a.gradient = a.dtype;
+  // Gradients are taken to lie as their arguments do.
+  std::vector<View> inputs(arguments.begin(), arguments.end());
+  inputs.push_back(y);
+  call.in = inputs;
+  call.out = arguments;
   try {
-    prepare(form, body_, options.device)->chosen.kernel->prepare();
+    prepare(form, body_, options.device)->chosen.kernel->prepare_for(call);
   } catch (const Error& e) {
     if (e.code() != Code::unsupported) throw;  // a device may have the forward alone
   }
