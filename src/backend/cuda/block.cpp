@@ -161,8 +161,8 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
   const BlockTile& tile = tile_;
   constexpr unsigned kThreadBytes = 4 * 8 * sizeof(float);
   // Formulas of one load have few registers and are short of threads.
-  const bool light = step.encoders[0].format.blocks(Orientation::rowwise).rows > 1 &&
-                     parts.all.size() == 1 && sums.empty() && step.loads.size() == 1;
+  const bool light = e.format.blocks(Orientation::rowwise).rows > 1 && parts.all.size() == 1 &&
+                     sums.empty() && step.loads.size() == 1;
   parked_ = static_cast<unsigned>(light ? 1 : parts.all.size() - 1) * tile.threads() * kThreadBytes;
   text_ =
       str(tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
