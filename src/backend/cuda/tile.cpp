@@ -41,8 +41,12 @@ Room room_of(const Step& step, const EightLines& formula) {
     if (l.from == Load::From::tile) bytes += info(l.dtype).bytes;
   const size_t sums = stores_to(step, Store::To::column_sum).size();
   const bool alone = std::ranges::count_if(step.loads, loaded) == 1;
+  const auto random = [](const Load& l) { return l.from == Load::From::random; };
+  const auto found = [](const Encoder& e) { return e.format.scaling == Scaling::current; };
   const bool light = sums == 1 && turned_stores(step).empty() && bytes <= 4 &&
-                     std::ranges::count(formula.lines, '\n') < kLong;
+                     std::ranges::count(formula.lines, '\n') < kLong &&
+                     std::ranges::none_of(step.loads, random) &&
+                     std::ranges::none_of(step.encoders, found);
   return {.blocks = light || (alone && sums == 0) ? 3 : 2, .light = light};
 }
 
