@@ -102,6 +102,13 @@ std::vector<Launch> launches_of_tiles(const std::string& entry, int64_t across, 
   return list;
 }
 
+int64_t held_bytes(const Step& step) {
+  int64_t bytes = 0;
+  for (const Load& l : step.loads)
+    if (l.from == Load::From::tile) bytes += info(l.dtype).bytes;
+  return bytes;
+}
+
 size_t partial_bytes(const Step& step, int64_t rows, int64_t tile_rows) {
   const size_t sums = stores_to(step, Store::To::column_sum).size();
   return sums * static_cast<size_t>(cdiv(rows, tile_rows) * step.cols) * sizeof(float);

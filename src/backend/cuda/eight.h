@@ -53,6 +53,11 @@ std::string amax_eight(size_t k, size_t slot);
 // scaled[8] = out[k] times the multiplier of encoder `number`.
 std::string scale_eight(size_t k, uint32_t number);
 
+// Lines of a formula that need more registers than a short one.
+inline constexpr int64_t kLongFormula = 50;
+// Bytes that the tile loads of an element hold in registers.
+int64_t held_bytes(const Step& step);
+
 // The formula: what to do with the loads of eight elements, then the lines for each of them.
 EightLines eight_lines(const Step& step);
 

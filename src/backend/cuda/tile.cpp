@@ -34,17 +34,13 @@ struct Room {
   bool light = false;
 };
 Room room_of(const Step& step, const EightLines& formula) {
-  constexpr int64_t kLong = 50;  // lines of a formula that need more registers
   const auto loaded = [](const Load& l) { return l.from != Load::From::parameter; };
-  int64_t bytes = 0;  // that an element's loads hold in registers
-  for (const Load& l : step.loads)
-    if (l.from == Load::From::tile) bytes += info(l.dtype).bytes;
   const size_t sums = stores_to(step, Store::To::column_sum).size();
   const bool alone = std::ranges::count_if(step.loads, loaded) == 1;
   const auto random = [](const Load& l) { return l.from == Load::From::random; };
   const auto found = [](const Encoder& e) { return e.format.scaling == Scaling::current; };
-  const bool light = sums == 1 && turned_stores(step).empty() && bytes <= 4 &&
-                     std::ranges::count(formula.lines, '\n') < kLong &&
+  const bool light = sums == 1 && turned_stores(step).empty() && held_bytes(step) <= 4 &&
+                     std::ranges::count(formula.lines, '\n') < kLongFormula &&
                      std::ranges::none_of(step.loads, random) &&
                      std::ranges::none_of(step.encoders, found);
   return {.blocks = light || (alone && sums == 0) ? 3 : 2, .light = light};

@@ -68,12 +68,9 @@ bool dense(const Step& step, std::span<const Access> at) {
 // amaxes ends slowly, so few blocks do it all. Each line of a strict polynomial waits for the one
 // before: without a division, which is a call, it wants threads more than registers.
 VectorProgram::Size VectorProgram::size_of(const Step& step, const std::string& formula) {
-  constexpr size_t kLong = 50;        // lines of a formula that need more registers
-  constexpr size_t kPolynomial = 20;  // lines of the shortest with a transcendental word
-  int64_t bytes = 0;                  // that an element's loads hold in registers
-  for (const Load& l : step.loads)
-    if (l.from == Load::From::tile) bytes += info(l.dtype).bytes;
-  const auto lines = static_cast<size_t>(std::ranges::count(formula, '\n'));
+  constexpr int64_t kPolynomial = 20;  // lines of the shortest with a transcendental word
+  const int64_t bytes = held_bytes(step);
+  const int64_t lines = std::ranges::count(formula, '\n');
   const bool native = step.effective_precision() == Precision::native;
   const auto one_byte = [](const Encoder& e) { return info(e.format.dtype).bytes == 1; };
   const bool narrow = std::ranges::any_of(step.encoders, one_byte);
@@ -81,7 +78,7 @@ VectorProgram::Size VectorProgram::size_of(const Step& step, const std::string& 
     if (bytes <= (narrow ? 2 : 4)) return {128, 2, 12, false};
     return {128, 1, narrow || bytes <= 4 ? 16U : 12U, false};
   }
-  const bool few = bytes <= 4 && native && lines < kLong;
+  const bool few = bytes <= 4 && native && lines < kLongFormula;
   if (few && stores_to(step, Store::To::amax).size() == step.stores.size())
     return {1024, 2, 2, true};
   if (narrow) return {128, 2, !few ? 8U : bytes <= 2 ? 16U : 12U, false};
