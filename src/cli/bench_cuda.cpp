@@ -1,11 +1,14 @@
 // Times kernels by graphs that replay them over rotating buffers, among the ceilings of their mix.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <set>
+#include <span>
+#include <thread>
 
 #include "backend/cuda/driver.h"
 #include "backend/cuda/kernels.h"
@@ -103,22 +106,28 @@ class Replay {
   cuda::GraphExec exec_ = nullptr;
 };
 
-// Replays all once in random order, back to back, and keeps the times unless it is to warm up.
+// Replays all once in random order, some back to back, and keeps the times unless it is to warm up.
+// Then the GPU rests as long as it ran: nothing but kernels takes it to its limit of power within a
+// second, where it lowers its clock and a case's time depends on what was timed before.
 void shoot(const OwnStream& stream, const std::vector<Replay*>& all, std::mt19937& random,
            bool warm_up) {
-  std::vector<size_t> order(all.size());
-  std::iota(order.begin(), order.end(), 0);
+  constexpr size_t kSome = 8;
+  std::vector<Replay*> order = all;
   std::ranges::shuffle(order, random);
-  std::vector<OwnEvent> marks(all.size() + 1);
-  marks[0].record(stream.get());
-  for (size_t i = 0; i < order.size(); ++i) {
-    all[order[i]]->launch(stream.get());
-    marks[i + 1].record(stream.get());
-  }
-  stream.wait();
-  for (size_t i = 0; i < order.size() && !warm_up; ++i) {
-    Replay& r = *all[order[i]];
-    r.times.push_back(microseconds(marks[i], marks[i + 1]) / static_cast<double>(r.launches()));
+  for (size_t begin = 0; begin < order.size(); begin += kSome) {
+    const std::span some = std::span(order).subspan(begin, std::min(kSome, order.size() - begin));
+    const std::vector<OwnEvent> marks(some.size() + 1);
+    marks[0].record(stream.get());
+    for (size_t i = 0; i < some.size(); ++i) {
+      some[i]->launch(stream.get());
+      marks[i + 1].record(stream.get());
+    }
+    stream.wait();
+    for (size_t i = 0; i < some.size() && !warm_up; ++i)
+      some[i]->times.push_back(microseconds(marks[i], marks[i + 1]) /
+                               static_cast<double>(some[i]->launches()));
+    const std::chrono::duration<double, std::micro> ran(microseconds(marks.front(), marks.back()));
+    std::this_thread::sleep_for(ran);
   }
 }
 
