@@ -102,8 +102,7 @@ TEST(CudaTexts, OfBenchCasesCompileForTheOldestArchitecture) {
 
 // On the architecture that they are made for nothing spills but a few long formulas.
 TEST(CudaTexts, OfBenchCasesHaveNoLocalMemory) {
-  const std::set<std::string> spill{"gated(mish).bwd bf16", "layernorm.bwd bf16",
-                                    "layernorm bf16 -> e4m3 mxfp8 rowcol",
+  const std::set<std::string> spill{"layernorm.bwd bf16", "layernorm bf16 -> e4m3 mxfp8 rowcol",
                                     "swiglu.bwd bf16 -> e5m2 current rowcol +dbias"};
   const auto cases = bench_texts();
   std::set<std::string> spilled;

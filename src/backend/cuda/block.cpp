@@ -23,8 +23,9 @@ constexpr const char* kClear = "tenon_block_clear";
 // Small tiles wait less for each other, but whole lines turned take 128 rows, sums of fewer rows
 // cost more, and wide ones have longer pieces of memory, the more so where rows do not begin with a
 // sector and tiles share some. Tiles that are shifted against each other compute less twice the
-// wider they are; with scales of long blocks registers do not suffice for that.
-BlockTile tile_of(const Step& step, int64_t shift) {
+// wider they are; with scales of long blocks registers do not suffice for that, nor for tiles of
+// many rows and a long formula.
+BlockTile tile_of(const Step& step, size_t parts, int64_t shift, bool long_formula) {
   const Encoder& e = step.encoders[0];
   const size_t sums = stores_to(step, Store::To::column_sum).size();
   const Blocks row = e.format.blocks(Orientation::rowwise);
@@ -33,8 +34,10 @@ BlockTile tile_of(const Step& step, int64_t shift) {
   constexpr int64_t kSector = 32;  // of memory, a byte a code
   if (e.columnwise && sums == 0 && e.cols % kSector != 0) return {.rows = 32, .cols = 512};
   if (e.columnwise) return {.rows = sums > 0 ? 64 : 32, .cols = 256};
-  if (shift > 0) return {.rows = sums > 0 ? 64 : 32, .cols = row.cols > kSector ? 128 : 256};
-  return sums > 0 ? BlockTile{} : BlockTile{.rows = 16, .cols = 256};
+  if (shift != 0) return {.rows = sums > 0 ? 64 : 32, .cols = row.cols > kSector ? 128 : 256};
+  if (sums > 0 && parts > 1 && long_formula) return {.rows = row.cols > kSector ? 32 : 64};
+  if (sums > 0) return {};
+  return {.rows = 16, .cols = 256};
 }
 
 // A value that is encoded or summed, as a store that has it, and the columns that its tiles have:
@@ -47,7 +50,8 @@ struct Part {
 };
 // Those that are encoded come first. `shift` is how much further right than the first part's the
 // second one's tiles lie in the columns of the step: a block that has columns of both is the
-// first's.
+// first's, or the second's where that shifts them less, to the left: by less than half a block, so
+// that they are no more tiles.
 struct Parts {
   std::vector<Part> all;
   size_t encoded = 0;
@@ -88,7 +92,8 @@ Parts parts_of(const Step& step) {
     parts.why_not = "a block has columns of two results";
     return parts;
   }
-  parts.shift = rup(first.end, width) - first.end;
+  const int64_t left = first.end % width;
+  parts.shift = left < width - left && left < first.end ? -left : width - left;
   last.begin += parts.shift;
   first.end = std::min(last.begin, last.end);
   return parts;
@@ -128,16 +133,13 @@ std::string BlockProgram::refusal(const Step& step) {
   if (e.format.blocks(Orientation::rowwise).single()) return "the block map has no single scales";
   if (e.counts) return "the block map counts nothing";
   if (std::string why = parts_of(step).why_not; !why.empty()) return why;
-  const size_t bytes = sizeof(TileHead) +
-                       (step.loads.size() + step.stores.size()) * sizeof(Access) +
-                       kEncoderPlaces * sizeof(Place);
-  if (bytes > kArgumentBytes)
+  if (argument_bytes(step, sizeof(TileHead)) > kArgumentBytes)
     return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
   return "";
 }
 
 BlockProgram::BlockProgram(const Step& step, bool whole_rows)
-    : step_(step), whole_rows_(whole_rows) {
+    : step_(step), formula_(eight_lines(step)), whole_rows_(whole_rows) {
   entries_ = {kEntry};
   const Encoder& e = step.encoders[0];
   const Parts parts = parts_of(step);
@@ -157,7 +159,8 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
                : str(static_cast<uint32_t>(n), "u");
   };
   constexpr const char* kCols = "    const TenonU32 cols = static_cast<TenonU32>(a.cols);\n";
-  tile_ = tile_of(step, parts.shift);
+  tile_ = tile_of(step, parts.all.size(), parts.shift,
+                  std::ranges::count(formula_.lines, '\n') >= kManyLines);
   const BlockTile& tile = tile_;
   constexpr unsigned kThreadBytes = 4 * 8 * sizeof(float);
   // Formulas of one load have few registers and are short of threads.
@@ -166,15 +169,16 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
   parked_ = static_cast<unsigned>(light ? 1 : parts.all.size() - 1) * tile.threads() * kThreadBytes;
   text_ =
       str(tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
-          "using Arguments = TenonTileArguments<", step.loads.size() + step.stores.size(), ", ",
-          kEncoderPlaces, ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
+          "using Arguments = TenonTileArguments<",
+          step.loads.size() + formula_.count() + step.stores.size(), ", ", kEncoderPlaces,
+          ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
           "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
           ", kParts = ", parts.all.size(), ", kEncoded = ", parts.encoded,
           ", kSums = ", sums.size(), ", kShift = ", parts.shift,
           ";\n  static constexpr bool kLight = ", flag(light), ", kRowwise = ", flag(e.rowwise),
           ", kColumnwise = ", flag(e.columnwise), ", kWholeRows = ", flag(whole_rows),
           ", kWholeColumns = ", flag(step.cols % tile.cols == 0 && parts.shift == 0), ";\n",
-          tile_members(step, tile_body(step), ""),
+          tile_members(step, tile_body(step), formula_, ""),
           each("constexpr int part(int p)", "", [](const Part& p) { return p.store; }),
           each("constexpr bool summed(int p)", "", [](const Part& p) { return flag(p.summed); }),
           each("TenonU32 begin(const Arguments& a, int p)", kCols,
@@ -221,7 +225,7 @@ size_t BlockProgram::workspace(int64_t rows) const {
 std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];
   const BlockTile& tile = tile_;
-  const Accesses at = accesses_of(step_, args);
+  const Accesses at = accesses_of(step_, formula_, args);
   const std::array<Place, kEncoderPlaces> places = encoder_places(e, args);
   const TileHead head = tile_head(step_, args, tile.rows);
   std::vector<Launch> list;

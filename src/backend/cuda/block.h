@@ -1,6 +1,7 @@
 // The tiled map for scales of blocks: 1x128, 128x128 and MXFP8, rowwise and columnwise in one pass.
 #pragma once
 
+#include "backend/cuda/native.h"
 #include "backend/cuda/program.h"
 
 namespace tenon::cuda {
@@ -27,6 +28,7 @@ class BlockProgram final : public Program {
 
  private:
   Step step_;
+  EightLines formula_;
   bool whole_rows_;
   BlockTile tile_;
   unsigned parked_ = 0;  // bytes of values that wait

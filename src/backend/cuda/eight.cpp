@@ -66,13 +66,24 @@ std::string scale_eight(size_t k, uint32_t number) {
              "][e] * multiplier;\n");
 }
 
+size_t argument_bytes(const Step& step, size_t head) {
+  return head + (step.loads.size() + step.stores.size()) * sizeof(Access) +
+         (step.encoders.size() * kEncoderPlaces + 1) * sizeof(Place);
+}
+
 EightLines eight_lines(const Step& step) {
-  if (step.effective_precision() != Precision::native) return {"", compute_lines(step)};
-  std::vector<bool> pairs;
-  for (const Load& l : step.loads)
-    pairs.push_back(l.dtype == DType::bf16 &&
-                    (l.from == Load::From::tile || l.from == Load::From::row));
-  return native_eight(*step.graph, step.roots(), step.native_error(), pairs);
+  if (step.effective_precision() != Precision::native)
+    return {.ready = "", .lines = compute_lines(step)};
+  const size_t bytes = argument_bytes(step, sizeof(TileHead));
+  const size_t room = bytes > kArgumentBytes ? 0 : (kArgumentBytes - bytes) / sizeof(Access);
+  return native_eight(*step.graph, step.roots(), step.native_error(), loaded(step), room);
+}
+
+std::string single_lines(const Step& step, const EightLines& formula) {
+  std::string text;
+  for (size_t i = step.loads.size(); i < step.loads.size() + formula.count(); ++i)
+    text += str("tenon_spread8(at[", i, "].value, in[", i, "]);\n");
+  return text;
 }
 
 std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::string& at) {
@@ -139,9 +150,9 @@ std::string partial_lines(const Step& step, int64_t tile_rows) {
 }
 
 unsigned partial_threads(const Step& step, int64_t rows, int64_t tile_rows) {
-  constexpr int64_t kMany = 132 * 1024;  // threads of a call
+  constexpr int64_t kMany = 132 * 1024;  // threads that run at once
   unsigned threads = 256;
-  while (threads < 1024 && partial_blocks(step) * threads < kMany &&
+  while (threads < 1024 && 2 * partial_blocks(step) * threads < kMany &&
          threads / partial_columns(step) * 16 < cdiv(rows, tile_rows))
     threads *= 2;
   return threads;
@@ -178,16 +189,17 @@ TileBody tile_body(const Step& step) {
   return t;
 }
 
-std::string tile_members(const Step& step, const TileBody& t, const std::string& store_arguments) {
+std::string tile_members(const Step& step, const TileBody& t, const EightLines& formula,
+                         const std::string& store_arguments) {
   const char* const where = "TenonU32 row, TenonU32 column";
-  const EightLines formula = eight_lines(step);
-  return str("  static constexpr int kLoads = ", step.loads.size(),
+  return str("  static constexpr int kLoads = ", step.loads.size() + formula.count(),
              ", kStores = ", step.stores.size(),
              ", kAmax = ", stores_to(step, Store::To::amax).size(), ";\n  struct Raw {\n", t.raw,
              "  };\n  __device__ static void fetch(const TenonAccess* at, ", where,
              ", int more, Raw& raw) {\n", indented(t.fetch),
              "  }\n  __device__ static void unpack(const TenonAccess* at, const TenonU64* random, ",
-             where, ", const Raw& raw, float (*in)[8]) {\n", indented(t.unpack + formula.ready),
+             where, ", const Raw& raw, float (*in)[8]) {\n",
+             indented(t.unpack + single_lines(step, formula) + formula.ready),
              "  }\n  __device__ static void compute(const float* in, float* out) {\n",
              indented(formula.lines), "  }\n  __device__ static void store(const Arguments& a, ",
              where, ", int more, const float (&out)[kStores][8], ", store_arguments,
@@ -243,7 +255,7 @@ std::vector<size_t> stores_to(const Step& step, Store::To to) {
   return all;
 }
 
-Accesses accesses_of(const Step& step, const RunArgs& args) {
+Accesses accesses_of(const Step& step, const EightLines& formula, const RunArgs& args) {
   Accesses all;
   const auto add = [&](Access a, DType dtype, bool vectors) {
     if (vectors) a.data = static_cast<std::byte*>(a.data) + a.offset * info(dtype).bytes;
@@ -251,6 +263,11 @@ Accesses accesses_of(const Step& step, const RunArgs& args) {
   };
   for (const Load& l : step.loads)
     add(load_access(l, args), l.dtype, l.from == Load::From::tile || l.from == Load::From::row);
+  if (formula.singles) {
+    Few<float, 8> values;
+    for (const Access& a : all) values.push_back(a.value);
+    for (const float v : formula.values(values)) all.push_back({.value = v});
+  }
   for (const Store& s : step.stores) {
     const bool encoded = s.to == Store::To::encoded;
     const uint32_t arg = encoded ? step.encoders[s.arg].data(Orientation::rowwise) : s.arg;
@@ -269,7 +286,7 @@ bool aligned(const Access& a, int64_t element_bytes, bool rows) {
 
 bool aligned_eights(const Step& step, const RunArgs& args) {
   if (step.cols % kEight != 0) return false;
-  const Accesses all = accesses_of(step, args);
+  const Accesses all = accesses_of(step, {}, args);
   // Rows and columns have 32 bits, with room for the last tile, and so have strides in bytes.
   const auto small = [](int64_t n) { return 0 <= n && n <= INT32_MAX; };
   constexpr int64_t kMostBytes = 4;

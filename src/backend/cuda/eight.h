@@ -39,6 +39,9 @@ Launch launch_of(std::string entry, int64_t blocks, unsigned threads, const Head
   return l;
 }
 
+// The bytes of that argument, without single numbers of the formula.
+size_t argument_bytes(const Step& step, size_t head);
+
 // Rows of so many tiles; `down` of them may be more than the blocks of one launch.
 std::vector<Launch> launches_of_tiles(const std::string& entry, int64_t across, int64_t down,
                                       int64_t tile_rows, unsigned threads, TileHead head,
@@ -55,11 +58,15 @@ std::string scale_eight(size_t k, uint32_t number);
 
 // Lines of a formula that need more registers than a short one.
 inline constexpr int64_t kLongFormula = 50;
+// Lines of a formula that may take longer than its memory.
+inline constexpr int64_t kManyLines = 30;
 // Bytes that the tile loads of an element hold in registers.
 int64_t held_bytes(const Step& step);
 
 // The formula: what to do with the loads of eight elements, then the lines for each of them.
 EightLines eight_lines(const Step& step);
+// Its single numbers into in[] behind the loads.
+std::string single_lines(const Step& step, const EightLines& formula);
 
 // What the slots of maxima have: before[] in their order.
 std::string start_lines(const Step& step);
@@ -75,7 +82,8 @@ struct TileBody {
 };
 TileBody tile_body(const Step& step);
 // The members of Body that come from it, with compute, start and finish.
-std::string tile_members(const Step& step, const TileBody& t, const std::string& store_arguments);
+std::string tile_members(const Step& step, const TileBody& t, const EightLines& formula,
+                         const std::string& store_arguments);
 // The address of the vector in `column` of the row `more` rows below `row`.
 std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::string& at);
 
@@ -90,9 +98,9 @@ int64_t partial_blocks(const Step& step);
 std::vector<size_t> stores_to(const Step& step, Store::To to);
 
 using Accesses = Few<Access, 8>;
-// Loads, then stores; an encoded one has the encoder's rowwise data. Where vectors lie, the data
-// begins at the offset.
-Accesses accesses_of(const Step& step, const RunArgs& args);
+// Loads, single numbers of the formula, then stores; an encoded one has the encoder's rowwise data.
+// Where vectors lie, the data begins at the offset.
+Accesses accesses_of(const Step& step, const EightLines& formula, const RunArgs& args);
 // Whether every access of eight is one aligned vector, or two.
 bool aligned_eights(const Step& step, const RunArgs& args);
 bool aligned(const Access& a, int64_t element_bytes, bool rows);

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <optional>
+#include <set>
 
 #include "backend/cuda/native_words.h"
 #include "expr/lower.h"
@@ -42,6 +44,7 @@ class Lowering {
         sigmoid_(graph.size(), kNone),
         negated_(graph.size(), kNone),
         doubled_(graph.size(), kNone),
+        users_(graph.size()),
         tolerant_(graph.size(), true),
         alone_(graph.size(), false),
         terms_(graph.size()) {
@@ -49,6 +52,7 @@ class Lowering {
     for (const uint32_t id : order_) {
       const Node& n = graph[id];
       for (int i = 0; i < n.arity(); ++i) ++uses_[n.in[i]];
+      for (int i = 0; i < n.arity(); ++i) users_[n.in[i]].push_back(id);
       if (n.word == Word::sigmoid) sigmoid_[n.in[0]] = id;
       if (n.word == Word::neg) negated_[n.in[0]] = id;
       if (n.word == Word::add && n.in[0] == n.in[1]) doubled_[n.in[0]] = id;
@@ -75,7 +79,12 @@ class Lowering {
       case Word::load:
         return out_.graph.load(n.slot);
       case Word::select:
-        return select({n.rel(), in(0), in(1)}, in(2), in(3));
+        if (const std::optional<Expr> outside = beyond(n)) return *outside;
+        return select({n.rel(), compared(n), in(1)}, in(2), in(3));
+      case Word::max:
+        if (const Node& least = graph_[n.in[0]]; clamped_too(n))
+          return min(max(image_[least.in[0]], in(1)), image_[least.in[1]]);
+        return max(in(0), in(1));
       case Word::round:
         return round(in(0), n.dtype());
       case Word::sigmoid:
@@ -90,10 +99,11 @@ class Lowering {
         if (const auto slope = slopes_.find(id); slope != slopes_.end())
           return slope_of(slope->second);
         if (const std::optional<Expr> product = factored(id)) return *product;
-        return in(0) + in(1);
+        return sum(in(0), in(1));
       case Word::div:
         if (in(1).is_constant() && divides(in(1).constant()))
-          return quotient(in(0), in(1).constant());
+          return times_inverse(id) ? in(0) * (1 / in(1).constant())
+                                   : quotient(in(0), in(1).constant());
         return tolerant_[id] || errs(id) ? rough_quotient(in(0), in(1)) : in(0) / in(1);
       case Word::tanh:
         if (const uint32_t twice = doubled_[n.in[0]];
@@ -105,6 +115,89 @@ class Lowering {
       default:
         return kWordTable<Hardware, Expr>[index(n.word)](in(0), in(1), in(2));
     }
+  }
+
+  [[nodiscard]] bool constant(uint32_t id) const { return graph_[id].word == Word::constant; }
+
+  // What a select compares: min(x, a) < c is x < c for c <= a, and likewise for max.
+  [[nodiscard]] Expr compared(const Node& n) const {
+    const Node& left = graph_[n.in[0]];
+    const bool hides = (n.rel() == Rel::lt && left.word == Word::min) ||
+                       (n.rel() == Rel::gt && left.word == Word::max);
+    if (!hides || !constant(n.in[1]) || !constant(left.in[1])) return image_[n.in[0]];
+    const float c = graph_[n.in[1]].value, a = graph_[left.in[1]].value;
+    return (n.rel() == Rel::lt ? c <= a : c >= a) ? image_[left.in[0]] : image_[n.in[0]];
+  }
+
+  // What is 0 where min(x, a) < −a and where x > a is so where |x| > a.
+  [[nodiscard]] std::optional<Expr> beyond(const Node& below) const {
+    const Node &least = graph_[below.in[0]], &above = graph_[below.in[3]];
+    const auto zero = [&](const Node& n, Rel rel) {
+      return n.word == Word::select && n.rel() == rel && constant(n.in[2]) &&
+             graph_[n.in[2]].value == 0;
+    };
+    if (!zero(below, Rel::lt) || !zero(above, Rel::gt) || least.word != Word::min ||
+        above.in[0] != least.in[0] || above.in[1] != least.in[1] ||
+        graph_[below.in[1]].word != Word::neg || graph_[below.in[1]].in[0] != least.in[1])
+      return std::nullopt;
+    return select(abs(image_[above.in[0]]) > image_[above.in[1]], 0.0F, image_[above.in[3]]);
+  }
+
+  // Whether max(min(x, a), c) stands beside max(x, c), c < a: min(max(x, c), a) is the same.
+  [[nodiscard]] bool clamped_too(const Node& n) const {
+    const Node& least = graph_[n.in[0]];
+    if (least.word != Word::min || !constant(least.in[1]) || !constant(n.in[1]) ||
+        !(graph_[n.in[1]].value < graph_[least.in[1]].value))
+      return false;
+    return std::ranges::any_of(users_[least.in[0]], [&](uint32_t id) {
+      return graph_[id].word == Word::max && graph_[id].in[0] == least.in[0] &&
+             graph_[id].in[1] == n.in[1];
+    });
+  }
+
+  // Two values that one condition chooses, where that leaves no more sums than one.
+  static Expr sum(Expr a, Expr b) {
+    const auto zero = [](Expr e) { return e.is_constant() && e.constant() == 0; };
+    const auto branch = [&](int i) {
+      const Expr x = input(a, i), y = input(b, i);
+      return zero(y) ? x : zero(x) ? y : sum(x, y);
+    };
+    const auto has_zero = [&](int i) { return zero(input(a, i)) || zero(input(b, i)); };
+    const auto same = [&](int i) { return input(a, i).id() == input(b, i).id(); };
+    if (!is(a, Word::select) || !is(b, Word::select) || node(a).detail != node(b).detail ||
+        !same(0) || !same(1) || !(has_zero(2) || has_zero(3)))
+      return a + b;
+    return select({node(a).rel(), input(a, 0), input(a, 1)}, branch(2), branch(3));
+  }
+
+  // Whether a quotient by a constant may be a product with the rounded inverse, which is 2^-25 off
+  // at most: if on each way to a result there is a word that rounds nothing and yet may err by half
+  // a unit in the last place, of a product of the quotient or as a factor beside it.
+  bool times_inverse(uint32_t id) {
+    const double b = graph_[graph_[id].in[1]].value;
+    const auto inverse = static_cast<float>(1 / b);
+    if (std::fabs(inverse * b - 1) > 0x1p-25) return false;
+    return rounds_factor(graph_[id].in[0]) || may_err(id);
+  }
+  [[nodiscard]] static bool rounds_nothing(Word w) {
+    return w == Word::min || w == Word::max || w == Word::neg || w == Word::abs ||
+           w == Word::select;
+  }
+  // Whether a factor of a product rounds nothing; it stands for one error only.
+  bool rounds_factor(uint32_t id) {
+    const Node& n = graph_[id];
+    return n.word == Word::mul &&
+           (rounds_nothing(graph_[n.in[0]].word) || rounds_nothing(graph_[n.in[1]].word)) &&
+           spent_.insert(id).second;
+  }
+  bool may_err(uint32_t id) {
+    if (uses_[id] > static_cast<int>(users_[id].size())) return false;  // a result
+    return std::ranges::all_of(users_[id], [&](uint32_t user) {
+      const Node& n = graph_[user];
+      const bool compared = n.word == Word::select && (n.in[0] == id || n.in[1] == id);
+      if (rounds_nothing(n.word) && !compared) return spent_.insert(user).second;
+      return n.word == Word::mul && (rounds_factor(user) || may_err(user));
+    });
   }
 
   // sigmoid(−a) where `id` is sigmoid(a), or the other way round.
@@ -218,8 +311,9 @@ class Lowering {
   struct Slope {
     uint32_t s, u;
     Powers m;
-    double factor;    // of m
-    Polynomial rest;  // k(u)/u
+    double factor = 1;     // of m
+    Polynomial rest = {};  // k(u)/u
+    uint32_t w = kNone;    // the factor of u that has a lower bound, where k(u) is u
   };
 
   // Beside the first summand 1 − s is as good as σ(−a) if k is small, and with u for v it may stay
@@ -229,7 +323,6 @@ class Lowering {
     if (n.word != Word::add) return std::nullopt;
     const uint32_t first = n.in[static_cast<size_t>(i)];
     const Node& guarded = graph_[n.in[static_cast<size_t>(1 - i)]];
-    const auto constant = [&](uint32_t c) { return graph_[c].word == Word::constant; };
     if (guarded.word != Word::select || guarded.rel() != Rel::gt || !constant(guarded.in[1]) ||
         !constant(guarded.in[2]) || graph_[guarded.in[2]].value != 0 || terms_[first].size() != 1)
       return std::nullopt;
@@ -272,11 +365,55 @@ class Lowering {
     if (--out.m[out.s] == 0) out.m.erase(out.s);
     return out;
   }
+  // The factors of a product, where sums are factors.
+  [[nodiscard]] Powers factors(uint32_t id) const {
+    if (graph_[id].word != Word::mul) return {{id, 1}};
+    Powers all = factors(graph_[id].in[0]);
+    for (const auto& [factor, power] : factors(graph_[id].in[1])) all[factor] += power;
+    return all;
+  }
+  // The factor max(·, c) or, beside p, max(·, c/p) of a product: with it the product has a lower
+  // bound, and numbers are finite where its sigmoid is 0.
+  [[nodiscard]] uint32_t bounded_factor(const Powers& all) const {
+    for (const auto& [w, power] : all) {
+      const Node& most = graph_[w];
+      if (most.word != Word::max || power != 1 || all.size() > 2) continue;
+      const uint32_t p = all.begin()->first == w ? all.rbegin()->first : all.begin()->first;
+      const Node& low = graph_[most.in[1]];
+      if (low.word == Word::constant && (p == w || constant(p))) return w;
+      if (low.word == Word::div && constant(low.in[0]) && low.in[1] == p && all.at(p) == 1)
+        return w;
+    }
+    return kNone;
+  }
+  // m·s + m·s·σ(−a)·a, s = σ(a): the derivative of w·s where a is a multiple of w.
+  [[nodiscard]] std::optional<Slope> own_slope(uint32_t id, int i) const {
+    const Node& n = graph_[id];
+    if (n.word != Word::add) return std::nullopt;
+    const Powers known = factors(n.in[static_cast<size_t>(i)]);
+    Powers more = factors(n.in[static_cast<size_t>(1 - i)]);
+    for (const auto& [factor, power] : known) more[factor] -= power;
+    std::erase_if(more, [](const auto& p) { return p.second == 0; });
+    for (const auto& [s, power] : known) {
+      const uint32_t other = opposite(s);
+      if (other == kNone) continue;
+      Powers expected = factors(graph_[s].in[0]);
+      const uint32_t w = bounded_factor(expected);
+      ++expected[other];
+      if (more != expected || w == kNone) continue;
+      Slope out{.s = s, .u = graph_[s].in[0], .m = known, .w = w};
+      if (--out.m[s] == 0) out.m.erase(s);
+      return out;
+    }
+    return std::nullopt;
+  }
   // All of them, if σ(−a) stands nowhere else.
   void find_slopes(std::span<const uint32_t> roots, double error) {
     for (const uint32_t id : order_)
-      for (const int i : {0, 1})
+      for (const int i : {0, 1}) {
         if (const std::optional<Slope> s = slope(id, i, error)) slopes_.emplace(id, *s);
+        if (const std::optional<Slope> s = own_slope(id, i)) slopes_.emplace(id, *s);
+      }
     std::vector<bool> seen(graph_.size(), false);
     for (const uint32_t root : roots) seen[root] = true;
     for (size_t k = order_.size(); k-- > 0;) {
@@ -294,16 +431,25 @@ class Lowering {
       slopes_.clear();
     for (const auto& [id, s] : slopes_) alone_[s.s] = true;
   }
-  // m·(s·(1 + k(u)·(1 − s))), where kLess and the largest power's factor cost nothing.
+  // m·(s·(1 + k(u)·(1 − s))), where kLess and the largest power's factor cost nothing. Where k(u)
+  // is u and large, s is 1, since 1/2^n has no error.
   [[nodiscard]] Expr slope_of(const Slope& s) const {
-    const float less = Hardware::kLess, last = static_cast<float>(s.rest.rbegin()->second);
-    Polynomial rest = s.rest;
-    for (auto& [power, factor] : rest) factor /= s.rest.rbegin()->second;
-    const Expr u = image_[s.u], part = Hardware::sigmoid_over_less(unclamped(s.s));
-    const Expr other = fma(part, -less * less * last, less * last);
+    const Expr u = image_[s.u];
     Expr m = static_cast<float>(s.factor);
     for (const auto& [atom, power] : s.m)
       for (int i = 0; i < power; ++i) m = m * image_[atom];
+    if (s.rest.empty()) {  // small s and large u lose nothing
+      const Expr sigmoid = Hardware::sigmoid(unclamped(s.s));
+      Expr k = 1.0F;
+      for (const auto& [atom, power] : factors(s.u))
+        k = k * (atom == s.w ? fma(-image_[atom], sigmoid, image_[atom]) : image_[atom]);
+      return m * fma(k, sigmoid, sigmoid);
+    }
+    const float less = Hardware::kLess, last = static_cast<float>(s.rest.rbegin()->second);
+    Polynomial rest = s.rest;
+    for (auto& [power, factor] : rest) factor /= s.rest.rbegin()->second;
+    const Expr part = Hardware::sigmoid_over_less(unclamped(s.s));
+    const Expr other = fma(part, -less * less * last, less * last);
     return m * (part * fma(u * evaluated(rest, u), other, less));
   }
 
@@ -364,6 +510,8 @@ class Lowering {
   std::vector<Expr> image_;
   std::vector<int> uses_;
   std::vector<uint32_t> sigmoid_, negated_, doubled_;  // by their arguments
+  std::vector<std::vector<uint32_t>> users_;
+  std::set<uint32_t> spent_;  // errors that were allowed for inverses
   std::vector<bool> tolerant_, alone_;
   std::vector<Terms> terms_;
   std::map<uint32_t, Slope> slopes_;
@@ -394,16 +542,6 @@ Lowered rewritten(const Lowered& from, const Change& change) {
 
 using Images = std::vector<Expr>;
 
-// Quotients by constants without a division.
-Lowered with_quotients(const Lowered& from) {
-  return rewritten(from, [](const Node& n, const Images& image) -> std::optional<Expr> {
-    if (n.word != Word::div) return std::nullopt;
-    const Expr a = image[n.in[0]], b = image[n.in[1]];
-    if (!b.is_constant() || !divides(b.constant()) || a.is_constant()) return std::nullopt;
-    return quotient(a, b.constant());
-  });
-}
-
 // Where select(x < c, 0, ·) hides what lies below c, max(x, c) is x.
 Lowered unclamped(const Lowered& from) {
   const Graph& graph = from.graph;
@@ -431,6 +569,31 @@ Lowered unclamped(const Lowered& from) {
   });
 }
 
+// 2^(c·(p·x) + k) is 2^((c·p)·x + k), where c·p is the same number for all elements.
+Lowered joined(const Lowered& from, const std::vector<Loaded>& loads) {
+  const Graph& graph = from.graph;
+  std::vector<int> uses(graph.size(), 0);
+  for (const uint32_t id : order(graph, from.roots))
+    for (int i = 0; i < graph[id].arity(); ++i) ++uses[graph[id].in[i]];
+  const auto single = [&](uint32_t id) {
+    return graph[id].word == Word::load && loads[graph[id].slot] == Loaded::single;
+  };
+  return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
+    if (n.word != kEx2) return std::nullopt;
+    const Node& top = graph[n.in[0]];
+    const bool sum = top.word == Word::add && graph[top.in[1]].word == Word::constant;
+    const Node& scaled = sum ? graph[top.in[0]] : top;
+    if (scaled.word != Word::mul || graph[scaled.in[1]].word != Word::constant ||
+        graph[scaled.in[0]].word != Word::mul || uses[scaled.in[0]] > 1)
+      return std::nullopt;
+    const Node& product = graph[scaled.in[0]];
+    const int i = single(product.in[0]) ? 0 : 1;
+    if (!single(product.in[i])) return std::nullopt;
+    const Expr power = image[product.in[1 - i]] * (image[product.in[i]] * image[scaled.in[1]]);
+    return ex2(sum ? power + image[top.in[1]] : power);
+  });
+}
+
 // Sums of products become fma, which errs less.
 Lowered contracted(const Lowered& from) {
   return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
@@ -447,24 +610,67 @@ Lowered contracted(const Lowered& from) {
   });
 }
 
-// The strict value of a formula where all loads are 0.
-float value_of_zeros(const Graph& graph, uint32_t root) {
+// The strict values of all nodes, children first, for values of the loads.
+std::vector<Expr> values(const Graph& graph, std::span<const float> loads) {
   std::vector<Expr> image(graph.size());
-  for (const uint32_t id : order(graph, std::span(&root, 1))) {
+  for (uint32_t id = 0; id < graph.size(); ++id) {
     const Node& n = graph[id];
     std::array<Expr, 4> in;
     for (int i = 0; i < n.arity(); ++i) in[i] = image[n.in[i]];
     if (n.arity() == 0)
-      image[id] = n.word == Word::constant ? n.value : 0.0F;
+      image[id] = n.word == Word::constant ? n.value : loads[n.slot];
     else
       image[id] = apply_word(n.word, std::span(in).first(n.arity()), n.detail);
   }
-  return image[root].constant();
+  return image;
+}
+
+// Numbers that are the same for all elements become loads behind the others: the host finds them,
+// and no thread holds them. A sign of a load costs nothing.
+struct Parted {
+  Lowered rest;
+  std::shared_ptr<const Lowered> singles;
+};
+Parted parted(const Lowered& from, const std::vector<Loaded>& loads, size_t most) {
+  const Graph& graph = from.graph;
+  constexpr std::array kWords{Word::add, Word::sub, Word::mul, Word::div,
+                              Word::min, Word::max, Word::neg, Word::abs};
+  const auto leaf = [&](uint32_t id) { return graph[id].arity() == 0; };
+  std::vector<bool> single(graph.size(), false), wanted(graph.size(), false);
+  const std::vector<uint32_t> nodes = order(graph, from.roots);
+  for (const uint32_t id : nodes) {
+    const Node& n = graph[id];
+    const auto inputs = std::span(n.in).first(static_cast<size_t>(n.arity()));
+    single[id] = leaf(id) ? n.word == Word::constant || loads[n.slot] == Loaded::single
+                          : std::ranges::find(kWords, n.word) != kWords.end() &&
+                                std::ranges::all_of(inputs, [&](uint32_t i) { return single[i]; });
+    for (const uint32_t i : inputs) wanted[i] = wanted[i] || !single[id];
+  }
+  for (const uint32_t root : from.roots) wanted[root] = true;
+  std::vector<uint32_t> found;
+  for (const uint32_t id : nodes)
+    if (single[id] && wanted[id] && !leaf(id) && (graph[id].arity() > 1 || !leaf(graph[id].in[0])))
+      found.push_back(id);
+  found.resize(std::min(found.size(), most));
+  if (found.empty()) return {from, nullptr};
+  const auto place = [&](const Node& n) {
+    return std::ranges::find(found, static_cast<uint32_t>(&n - &graph[0])) - found.begin();
+  };
+  const auto whole = [](const Node&, const Images&) { return std::optional<Expr>(); };
+  return {rewritten(from,
+                    [&](const Node& n, const Images& image) -> std::optional<Expr> {
+                      const auto i = static_cast<size_t>(place(n));
+                      if (i == found.size()) return std::nullopt;
+                      const bool first = image[n.in[0]].graph() != nullptr;
+                      Graph* const g = image[n.in[first ? 0 : 1]].graph();
+                      return g->load(static_cast<uint32_t>(loads.size() + i));
+                    }),
+          std::make_shared<const Lowered>(rewritten({graph, found}, whole))};
 }
 
 // Whether a node is one of the loads that lie in pairs, and whether it is a number they have.
-bool paired(const Node& n, const std::vector<bool>& pairs) {
-  return n.word == Word::load && pairs[n.slot];
+bool paired(const Node& n, const std::vector<Loaded>& loads) {
+  return n.word == Word::load && loads[n.slot] == Loaded::pairs;
 }
 bool short_number(const Node& n) {
   return n.word == Word::constant && __builtin_bit_cast(uint32_t, n.value) % 0x10000 == 0;
@@ -473,14 +679,14 @@ bool short_number(const Node& n) {
 // select(x < c, 0, ·) of everything, c <= 0, where · of zeros is 0: the loads become 0 instead, x
 // at last.
 std::string zeros_first(const Graph& formula, std::span<const uint32_t> roots, Lowered& from,
-                        const std::vector<bool>& pairs) {
+                        const std::vector<Loaded>& loads) {
   const Graph& graph = from.graph;
   const Node& n = graph[from.roots[0]];
   if (std::ranges::any_of(from.roots, [&](uint32_t r) { return r != from.roots[0]; }) ||
-      n.word != Word::select || n.rel() != Rel::lt || !paired(graph[n.in[0]], pairs) ||
+      n.word != Word::select || n.rel() != Rel::lt || !paired(graph[n.in[0]], loads) ||
       !short_number(graph[n.in[1]]) || graph[n.in[2]].word != Word::constant ||
       graph[n.in[2]].value != 0 || !(graph[n.in[1]].value <= 0) ||
-      value_of_zeros(formula, roots[0]) != 0)
+      values(formula, std::vector<float>(loads.size(), 0))[roots[0]].constant() != 0)
     return "";
   const uint32_t x = graph[n.in[0]].slot;
   const auto line = [&](uint32_t slot) {
@@ -490,7 +696,7 @@ std::string zeros_first(const Graph& formula, std::span<const uint32_t> roots, L
   for (const uint32_t id : order(graph, from.roots)) {
     const Node& l = graph[id];
     if (l.word != Word::load || l.slot == x) continue;
-    if (!pairs[l.slot]) return "";
+    if (!paired(l, loads)) return "";
     lines += line(l.slot);
   }
   for (uint32_t& root : from.roots) root = n.in[3];
@@ -498,7 +704,7 @@ std::string zeros_first(const Graph& formula, std::span<const uint32_t> roots, L
 }
 
 // Clamps of loads that stand for nothing else.
-EightLines clamps_first(const Lowered& from, const std::vector<bool>& pairs, std::string ready) {
+EightLines clamps_first(const Lowered& from, const std::vector<Loaded>& loads, std::string ready) {
   const Graph& graph = from.graph;
   const std::vector<uint32_t> nodes = order(graph, from.roots);
   std::vector<int> uses(graph.size(), 0);
@@ -507,7 +713,7 @@ EightLines clamps_first(const Lowered& from, const std::vector<bool>& pairs, std
     for (int i = 0; i < graph[id].arity(); ++i) ++uses[graph[id].in[i]];
   const auto clamps = [&](uint32_t id) {
     const Node& n = graph[id];
-    return (n.word == Word::min || n.word == Word::max) && paired(graph[n.in[0]], pairs) &&
+    return (n.word == Word::min || n.word == Word::max) && paired(graph[n.in[0]], loads) &&
            uses[n.in[0]] == 1 && short_number(graph[n.in[1]]);
   };
   const auto found = std::ranges::find_if(nodes, clamps);
@@ -518,36 +724,40 @@ EightLines clamps_first(const Lowered& from, const std::vector<bool>& pairs, std
   const auto without = [&](const Node& n, const Images& image) {
     return &n == &clamp ? std::optional(image[n.in[0]]) : std::nullopt;
   };
-  return clamps_first(rewritten(from, without), pairs, std::move(ready));
+  return clamps_first(rewritten(from, without), loads, std::move(ready));
 }
 
-bool approximates(const Graph& graph, std::span<const uint32_t> roots) {
-  return std::ranges::any_of(order(graph, roots), [&](uint32_t id) {
-    return info(graph[id].word).kind == Kind::transcendental;
-  });
-}
-
-Lowered approximated(const Graph& graph, std::span<const uint32_t> roots, double error) {
-  return contracted(unclamped(Lowering(graph, roots, error).result()));
+Lowered approximated(const Graph& graph, std::span<const uint32_t> roots, double error,
+                     const std::vector<Loaded>& loads) {
+  return joined(unclamped(Lowering(graph, roots, error).result()), loads);
 }
 
 }  // namespace
 
-std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error) {
-  if (!approximates(graph, roots)) {
-    const Lowered strict = with_quotients(lower(graph, roots, Precision::strict));
-    return print(strict.graph, strict.roots);
-  }
-  const Lowered out = approximated(graph, roots, error);
+std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error,
+                         const std::vector<Loaded>& loads) {
+  const Lowered out = contracted(approximated(graph, roots, error, loads));
   return print(out.graph, out.roots, name_of);
 }
 
 EightLines native_eight(const Graph& graph, std::span<const uint32_t> roots, double error,
-                        const std::vector<bool>& pairs) {
-  if (!approximates(graph, roots)) return {"", native_lines(graph, roots, error)};
-  Lowered out = approximated(graph, roots, error);
-  std::string ready = zeros_first(graph, roots, out, pairs);
-  return clamps_first(out, pairs, std::move(ready));
+                        const std::vector<Loaded>& loads, size_t most_singles) {
+  const Parted parts = parted(approximated(graph, roots, error, loads), loads, most_singles);
+  Lowered out = contracted(parts.rest);
+  std::vector<Loaded> all = loads;
+  all.resize(loads.size() + (parts.singles ? parts.singles->roots.size() : 0), Loaded::single);
+  std::string ready = zeros_first(graph, roots, out, all);
+  EightLines lines = clamps_first(out, all, std::move(ready));
+  lines.singles = parts.singles;
+  return lines;
+}
+
+std::vector<float> EightLines::values(std::span<const float> loads) const {
+  std::vector<float> all;
+  if (!singles) return all;
+  const std::vector<Expr> of = cuda::values(singles->graph, loads);
+  for (const uint32_t root : singles->roots) all.push_back(of[root].constant());
+  return all;
 }
 
 }  // namespace tenon::cuda

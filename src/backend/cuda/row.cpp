@@ -351,7 +351,7 @@ size_t RowProgram::workspace(int64_t rows) const {
 
 std::vector<Launch> RowProgram::launches(const RunArgs& args) const {
   const Size size = size_of(step_);
-  const Accesses at = accesses_of(step_, args);
+  const Accesses at = accesses_of(step_, {}, args);
   Places places;
   for (const Encoder& e : step_.encoders)
     for (const Place& p : encoder_places(e, args)) places.push_back(p);

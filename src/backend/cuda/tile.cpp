@@ -103,15 +103,13 @@ std::string TileProgram::refusal(const Step& step) {
   if (stores_to(step, Store::To::column_sum).size() > kMostSums)
     return "too many sums for one tile";
   if (step.stores.empty()) return "the tiled map has nothing to store";
-  const size_t bytes = sizeof(TileHead) +
-                       (step.loads.size() + step.stores.size()) * sizeof(Access) +
-                       (step.encoders.size() * kEncoderPlaces + 1) * sizeof(Place);
-  if (bytes > kArgumentBytes)
+  if (argument_bytes(step, sizeof(TileHead)) > kArgumentBytes)
     return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
   return "";
 }
 
-TileProgram::TileProgram(const Step& step, bool whole_rows) : step_(step), whole_rows_(whole_rows) {
+TileProgram::TileProgram(const Step& step, bool whole_rows)
+    : step_(step), formula_(eight_lines(step)), whole_rows_(whole_rows) {
   entries_ = {kEntry};
   const EncodedText encoded = encoded_text(step);
   TileBody t = tile_body(step);
@@ -120,16 +118,17 @@ TileProgram::TileProgram(const Step& step, bool whole_rows) : step_(step), whole
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
-  const Room room = room_of(step, eight_lines(step));
+  const Room room = room_of(step, formula_);
   for (size_t i = 0; i < sums.size(); ++i)
     sum_lines += str("sums[", i, "].add(out[", sums[i], "], there, r, slots[", i, "]);\n");
   text_ = str(
       tile_skeletons(), scalings, "using Arguments = TenonTileArguments<",
-      step.loads.size() + step.stores.size(), ", ", places,
+      step.loads.size() + formula_.count() + step.stores.size(), ", ", places,
       ">;\nstruct Body {\n  static constexpr int kTurned = ", turned_stores(step).size(),
       ", kSums = ", sums.size(), ";\n  static constexpr bool kLight = ", flag(room.light),
+      ", kLong = ", flag(std::ranges::count(formula_.lines, '\n') >= kManyLines),
       ", kWholeRows = ", flag(whole_rows), ", kWholeColumns = ", flag(step.cols % kTile == 0),
-      ";\n", tile_members(step, t, "const TenonWords2* now, "),
+      ";\n", tile_members(step, t, formula_, "const TenonWords2* now, "),
       "  __device__ static void codes(const Arguments& a, const float (&out)[kStores][8], "
       "TenonWords2* now) {\n",
       indented(encoded.codes),
@@ -166,7 +165,7 @@ bool TileProgram::fits(const RunArgs& args) const {
 size_t TileProgram::workspace(int64_t rows) const { return partial_bytes(step_, rows, kTile); }
 
 std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
-  const Accesses at = accesses_of(step_, args);
+  const Accesses at = accesses_of(step_, formula_, args);
   Places places;
   for (const Encoder& e : step_.encoders)
     for (const Place& p : encoder_places(e, args)) places.push_back(p);

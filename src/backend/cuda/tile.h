@@ -1,6 +1,7 @@
 // The tiled map: rowwise and columnwise encodings and sums over rows in one pass.
 #pragma once
 
+#include "backend/cuda/native.h"
 #include "backend/cuda/program.h"
 
 namespace tenon::cuda {
@@ -20,6 +21,7 @@ class TileProgram final : public Program {
 
  private:
   Step step_;
+  EightLines formula_;
   bool whole_rows_;
 };
 

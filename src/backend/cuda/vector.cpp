@@ -104,48 +104,45 @@ std::string VectorProgram::refusal(const Step& step) {
     if (e.counts) return "the vector map counts nothing";
   }
   if (step.stores.empty()) return "the vector map has nothing to store";
-  const size_t bytes = sizeof(VectorHead) +
-                       (step.loads.size() + step.stores.size()) * sizeof(Access) +
-                       (step.encoders.size() * kEncoderPlaces + 1) * sizeof(Place);
-  if (bytes > kArgumentBytes)
+  if (argument_bytes(step, sizeof(VectorHead)) > kArgumentBytes)
     return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
   return "";
 }
 
-VectorProgram::VectorProgram(const Step& step) : step_(step) {
+VectorProgram::VectorProgram(const Step& step) : step_(step), formula_(eight_lines(step)) {
   entries_ = {kEntry};
-  const EightLines formula = eight_lines(step);
+  const EightLines& formula = formula_;
   size_ = size_of(step, formula.ready + formula.lines);
   const Size size = size_;
   std::string scalings, loads, start = start_lines(step);
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   for (size_t i = 0; i < step.loads.size(); ++i) loads += load_eight(step, i);
-  loads += formula.ready;
+  loads += single_lines(step, formula) + formula.ready;
   for (size_t e = 0; e < step.encoders.size(); ++e)
     start += str("multiplier[", e, "] = tenon_tensor_scale<Scaling", e, ">(a).multiplier;\n");
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
-  text_ =
-      str(vector_skeletons(), scalings, "using Arguments = TenonVectorArguments<",
-          step.loads.size() + step.stores.size(), ", ", places,
-          ">;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
-          ", kStores = ", step.stores.size(), ", kAmax = ", stores_to(step, Store::To::amax).size(),
-          ", kEncoders = ", step.encoders.size(),
-          ";\n  __device__ static void load(const TenonAccess* at, const TenonU64* random, "
-          "TenonU32 row, TenonU32 column, float (*in)[8]) {\n",
-          indented(loads), "  }\n  __device__ static void compute(const float* in, float* out) {\n",
-          indented(formula.lines),
-          "  }\n  __device__ static void store(const Arguments& a, TenonU32 row, TenonU32 "
-          "column, const float (&out)[kStores][8], const float* multiplier, TenonU32* most) {\n",
-          indented(store_text(step)),
-          "  }\n  __device__ static void start(const Arguments& a, TenonU32* before, float* "
-          "multiplier) {\n",
-          indented(start),
-          "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most, const "
-          "TenonU32* before) {\n",
-          indented(finish_lines(step, true)), "  }\n};\nextern \"C\" __launch_bounds__(",
-          size.threads, ", ", size.blocks, ") __global__ void ", kEntry,
-          "(const __grid_constant__ Arguments a) {\n  tenon_vectors<Body, ", size.vectors, ", ",
-          flag(size.walks), ">(a);\n}\n");
+  text_ = str(
+      vector_skeletons(), scalings, "using Arguments = TenonVectorArguments<",
+      step.loads.size() + formula.count() + step.stores.size(), ", ", places,
+      ">;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size() + formula.count(),
+      ", kStores = ", step.stores.size(), ", kAmax = ", stores_to(step, Store::To::amax).size(),
+      ", kEncoders = ", step.encoders.size(),
+      ";\n  __device__ static void load(const TenonAccess* at, const TenonU64* random, "
+      "TenonU32 row, TenonU32 column, float (*in)[8]) {\n",
+      indented(loads), "  }\n  __device__ static void compute(const float* in, float* out) {\n",
+      indented(formula.lines),
+      "  }\n  __device__ static void store(const Arguments& a, TenonU32 row, TenonU32 "
+      "column, const float (&out)[kStores][8], const float* multiplier, TenonU32* most) {\n",
+      indented(store_text(step)),
+      "  }\n  __device__ static void start(const Arguments& a, TenonU32* before, float* "
+      "multiplier) {\n",
+      indented(start),
+      "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most, const "
+      "TenonU32* before) {\n",
+      indented(finish_lines(step, true)), "  }\n};\nextern \"C\" __launch_bounds__(", size.threads,
+      ", ", size.blocks, ") __global__ void ", kEntry,
+      "(const __grid_constant__ Arguments a) {\n  tenon_vectors<Body, ", size.vectors, ", ",
+      flag(size.walks), ">(a);\n}\n");
   const std::string clear = clear_lines(step);
   if (clear.empty()) return;
   entries_.emplace_back(kClear);
@@ -160,7 +157,7 @@ bool VectorProgram::fits(const RunArgs& args) const {
 }
 
 std::vector<Launch> VectorProgram::launches(const RunArgs& args) const {
-  Accesses at = accesses_of(step_, args);
+  Accesses at = accesses_of(step_, formula_, args);
   auto vectors = static_cast<uint32_t>(step_.cols / kEight);
   const uint32_t all = static_cast<uint32_t>(args.rows) * vectors;
   if (size_.walks && dense(step_, at)) {

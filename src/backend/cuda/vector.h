@@ -1,6 +1,7 @@
 // The vector map: element-wise steps on whole, aligned vectors, at the speed of the memory.
 #pragma once
 
+#include "backend/cuda/native.h"
 #include "backend/cuda/program.h"
 
 namespace tenon::cuda {
@@ -25,6 +26,7 @@ class VectorProgram final : public Program {
   static Size size_of(const Step& step, const std::string& formula);
 
   Step step_;
+  EightLines formula_;
   Size size_{};
 };
 

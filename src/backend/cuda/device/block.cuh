@@ -39,14 +39,16 @@ __device__ inline TenonWords4& tenon_slot(int thread, int r, int half) {
 // kParts, the values that are encoded or summed: part p is result part(p); if summed(p), column c
 // of it is c + sum_more(p) of the row of all sums. The first kEncoded make the encoder's tensor,
 // whose columns begin(p) … end(p) are in p's tiles. Where one of its blocks has columns of both
-// parts, the last tile of the first part takes that block, and the second part's begin after it:
-// kShift columns further right than the first one's, as the body counts.
+// parts, one of them takes it, and the second part's tiles are shifted against the first one's, as
+// the body counts: the last tile of the first part does if the second's begin after that block,
+// kShift columns further right, or the first tile of the second part, with all of its tiles -kShift
+// columns further left.
 template <class Body>
 struct TenonBlock {
   using Encoder = typename Body::Encoder;
   static constexpr int kRows = Body::kTileRows, kCols = Body::kTileCols;
   static constexpr int kLanes = kCols / 8;  // of a row
-  static constexpr int kShiftLanes = Body::kShift / 8;
+  static constexpr int kShiftLanes = (Body::kShift < 0 ? -Body::kShift : Body::kShift) / 8;
   static constexpr int kThreads = kRows / 4 * kLanes;
   static constexpr int kWarps = kThreads / 32;
   // Maxima and sums of columns lie in lines: a warp's, or those of warps that have a row together.
@@ -70,19 +72,23 @@ struct TenonBlock {
   static constexpr int kMaxima = kColumnBlocks ? kLines * kCols : 0;
   static constexpr int kSums = kSumsBeside || (kSumsLast && !kSumsWait) ? kLines * kCols : 0;
   static constexpr bool kInPlace = kColumnBlocks && !kTurns && Body::kSums == 0;
-  static constexpr int kMultipliers = kColumnBlocks ? (kInPlace ? 0 : kGroups * kCols) : kWarps;
+  static constexpr int kMultipliers = kWhole                       ? Body::kEncoded * kWarps
+                                      : kColumnBlocks && !kInPlace ? kGroups * kCols
+                                                                   : 0;
   static constexpr int kApart = kColumnBlocks ? 0 : kTurned;
   static constexpr int kWords = kApart + kMaxima + kSums;
   static constexpr int kFirst = kWords > kTurned ? kWords : kTurned;
   struct Shared {
-    TenonWords4 words[(kFirst + kMultipliers + 3) / 4];
+    TenonWords4 words[(kFirst + kMultipliers + 3) / 4 + (kFirst + kMultipliers == 0)];
     __device__ TenonU32* turned() { return words[0].w; }
     __device__ float (*maxima())[kCols] { return at(words + kApart / 4); }
     __device__ float (*sums(int part))[kCols] {
       if (kSumsWait) return at(tenon_parked + part * (kLines * kCols / 4));
       return at(words + (kSumsAfter ? kApart : kApart + kMaxima) / 4);
     }
-    // Of a group of rows; the maxima of warps where the tile is a block.
+    // The maxima of warps, where the tile is a block.
+    __device__ float* warps(int part) { return at(words + kFirst / 4)[0] + part * kWarps; }
+    // Of a group of rows.
     __device__ float* multipliers(int group) {
       return kInPlace ? maxima()[group * (kLines / kGroups)] : at(words + kFirst / 4)[group];
     }
@@ -153,16 +159,19 @@ __device__ inline void tenon_block_end_sum(const Arguments& a,
                                                    column0 + more, Body::end(a, part) + more);
 }
 
-// The scale of a tile that is one block, from every thread's maximum.
+// The scale of a result whose tile is one block, from every thread's maximum; a barrier between.
+template <class Body>
+__device__ inline void tenon_tile_most(int part, float most,
+                                       typename TenonBlock<Body>::Shared& shared) {
+  const TenonU32 own = tenon_warp_most(__float_as_uint(most));
+  if (threadIdx.x % 32 == 0) shared.warps(part)[threadIdx.x / 32] = tenon_bits(own);
+}
 template <class Body, class Arguments>
 __device__ inline TenonScale tenon_tile_scale(const Arguments& a, TenonU32 row0, TenonU32 column0,
-                                              bool inside, float most,
+                                              bool inside, int part,
                                               typename TenonBlock<Body>::Shared& shared) {
   using Encoder = typename Body::Encoder;
-  float* const warps = shared.multipliers(0);
-  const TenonU32 own = tenon_warp_most(__float_as_uint(most));
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = tenon_bits(own);
-  __syncthreads();
+  const float* const warps = shared.warps(part);
   TenonU32 m = 0;
   for (int i = 0; i < TenonBlock<Body>::kWarps; ++i) m = tenon_most(m, __float_as_uint(warps[i]));
   const TenonScale scale = tenon_block_scale<Encoder>(m);
@@ -176,7 +185,7 @@ __device__ inline TenonScale tenon_tile_scale(const Arguments& a, TenonU32 row0,
 }
 
 // One result from its values: maxima, scales, rows, columns, and its sum. Columns are the
-// encoder's.
+// encoder's. Where the tile is a block, maxima are in shared memory already, and a sum beside them.
 template <class Body, bool full, class Arguments>
 __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, TenonU32 column0,
                                           const float (&v)[4][8], int part,
@@ -193,9 +202,10 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
   const TenonU32 last_row = static_cast<TenonU32>(a.rows) - 1;
   const bool inside = Body::kWholeColumns || column < end;
   const bool sum = Body::kSums > 0 && Body::summed(part);
-  if (sum && Block::kSumsBeside) tenon_block_sum<Body, full>(a, row, v, part, shared);
+  if (sum && Block::kSumsBeside && !Block::kWhole)
+    tenon_block_sum<Body, full>(a, row, v, part, shared);
   float row_most[4];
-  if (Body::kRowwise || Block::kWhole)
+  if (Body::kRowwise && !Block::kWhole)
     for (int r = 0; r < 4; ++r) {
       row_most[r] = tenon_abs(v[r][0]);
       for (int e = 1; e < 8; ++e) row_most[r] = tenon_larger(row_most[r], v[r][e]);
@@ -222,11 +232,7 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
     }
   }
   TenonScale whole = {};
-  if (Block::kWhole)
-    whole = tenon_tile_scale<Body>(
-        a, row0, column0, inside,
-        tenon_max(tenon_max(row_most[0], row_most[1]), tenon_max(row_most[2], row_most[3])),
-        shared);
+  if (Block::kWhole) whole = tenon_tile_scale<Body>(a, row0, column0, inside, part, shared);
   if (Block::kColumnBlocks) __syncthreads();
   constexpr int finishing = Block::kGroups * Block::kCols;
   if (Block::kColumnBlocks && (finishing == Block::kThreads || threadIdx.x < finishing)) {
@@ -320,7 +326,7 @@ template <class Body, bool full, class Arguments>
 __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, TenonU32 column0,
                                         typename TenonBlock<Body>::Shared& shared) {
   using Block = TenonBlock<Body>;
-  constexpr bool shifted = Body::kShift > 0;
+  constexpr bool shifted = Body::kShift != 0, left = Body::kShift < 0;
   const TenonU32 cols = static_cast<TenonU32>(a.cols);
   const int l = threadIdx.x % Block::kLanes;
   const TenonU32 row = row0 + 4 * (threadIdx.x / Block::kLanes);
@@ -329,8 +335,8 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
   TenonU32 column = column0 + 8 * l;
   int slot = threadIdx.x;  // for what waits
   bool second = false;     // the first part's tile has a column of the second one
-  // Shifted: the second part's columns behind the first one's tile are computed, too. Thread n
-  // begins with the n-th of their vectors.
+  // Shifted: the second part's columns beside the first one's tile are computed, too, if they are
+  // not in it. Thread n begins with the n-th of their vectors. Left of all, they are the first's.
   constexpr int lanes = shifted ? Block::kShiftLanes : 1;
   constexpr int vectors = shifted ? Block::kRows * lanes : 0;
   typename Body::Raw more;
@@ -338,18 +344,30 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
   const auto fetch_more = [&](int n) {
     more_row = row0 + n / lanes;
     if (!full && more_row >= a.rows) more_row = static_cast<TenonU32>(a.rows) - 1;
-    more_column = column0 + Block::kCols + 8 * (n % lanes);
+    more_column = 8 * (n % lanes) +
+                  (left ? (column0 == 0 ? cols : column0) - 8 * lanes : column0 + Block::kCols);
     if (more_column >= cols) more_column = cols - 8;
     Body::fetch(a.at, more_row, more_column, 0, more);
   };
-  if (shifted) {
-    slot = l < lanes ? -1 : slot - lanes;
+  const bool more_there = shifted && (left || column0 + Block::kCols <= cols);
+  const int first_more = more_there ? static_cast<int>(threadIdx.x) : vectors;
+  if (left) slot = l + lanes < Block::kLanes ? slot + lanes : -1;
+  if (shifted && !left) {
     if (column >= Body::end(a, 0)) column = Body::end(a, 0) - 8;
     second = column >= cols;
-    if (second) column -= cols;
-    if (threadIdx.x < vectors) fetch_more(threadIdx.x);
+    if (second)
+      column -= cols;
+    else
+      slot = l < lanes ? -1 : slot - lanes;
   }
+  if (shifted && first_more < vectors) fetch_more(first_more);
   const bool inside = tenon_inside<Body>(a, column);
+  float second_most = 0;  // of the second part's block
+  const auto join_second = [&](const float(&out)[Body::kStores][8]) {
+    if (Block::kWhole && Body::kEncoded > 1)
+      for (int e = 0; e < 8; ++e)
+        second_most = tenon_larger(second_most, out[Body::part(Body::kParts - 1)][e]);
+  };
   const auto wait = [&](int thread, int r, const float(&out)[Body::kStores][8]) {
     for (int p = 1; p < Body::kParts; ++p)
       for (int half = 0; half < 2; ++half) {
@@ -366,23 +384,44 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
-          for (int e = 0; e < 8; ++e) {
-            const float now = second ? out[Body::part(Body::kParts - 1)][e] : out[Body::part(0)][e];
-            v[i][e] = i == r ? now : v[i][e];
-          }
+          for (int e = 0; e < 8; ++e) v[i][e] = i == r ? out[Body::part(0)][e] : v[i][e];
         if (!shifted || slot >= 0) wait(slot, r, out);
+        if (!shifted || (slot >= 0 && !second)) join_second(out);
       },
       [&] {
+        if constexpr (shifted) {  // the compiler does not know that no thread has a number below 0
 #pragma unroll 1
-        for (int n = threadIdx.x; n < vectors; n += Block::kThreads) {
-          float out[Body::kStores][8];
-          tenon_one_row<Body>(a, more_row, more_column, more, out);
-          wait(n / lanes / 4 * Block::kLanes + Block::kLanes - lanes + n % lanes, n / lanes % 4,
-               out);
-          if (vectors <= Block::kThreads) break;
-          if (n + Block::kThreads < vectors) fetch_more(n + Block::kThreads);
+          for (int n = first_more; n < vectors; n += Block::kThreads) {
+            float out[Body::kStores][8];
+            tenon_one_row<Body>(a, more_row, more_column, more, out);
+            if (left && column0 == 0)
+              for (int e = 0; e < 8; ++e)
+                out[Body::part(Body::kParts - 1)][e] = out[Body::part(0)][e];
+            wait(n / lanes / 4 * Block::kLanes + (left ? 0 : Block::kLanes - lanes) + n % lanes,
+                 n / lanes % 4, out);
+            join_second(out);
+            if (vectors <= Block::kThreads) break;
+            if (n + Block::kThreads < vectors) fetch_more(n + Block::kThreads);
+          }
         }
       });
+  const auto waited = [&](int part) {
+    for (int r = 0; r < 4; ++r)
+      for (int half = 0; half < 2; ++half) {
+        const TenonWords4 w = tenon_slot<Block::kThreads>(slot, 4 * (part - 1) + r, half);
+        for (int i = 0; i < 4; ++i) v[r][4 * half + i] = tenon_bits(w.w[i]);
+      }
+  };
+  if (shifted && second) waited(1);
+  if (Block::kWhole) {
+    float most = 0;
+    for (int r = 0; r < 4; ++r)
+      for (int e = 0; e < 8; ++e) most = tenon_larger(most, v[r][e]);
+    tenon_tile_most<Body>(0, most, shared);
+    if (Body::kEncoded > 1) tenon_tile_most<Body>(1, second_most, shared);
+    if (Block::kSumsBeside && Body::summed(0)) tenon_block_sum<Body, full>(a, row, v, 0, shared);
+    __syncthreads();
+  }
 #pragma unroll 1
   for (int part = 0;;) {
     if (Body::kEncoded == Body::kParts || part < Body::kEncoded) {
@@ -396,17 +435,13 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
     float total[8];
     if (Block::kSumsLast) tenon_block_total<full>(a, row, v, total);
     // Shared memory is free again, and has what other threads left.
-    if (Block::kWhole || Block::kColumnBlocks || shifted) __syncthreads();
+    if (Block::kTurns || Block::kColumnBlocks || (shifted && !Block::kWhole)) __syncthreads();
     slot = threadIdx.x;
     if (shifted) {  // outside, the nearest inside
       const int last = static_cast<int>(Body::end(a, 1) - Body::begin(a, 1) - column0) / 8 - 1;
       if (l > last) slot += (last < 0 ? 0 : last) - l;
     }
-    for (int r = 0; r < 4; ++r)
-      for (int half = 0; half < 2; ++half) {
-        const TenonWords4 w = tenon_slot<Block::kThreads>(slot, 4 * (part - 1) + r, half);
-        for (int i = 0; i < 4; ++i) v[r][4 * half + i] = tenon_bits(w.w[i]);
-      }
+    waited(part);
     if (Block::kSumsLast) {
       // Sums take slots that were read: a warp's own where two lanes have a column, else anybody's.
       if (Block::kLanes == 16)
@@ -461,8 +496,10 @@ __device__ inline void tenon_light_part(const Arguments& a, TenonU32 row0, Tenon
       },
       [] {});
   const TenonU32 begin = Body::begin(a, 0);
+  tenon_tile_most<Body>(0, largest, shared);
+  __syncthreads();
   const float multiplier =
-      tenon_tile_scale<Body>(a, row0, begin + column0, inside, largest, shared).multiplier;
+      tenon_tile_scale<Body>(a, row0, begin + column0, inside, 0, shared).multiplier;
   const TenonPlace& data = a.place[Encoder::kPlace];
   const TenonU32 stride = static_cast<TenonU32>(data.stride);
   TenonU8* to = data.data + tenon_wide(row, stride, begin + column);

@@ -407,10 +407,10 @@ __device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU3
 }
 
 // Body is printed: kLoads, kStores, kAmax, kTurned (stores with a columnwise encoding), kSums,
-// kWholeRows, kWholeColumns (tiles have none outside of the tensor); Raw, fetch, unpack, compute,
-// store (of one row), codes, sum, turned (where a column goes), start and finish as for vectors.
-// The maxima of a tile's warps. Two sums take all of the 48 KB that every device has, so there each
-// warp joins the slots by itself.
+// kLong (the formula), kWholeRows, kWholeColumns (tiles have none outside of the tensor); Raw,
+// fetch, unpack, compute, store (of one row), codes, sum, turned (where a column goes), start and
+// finish as for vectors. The maxima of a tile's warps. Two sums take all of the 48 KB that every
+// device has, so there each warp joins the slots by itself.
 template <bool there, int slots>
 struct TenonTileMost {
   static constexpr bool kHas = there;
@@ -448,7 +448,10 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
   TenonU32 most[Body::kAmax + 1] = {};
   TenonWords2 codes[Body::kTurned + 1][4];
   TenonFour<TenonTileShared<Body>::kWaits> sums[Body::kSums + 1];
-  tenon_four_rows<Body, full, kTenonAhead<Body, (Body::kTurned > 0 || Body::kLight)>>(
+  // Two sums, two turned results and a long formula leave no registers for loads ahead.
+  constexpr bool alone = Body::kLong && Body::kTurned > 1 && Body::kSums > 1;
+  constexpr int ahead = alone ? 1 : kTenonAhead<Body, (Body::kTurned > 0 || Body::kLight)>;
+  tenon_four_rows<Body, full, ahead>(
       a, row, column,
       [&](int r, bool there, const float(&out)[Body::kStores][8]) {
         TenonWords2 now[Body::kTurned + 1];
