@@ -23,8 +23,8 @@ constexpr const char* kClear = "tenon_block_clear";
 // Small tiles wait less for each other, but whole lines turned take 128 rows, sums of fewer rows
 // cost more, and wide ones have longer pieces of memory, the more so where rows do not begin with a
 // sector and tiles share some. Tiles that are shifted against each other compute less twice the
-// wider they are; with scales of long blocks registers do not suffice for that, nor for tiles of
-// many rows and a long formula.
+// wider they are; with scales of long blocks registers do not suffice for that. Long formulas wait
+// less for each other in small blocks of threads.
 BlockTile tile_of(const Step& step, size_t parts, int64_t shift, bool long_formula) {
   const Encoder& e = step.encoders[0];
   const size_t sums = stores_to(step, Store::To::column_sum).size();
@@ -35,7 +35,7 @@ BlockTile tile_of(const Step& step, size_t parts, int64_t shift, bool long_formu
   if (e.columnwise && sums == 0 && e.cols % kSector != 0) return {.rows = 32, .cols = 512};
   if (e.columnwise) return {.rows = sums > 0 ? 64 : 32, .cols = 256};
   if (shift != 0) return {.rows = sums > 0 ? 64 : 32, .cols = row.cols > kSector ? 128 : 256};
-  if (sums > 0 && parts > 1 && long_formula) return {.rows = row.cols > kSector ? 32 : 64};
+  if (sums > 0 && parts > 1 && long_formula) return {.rows = 64};
   if (sums > 0) return {};
   return {.rows = 16, .cols = 256};
 }

@@ -57,6 +57,9 @@ struct TenonBlock {
   static constexpr bool kWhole = Encoder::kRowRows > 1;  // one block is the tile
   static constexpr bool kColumnBlocks = Body::kColumnwise && !kWhole;
   static constexpr bool kTurns = Body::kColumnwise && Encoder::kTransposes;
+  // The maxima of both parts wait for one barrier; where columns are turned there is another
+  // anyway.
+  static constexpr bool kTogether = kWhole && Body::kEncoded > 1 && !kTurns;
   static constexpr int kGroups = kColumnBlocks ? kRows / Encoder::kColumnRows : 1;  // of rows
   // Sums are added beside the maxima, at the same barrier, or after them in their memory where it
   // is short, or those of all parts at the end, in the memory of values that waited.
@@ -364,7 +367,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
   const bool inside = tenon_inside<Body>(a, column);
   float second_most = 0;  // of the second part's block
   const auto join_second = [&](const float(&out)[Body::kStores][8]) {
-    if (Block::kWhole && Body::kEncoded > 1)
+    if (Block::kTogether)
       for (int e = 0; e < 8; ++e)
         second_most = tenon_larger(second_most, out[Body::part(Body::kParts - 1)][e]);
   };
@@ -413,17 +416,25 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
       }
   };
   if (shifted && second) waited(1);
-  if (Block::kWhole) {
+  const auto put_most = [&](int part) {
     float most = 0;
     for (int r = 0; r < 4; ++r)
       for (int e = 0; e < 8; ++e) most = tenon_larger(most, v[r][e]);
-    tenon_tile_most<Body>(0, most, shared);
-    if (Body::kEncoded > 1) tenon_tile_most<Body>(1, second_most, shared);
-    if (Block::kSumsBeside && Body::summed(0)) tenon_block_sum<Body, full>(a, row, v, 0, shared);
+    tenon_tile_most<Body>(part, most, shared);
+  };
+  if (Block::kTogether) {
+    put_most(0);
+    tenon_tile_most<Body>(1, second_most, shared);
     __syncthreads();
   }
 #pragma unroll 1
   for (int part = 0;;) {
+    if (Block::kWhole && !Block::kTogether && part < Body::kEncoded) {
+      put_most(part);
+      if (Block::kSumsBeside && Body::summed(part))
+        tenon_block_sum<Body, full>(a, row, v, part, shared);
+      __syncthreads();
+    }
     if (Body::kEncoded == Body::kParts || part < Body::kEncoded) {
       tenon_block_encode<Body, full>(a, row0, Body::begin(a, part) + column0, v, part, shared);
     } else if (!Block::kSumsLast) {
