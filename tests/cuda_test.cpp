@@ -5,6 +5,7 @@
 #include "backend/cuda/driver.h"
 #include "backend/cuda/eight.h"
 #include "backend/cuda/map.h"
+#include "backend/cuda/native.h"
 #include "backend/cuda/nvrtc.h"
 #include "backend/cuda/tile.h"
 #include "backend/cuda/vector.h"
@@ -324,7 +325,15 @@ TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
         "x*sigmoid(c*x); c = -1.5", "p*x*sigmoid(x/(p + 1)); p = 3",
         "exp(min(p*x, 3))*(p - 1/p); p = 0.7", "clamped_swiglu(limit = 0.3, alpha = 40)",
         "clamped_swiglu(limit = 1e30, alpha = 1e-30, offset = -1)",
-        "clamped_swiglu(limit = 3e38, alpha = 1e10)"})
+        "clamped_swiglu(limit = 3e38, alpha = 1e10)",
+        // Slopes with other factors, signs and bounds.
+        "max(x, -3)*sigmoid(2*(2*max(x, -3)))", "max(x, -3)*sigmoid(-2*max(x, -3))",
+        "max(x, -1e38)*sigmoid(100*max(x, -1e38))", "max(x, -3)*sigmoid(1.7*max(x, -3))",
+        "max(x, -128/p)*sigmoid(p*max(x, -128/p)); p = 1.5",
+        "max(b, -9)*sigmoid(max(b, -9))*a*p; p = 1e-30",
+        // The word between two quotients is spent once.
+        "max(x/0.814954937, -5)*(x/0.81638509)/9 - 0.440996915",
+        "max(x/1.50831211, -5)*(x/3.03507614)/9 - 0.054610882"})
     names.emplace_back(name);
   for (const std::string& name : names)
     for (const bool backward : {false, true})
@@ -350,6 +359,31 @@ TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
     EXPECT_FALSE(wrong.has_value()) << calls[i]->where << ": " << *wrong;
     expect_infinities(*calls[i]);
   }
+}
+
+// Numbers of parameters that overflow, and signs that the lines do not expect, are another
+// kernel's.
+TEST(Cuda, ParametersThatDoNotSuitTheLinesGoToAnotherKernel) {
+  using Case = std::pair<const char*, bool>;
+  for (const auto& [name, backward] :
+       {Case{"clamped_swiglu(alpha = 2.4e38)", true}, Case{"x*sigmoid(p*x); p = 3e38", false},
+        Case{"max(x, -128/p)*sigmoid(p*max(x, -128/p)); p = -1e10", true}}) {
+    const auto call = native_call(name, backward, DType::bf16);
+    EXPECT_FALSE(cuda::VectorProgram(*call->step).fits(call->args())) << name;
+    // What they go to, as formulas of one element at a time.
+    const std::string lines =
+        cuda::native_lines(*call->step->graph, call->step->roots(), call->step->native_error());
+    EXPECT_EQ(lines.find("in[" + std::to_string(call->step->loads.size())), std::string::npos);
+  }
+}
+
+// Squares of squares have more factors than there is time for.
+TEST(Cuda, DeepProductsAreLoweredAtOnce) {
+  Graph graph;
+  Expr e = graph.load(0);
+  for (int i = 0; i < 60; ++i) e = e * e;
+  const uint32_t root = graph.id(1.0F + e / (e + 2.0F));
+  EXPECT_NE(cuda::native_lines(graph, std::span(&root, 1), 0x1p-12), "");
 }
 
 // One block walks over everything, where rows lie side by side and where there are gaps.

@@ -139,8 +139,10 @@ std::string BlockProgram::refusal(const Step& step) {
 }
 
 BlockProgram::BlockProgram(const Step& step, bool whole_rows)
-    : step_(step), formula_(eight_lines(step)), whole_rows_(whole_rows) {
+    : step_(step), whole_rows_(whole_rows) {
   entries_ = {kEntry};
+  const EightLines formula = eight_lines(step);
+  singles_ = formula.singles;
   const Encoder& e = step.encoders[0];
   const Parts parts = parts_of(step);
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
@@ -160,7 +162,7 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
   };
   constexpr const char* kCols = "    const TenonU32 cols = static_cast<TenonU32>(a.cols);\n";
   tile_ = tile_of(step, parts.all.size(), parts.shift,
-                  std::ranges::count(formula_.lines, '\n') >= kManyLines);
+                  std::ranges::count(formula.lines, '\n') >= kManyLines);
   const BlockTile& tile = tile_;
   constexpr unsigned kThreadBytes = 4 * 8 * sizeof(float);
   // Formulas of one load have few registers and are short of threads.
@@ -170,7 +172,7 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
   text_ =
       str(tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
           "using Arguments = TenonTileArguments<",
-          step.loads.size() + formula_.count() + step.stores.size(), ", ", kEncoderPlaces,
+          step.loads.size() + formula.singles.count() + step.stores.size(), ", ", kEncoderPlaces,
           ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
           "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
           ", kParts = ", parts.all.size(), ", kEncoded = ", parts.encoded,
@@ -178,7 +180,7 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
           ";\n  static constexpr bool kLight = ", flag(light), ", kRowwise = ", flag(e.rowwise),
           ", kColumnwise = ", flag(e.columnwise), ", kWholeRows = ", flag(whole_rows),
           ", kWholeColumns = ", flag(step.cols % tile.cols == 0 && parts.shift == 0), ";\n",
-          tile_members(step, tile_body(step), formula_, ""),
+          tile_members(step, tile_body(step), formula, ""),
           each("constexpr int part(int p)", "", [](const Part& p) { return p.store; }),
           each("constexpr bool summed(int p)", "", [](const Part& p) { return flag(p.summed); }),
           each("TenonU32 begin(const Arguments& a, int p)", kCols,
@@ -204,7 +206,7 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
 
 bool BlockProgram::fits(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];
-  if (args.rows == 0 || step_.cols == 0 || !aligned_eights(step_, args)) return false;
+  if (args.rows == 0 || step_.cols == 0 || !suits_eights(step_, singles_, args)) return false;
   if (whole_rows_ && args.rows % tile_.rows != 0) return false;
   // Threads beyond the edge read the last row and column for their maxima: not after a result that
   // lies in their place was stored there.
@@ -225,7 +227,7 @@ size_t BlockProgram::workspace(int64_t rows) const {
 std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];
   const BlockTile& tile = tile_;
-  const Accesses at = accesses_of(step_, formula_, args);
+  const Accesses at = accesses_of(step_, singles_, args);
   const std::array<Place, kEncoderPlaces> places = encoder_places(e, args);
   const TileHead head = tile_head(step_, args, tile.rows);
   std::vector<Launch> list;

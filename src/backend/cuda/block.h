@@ -28,7 +28,7 @@ class BlockProgram final : public Program {
 
  private:
   Step step_;
-  EightLines formula_;
+  Singles singles_;
   bool whole_rows_;
   BlockTile tile_;
   unsigned parked_ = 0;  // bytes of values that wait

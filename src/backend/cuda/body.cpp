@@ -123,20 +123,9 @@ std::string store_lines(const Step& step) {
   return text;
 }
 
-std::vector<Loaded> loaded(const Step& step) {
-  std::vector<Loaded> all;
-  for (const Load& l : step.loads) {
-    const bool vector = l.from == Load::From::tile || l.from == Load::From::row;
-    all.push_back(l.from == Load::From::parameter    ? Loaded::single
-                  : vector && l.dtype == DType::bf16 ? Loaded::pairs
-                                                     : Loaded::otherwise);
-  }
-  return all;
-}
-
 std::string compute_lines(const Step& step) {
   if (step.effective_precision() == Precision::native)
-    return native_lines(*step.graph, step.roots(), step.native_error(), loaded(step));
+    return native_lines(*step.graph, step.roots(), step.native_error());
   const Lowered lowered = lower(*step.graph, step.roots(), Precision::strict);
   return print(lowered.graph, lowered.roots);
 }

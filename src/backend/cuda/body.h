@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/native.h"
 #include "core/few.h"
 #include "step/backend.h"
 
@@ -58,8 +57,6 @@ std::string format(DType d);  // tenon_bf16
 std::string load_lines(const Step& step);
 // `tenon_store…;` for each store of elements, to at[i], row and column, from out[i].
 std::string store_lines(const Step& step);
-// How native formulas find the loads.
-std::vector<Loaded> loaded(const Step& step);
 // The formulas, from in to out: the stores' values, then the totals.
 std::string compute_lines(const Step& step);
 

@@ -16,6 +16,18 @@ extern const char kVectorSkeleton[];
 extern const char kTileSkeleton[];
 
 namespace {
+
+std::vector<Loaded> loaded(const Step& step) {
+  std::vector<Loaded> all;
+  for (const Load& l : step.loads) {
+    const bool vector = l.from == Load::From::tile || l.from == Load::From::row;
+    all.push_back(l.from == Load::From::parameter    ? Loaded::single
+                  : vector && l.dtype == DType::bf16 ? Loaded::pairs
+                                                     : Loaded::otherwise);
+  }
+  return all;
+}
+
 // Of a block that adds partial sums: a line of memory, or less where there would be few blocks.
 int64_t partial_columns(const Step& step) {
   const auto sums = static_cast<int64_t>(stores_to(step, Store::To::column_sum).size());
@@ -79,9 +91,9 @@ EightLines eight_lines(const Step& step) {
   return native_eight(*step.graph, step.roots(), step.native_error(), loaded(step), room);
 }
 
-std::string single_lines(const Step& step, const EightLines& formula) {
+std::string single_lines(const Step& step, const Singles& singles) {
   std::string text;
-  for (size_t i = step.loads.size(); i < step.loads.size() + formula.count(); ++i)
+  for (size_t i = step.loads.size(); i < step.loads.size() + singles.count(); ++i)
     text += str("tenon_spread8(at[", i, "].value, in[", i, "]);\n");
   return text;
 }
@@ -150,9 +162,9 @@ std::string partial_lines(const Step& step, int64_t tile_rows) {
 }
 
 unsigned partial_threads(const Step& step, int64_t rows, int64_t tile_rows) {
-  constexpr int64_t kMany = 132 * 1024;  // threads that run at once
+  constexpr int64_t kMany = 132 * 512;  // threads of a call, so that doubled they run at once
   unsigned threads = 256;
-  while (threads < 1024 && 2 * partial_blocks(step) * threads < kMany &&
+  while (threads < 1024 && partial_blocks(step) * threads < kMany &&
          threads / partial_columns(step) * 16 < cdiv(rows, tile_rows))
     threads *= 2;
   return threads;
@@ -192,14 +204,14 @@ TileBody tile_body(const Step& step) {
 std::string tile_members(const Step& step, const TileBody& t, const EightLines& formula,
                          const std::string& store_arguments) {
   const char* const where = "TenonU32 row, TenonU32 column";
-  return str("  static constexpr int kLoads = ", step.loads.size() + formula.count(),
+  return str("  static constexpr int kLoads = ", step.loads.size() + formula.singles.count(),
              ", kStores = ", step.stores.size(),
              ", kAmax = ", stores_to(step, Store::To::amax).size(), ";\n  struct Raw {\n", t.raw,
              "  };\n  __device__ static void fetch(const TenonAccess* at, ", where,
              ", int more, Raw& raw) {\n", indented(t.fetch),
              "  }\n  __device__ static void unpack(const TenonAccess* at, const TenonU64* random, ",
              where, ", const Raw& raw, float (*in)[8]) {\n",
-             indented(t.unpack + single_lines(step, formula) + formula.ready),
+             indented(t.unpack + single_lines(step, formula.singles) + formula.ready),
              "  }\n  __device__ static void compute(const float* in, float* out) {\n",
              indented(formula.lines), "  }\n  __device__ static void store(const Arguments& a, ",
              where, ", int more, const float (&out)[kStores][8], ", store_arguments,
@@ -255,7 +267,17 @@ std::vector<size_t> stores_to(const Step& step, Store::To to) {
   return all;
 }
 
-Accesses accesses_of(const Step& step, const EightLines& formula, const RunArgs& args) {
+namespace {
+// The values of all loads that are parameters; 0 for the others.
+Few<float, 12> single_loads(const Step& step, const RunArgs& args) {
+  Few<float, 12> values;
+  for (const Load& l : step.loads)
+    values.push_back(l.from == Load::From::parameter ? args.parameters[l.arg] : 0);
+  return values;
+}
+}  // namespace
+
+Accesses accesses_of(const Step& step, const Singles& singles, const RunArgs& args) {
   Accesses all;
   const auto add = [&](Access a, DType dtype, bool vectors) {
     if (vectors) a.data = static_cast<std::byte*>(a.data) + a.offset * info(dtype).bytes;
@@ -263,11 +285,8 @@ Accesses accesses_of(const Step& step, const EightLines& formula, const RunArgs&
   };
   for (const Load& l : step.loads)
     add(load_access(l, args), l.dtype, l.from == Load::From::tile || l.from == Load::From::row);
-  if (formula.singles) {
-    Few<float, 8> values;
-    for (const Access& a : all) values.push_back(a.value);
-    for (const float v : formula.values(values)) all.push_back({.value = v});
-  }
+  if (singles.formulas)
+    for (const float v : singles.values(single_loads(step, args))) all.push_back({.value = v});
   for (const Store& s : step.stores) {
     const bool encoded = s.to == Store::To::encoded;
     const uint32_t arg = encoded ? step.encoders[s.arg].data(Orientation::rowwise) : s.arg;
@@ -284,8 +303,10 @@ bool aligned(const Access& a, int64_t element_bytes, bool rows) {
          (a.block == a.block_stride || (a.block % kEight == 0 && whole(a.block_stride)));
 }
 
-bool aligned_eights(const Step& step, const RunArgs& args) {
+bool suits_eights(const Step& step, const Singles& singles, const RunArgs& args) {
   if (step.cols % kEight != 0) return false;
+  if ((singles.formulas || !singles.positive.empty()) && !singles.fit(single_loads(step, args)))
+    return false;
   const Accesses all = accesses_of(step, {}, args);
   // Rows and columns have 32 bits, with room for the last tile, and so have strides in bytes.
   const auto small = [](int64_t n) { return 0 <= n && n <= INT32_MAX; };

@@ -39,7 +39,7 @@ Launch launch_of(std::string entry, int64_t blocks, unsigned threads, const Head
   return l;
 }
 
-// The bytes of that argument, without single numbers of the formula.
+// The bytes of such an argument whose head has so many, without single numbers.
 size_t argument_bytes(const Step& step, size_t head);
 
 // Rows of so many tiles; `down` of them may be more than the blocks of one launch.
@@ -66,7 +66,7 @@ int64_t held_bytes(const Step& step);
 // The formula: what to do with the loads of eight elements, then the lines for each of them.
 EightLines eight_lines(const Step& step);
 // Its single numbers into in[] behind the loads.
-std::string single_lines(const Step& step, const EightLines& formula);
+std::string single_lines(const Step& step, const Singles& singles);
 
 // What the slots of maxima have: before[] in their order.
 std::string start_lines(const Step& step);
@@ -97,12 +97,12 @@ int64_t partial_blocks(const Step& step);
 // The stores of one kind.
 std::vector<size_t> stores_to(const Step& step, Store::To to);
 
-using Accesses = Few<Access, 8>;
-// Loads, single numbers of the formula, then stores; an encoded one has the encoder's rowwise data.
+using Accesses = Few<Access, 12>;
+// Loads, single numbers, then stores; an encoded one has the encoder's rowwise data.
 // Where vectors lie, the data begins at the offset.
-Accesses accesses_of(const Step& step, const EightLines& formula, const RunArgs& args);
-// Whether every access of eight is one aligned vector, or two.
-bool aligned_eights(const Step& step, const RunArgs& args);
+Accesses accesses_of(const Step& step, const Singles& singles, const RunArgs& args);
+// Whether every access of eight is one aligned vector, or two, and parameters suit the formula.
+bool suits_eights(const Step& step, const Singles& singles, const RunArgs& args);
 bool aligned(const Access& a, int64_t element_bytes, bool rows);
 
 }  // namespace tenon::cuda

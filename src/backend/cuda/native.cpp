@@ -35,9 +35,12 @@ Expr evaluated(const Polynomial& p, Expr x) {
 
 class Lowering {
  public:
-  // Words may err by `error`, relative to their results.
-  Lowering(const Graph& graph, std::span<const uint32_t> roots, double error)
+  // Words may err by `error`, relative to their results. Only where `loads` says which of them are
+  // single the host may be asked for what a slope needs of those.
+  Lowering(const Graph& graph, std::span<const uint32_t> roots, double error,
+           const std::vector<Loaded>& loads)
       : graph_(graph),
+        loads_(loads),
         order_(order(graph, roots)),
         image_(graph.size()),
         uses_(graph.size(), 0),
@@ -47,7 +50,9 @@ class Lowering {
         users_(graph.size()),
         tolerant_(graph.size(), true),
         alone_(graph.size(), false),
-        terms_(graph.size()) {
+        errs_(graph.size(), false),
+        terms_(graph.size()),
+        factors_(graph.size()) {
     for (const uint32_t root : roots) ++uses_[root];
     for (const uint32_t id : order_) {
       const Node& n = graph[id];
@@ -59,12 +64,21 @@ class Lowering {
     }
     for (const uint32_t root : roots) tolerant_[root] = false;
     for (size_t i = order_.size(); i-- > 0;) tolerate(order_[i]);
-    for (const uint32_t id : order_) terms_[id] = terms(id);
+    for (const uint32_t id : order_) {
+      const Node& n = graph[id];
+      errs_[id] = n.word == Word::mul || n.word == Word::div
+                      ? errs_[n.in[0]] || errs_[n.in[1]]
+                      : info(n.word).kind == Kind::transcendental;
+      terms_[id] = terms(id);
+      factors_[id] = factors(id);
+    }
     find_slopes(roots, error);
     for (const uint32_t id : order_) image_[id] = lowered(id);
     for (const uint32_t root : roots) out_.roots.push_back(out_.graph.id(image_[root]));
   }
   [[nodiscard]] const Lowered& result() const { return out_; }
+  // Single loads that have to be positive.
+  [[nodiscard]] const std::vector<uint32_t>& positive() const { return positive_; }
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -102,9 +116,9 @@ class Lowering {
         return sum(in(0), in(1));
       case Word::div:
         if (in(1).is_constant() && divides(in(1).constant()))
-          return times_inverse(id) ? in(0) * (1 / in(1).constant())
-                                   : quotient(in(0), in(1).constant());
-        return tolerant_[id] || errs(id) ? rough_quotient(in(0), in(1)) : in(0) / in(1);
+          return times_inverse(id, in(1).constant()) ? in(0) * (1 / in(1).constant())
+                                                     : quotient(in(0), in(1).constant());
+        return tolerant_[id] || errs_[id] ? rough_quotient(in(0), in(1)) : in(0) / in(1);
       case Word::tanh:
         if (const uint32_t twice = doubled_[n.in[0]];
             twice != kNone && sigmoid_[twice] != kNone && opposite(sigmoid_[twice]) != kNone) {
@@ -172,31 +186,35 @@ class Lowering {
 
   // Whether a quotient by a constant may be a product with the rounded inverse, which is 2^-25 off
   // at most: if on each way to a result there is a word that rounds nothing and yet may err by half
-  // a unit in the last place, of a product of the quotient or as a factor beside it.
-  bool times_inverse(uint32_t id) {
-    const double b = graph_[graph_[id].in[1]].value;
+  // a unit in the last place, of a product of the quotient or as a factor beside it. That is spent
+  // once: for the word's own value, or in each product that it is a factor of.
+  bool times_inverse(uint32_t id, double b) {
     const auto inverse = static_cast<float>(1 / b);
-    if (std::fabs(inverse * b - 1) > 0x1p-25) return false;
-    return rounds_factor(graph_[id].in[0]) || may_err(id);
+    if (!(std::fabs(inverse * b - 1) <= 0x1p-25)) return false;
+    return spends_factor(graph_[id].in[0]) || may_err(id);
   }
   [[nodiscard]] static bool rounds_nothing(Word w) {
     return w == Word::min || w == Word::max || w == Word::neg || w == Word::abs ||
            w == Word::select;
   }
-  // Whether a factor of a product rounds nothing; it stands for one error only.
-  bool rounds_factor(uint32_t id) {
-    const Node& n = graph_[id];
-    return n.word == Word::mul &&
-           (rounds_nothing(graph_[n.in[0]].word) || rounds_nothing(graph_[n.in[1]].word)) &&
-           spent_.insert(id).second;
+  bool spends_factor(uint32_t product) {
+    const Node& n = graph_[product];
+    if (n.word != Word::mul || spent_products_.contains(product)) return false;
+    for (const uint32_t factor : {n.in[0], n.in[1]})
+      if (rounds_nothing(graph_[factor].word) && !spent_.contains(factor)) {
+        spent_factors_.insert(factor);
+        return spent_products_.insert(product).second;
+      }
+    return false;
   }
   bool may_err(uint32_t id) {
     if (uses_[id] > static_cast<int>(users_[id].size())) return false;  // a result
     return std::ranges::all_of(users_[id], [&](uint32_t user) {
       const Node& n = graph_[user];
       const bool compared = n.word == Word::select && (n.in[0] == id || n.in[1] == id);
-      if (rounds_nothing(n.word) && !compared) return spent_.insert(user).second;
-      return n.word == Word::mul && (rounds_factor(user) || may_err(user));
+      if (rounds_nothing(n.word) && !compared)
+        return !spent_factors_.contains(user) && spent_.insert(user).second;
+      return n.word == Word::mul && (spends_factor(user) || may_err(user));
     });
   }
 
@@ -241,13 +259,6 @@ class Lowering {
     for (int i = 0; i < n.arity(); ++i)
       if (!hides && !(linear && tolerant_[id])) tolerant_[n.in[static_cast<size_t>(i)]] = false;
   }
-  // Whether a word that errs is a factor of `id`.
-  [[nodiscard]] bool errs(uint32_t id) const {
-    const Node& n = graph_[id];
-    if (n.word == Word::mul || n.word == Word::div) return errs(n.in[0]) || errs(n.in[1]);
-    return info(n.word).kind == Kind::transcendental;
-  }
-
   // A node as a sum of products; each node of another kind is a factor.
   using Powers = std::map<uint32_t, int>;
   using Terms = std::map<Powers, double>;
@@ -300,7 +311,7 @@ class Lowering {
     const Terms product{{common, 1.0}};
     const auto stands = [&](uint32_t i) { return i < id && terms_[i] == product; };
     const auto place = std::ranges::find_if(order_, stands);
-    if (of == kNone || place == order_.end() || !errs(*place) ||
+    if (of == kNone || place == order_.end() || !errs_[*place] ||
         !range(image_[of]).within(-0x1p20F, 0x1p20F))
       return std::nullopt;
     return image_[*place] * evaluated(factors, image_[of]);
@@ -309,9 +320,7 @@ class Lowering {
   // m·s + m·s·σ(−a)·k(u), the latter only while v <= c: the derivative of m·v·s, s = σ(a(u)),
   // u = min(v, c).
   struct Slope {
-    uint32_t s, u;
-    Powers m;
-    double factor = 1;     // of m
+    uint32_t first, s, u;  // m·s, s, u
     Polynomial rest = {};  // k(u)/u
     uint32_t w = kNone;    // the factor of u that has a lower bound, where k(u) is u
   };
@@ -335,7 +344,7 @@ class Lowering {
     if (u == order_.end() || graph_[v].word != Word::max || !constant(graph_[v].in[1]))
       return std::nullopt;
     const auto& [known, factor] = *terms_[first].begin();
-    Slope out{kNone, *u, known, factor, {}};
+    Slope out{.first = first, .s = kNone, .u = *u};
     for (const auto& [all, f] : terms_[guarded.in[3]]) {
       Powers powers = all;
       for (const auto& [atom, power] : known) powers[atom] -= power;
@@ -362,48 +371,60 @@ class Lowering {
     constexpr double kOff = 0x1p-22;  // of 1 − s by the processor's words
     const std::optional<double> end = value_at(graph_[out.s].in[0], *u, high);
     if (most * kOff > 0.75 * error || !(last > 0) || !end || *end < kCertain) return std::nullopt;
-    if (--out.m[out.s] == 0) out.m.erase(out.s);
     return out;
   }
-  // The factors of a product, where sums are factors.
+  // The factors of a product, where sums are factors, and long products too.
   [[nodiscard]] Powers factors(uint32_t id) const {
-    if (graph_[id].word != Word::mul) return {{id, 1}};
-    Powers all = factors(graph_[id].in[0]);
-    for (const auto& [factor, power] : factors(graph_[id].in[1])) all[factor] += power;
-    return all;
+    const Node& n = graph_[id];
+    Powers all;
+    if (n.word == Word::mul)
+      for (const uint32_t in : {n.in[0], n.in[1]})
+        for (const auto& [factor, power] : factors_[in]) all[factor] += power;
+    int count = 0;
+    for (const auto& [factor, power] : all) count += power;
+    constexpr int kMostFactors = 8;
+    return n.word == Word::mul && count <= kMostFactors ? all : Powers{{id, 1}};
   }
-  // The factor max(·, c) or, beside p, max(·, c/p) of a product: with it the product has a lower
-  // bound, and numbers are finite where its sigmoid is 0.
+  // The factor w = max(·, c), alone or beside a positive number, or max(·, c/p) beside p, which the
+  // host finds positive: the product has a lower bound, and is finite where its sigmoid is 0.
   [[nodiscard]] uint32_t bounded_factor(const Powers& all) const {
+    const auto moderate = [](float f) { return std::fabs(f) < 0x1p60F; };
     for (const auto& [w, power] : all) {
       const Node& most = graph_[w];
       if (most.word != Word::max || power != 1 || all.size() > 2) continue;
       const uint32_t p = all.begin()->first == w ? all.rbegin()->first : all.begin()->first;
-      const Node& low = graph_[most.in[1]];
-      if (low.word == Word::constant && (p == w || constant(p))) return w;
-      if (low.word == Word::div && constant(low.in[0]) && low.in[1] == p && all.at(p) == 1)
+      const Node &low = graph_[most.in[1]], &beside = graph_[p];
+      if (p != w && all.at(p) != 1) continue;
+      if (low.word == Word::constant && moderate(low.value) &&
+          (p == w || (constant(p) && beside.value > 0 && moderate(beside.value))))
+        return w;
+      if (low.word == Word::div && constant(low.in[0]) && moderate(graph_[low.in[0]].value) &&
+          low.in[1] == p && single(p))
         return w;
     }
     return kNone;
+  }
+  [[nodiscard]] bool single(uint32_t id) const {
+    const Node& n = graph_[id];
+    return n.word == Word::load && n.slot < loads_.size() && loads_[n.slot] == Loaded::single;
   }
   // m·s + m·s·σ(−a)·a, s = σ(a): the derivative of w·s where a is a multiple of w.
   [[nodiscard]] std::optional<Slope> own_slope(uint32_t id, int i) const {
     const Node& n = graph_[id];
     if (n.word != Word::add) return std::nullopt;
-    const Powers known = factors(n.in[static_cast<size_t>(i)]);
-    Powers more = factors(n.in[static_cast<size_t>(1 - i)]);
+    const uint32_t first = n.in[static_cast<size_t>(i)];
+    const Powers& known = factors_[first];
+    Powers more = factors_[n.in[static_cast<size_t>(1 - i)]];
     for (const auto& [factor, power] : known) more[factor] -= power;
     std::erase_if(more, [](const auto& p) { return p.second == 0; });
     for (const auto& [s, power] : known) {
       const uint32_t other = opposite(s);
       if (other == kNone) continue;
-      Powers expected = factors(graph_[s].in[0]);
+      Powers expected = factors_[graph_[s].in[0]];
       const uint32_t w = bounded_factor(expected);
       ++expected[other];
       if (more != expected || w == kNone) continue;
-      Slope out{.s = s, .u = graph_[s].in[0], .m = known, .w = w};
-      if (--out.m[s] == 0) out.m.erase(s);
-      return out;
+      return Slope{.first = first, .s = s, .u = graph_[s].in[0], .w = w};
     }
     return std::nullopt;
   }
@@ -421,28 +442,37 @@ class Lowering {
       if (!seen[id]) continue;
       if (const auto found = slopes_.find(id); found != slopes_.end()) {
         const Slope& s = found->second;
-        seen[s.s] = seen[s.u] = true;
-        for (const auto& [atom, power] : s.m) seen[atom] = true;
+        seen[s.first] = seen[s.u] = true;
       } else {
         for (int i = 0; i < graph_[id].arity(); ++i) seen[graph_[id].in[i]] = true;
       }
     }
     if (std::ranges::any_of(slopes_, [&](const auto& s) { return seen[opposite(s.second.s)]; }))
       slopes_.clear();
-    for (const auto& [id, s] : slopes_) alone_[s.s] = true;
+    for (const auto& [id, s] : slopes_) {
+      alone_[s.s] = true;
+      for (const auto& [factor, power] : factors_[s.u])
+        if (s.w != kNone && single(factor)) positive_.push_back(graph_[factor].slot);
+    }
+  }
+  // A product without one of its factors, in its own order, which overflows where the formula does.
+  [[nodiscard]] std::optional<Expr> without(uint32_t id, uint32_t factor) const {
+    if (id == factor) return Expr(1.0F);
+    const Node& n = graph_[id];
+    if (n.word != Word::mul) return std::nullopt;
+    if (const auto m = without(n.in[0], factor)) return *m * image_[n.in[1]];
+    if (const auto m = without(n.in[1], factor)) return image_[n.in[0]] * *m;
+    return std::nullopt;
   }
   // m·(s·(1 + k(u)·(1 − s))), where kLess and the largest power's factor cost nothing. Where k(u)
-  // is u and large, s is 1, since 1/2^n has no error.
+  // is u > 0 and large, s is 1, since 1/2^n has no error.
   [[nodiscard]] Expr slope_of(const Slope& s) const {
-    const Expr u = image_[s.u];
-    Expr m = static_cast<float>(s.factor);
-    for (const auto& [atom, power] : s.m)
-      for (int i = 0; i < power; ++i) m = m * image_[atom];
-    if (s.rest.empty()) {  // small s and large u lose nothing
-      const Expr sigmoid = Hardware::sigmoid(unclamped(s.s));
-      Expr k = 1.0F;
-      for (const auto& [atom, power] : factors(s.u))
-        k = k * (atom == s.w ? fma(-image_[atom], sigmoid, image_[atom]) : image_[atom]);
+    const Expr u = image_[s.u], m = *without(s.first, s.s);
+    if (s.w != kNone) {
+      const Expr sigmoid = Hardware::sigmoid(unclamped(s.s)), w = image_[s.w];
+      Expr k = fma(-w, sigmoid, w);
+      for (const auto& [factor, power] : factors_[s.u])
+        if (factor != s.w) k = k * image_[factor];
       return m * fma(k, sigmoid, sigmoid);
     }
     const float less = Hardware::kLess, last = static_cast<float>(s.rest.rbegin()->second);
@@ -506,14 +536,17 @@ class Lowering {
   }
 
   const Graph& graph_;
+  const std::vector<Loaded>& loads_;
   std::vector<uint32_t> order_;
   std::vector<Expr> image_;
   std::vector<int> uses_;
   std::vector<uint32_t> sigmoid_, negated_, doubled_;  // by their arguments
   std::vector<std::vector<uint32_t>> users_;
-  std::set<uint32_t> spent_;  // errors that were allowed for inverses
-  std::vector<bool> tolerant_, alone_;
+  std::set<uint32_t> spent_, spent_factors_, spent_products_;  // errors that inverses have
+  std::vector<bool> tolerant_, alone_, errs_;
   std::vector<Terms> terms_;
+  std::vector<Powers> factors_;
+  std::vector<uint32_t> positive_;
   std::map<uint32_t, Slope> slopes_;
   Lowered out_;
 };
@@ -629,7 +662,7 @@ std::vector<Expr> values(const Graph& graph, std::span<const float> loads) {
 // and no thread holds them. A sign of a load costs nothing.
 struct Parted {
   Lowered rest;
-  std::shared_ptr<const Lowered> singles;
+  std::shared_ptr<const Lowered> singles;  // nothing if there are none
 };
 Parted parted(const Lowered& from, const std::vector<Loaded>& loads, size_t most) {
   const Graph& graph = from.graph;
@@ -727,37 +760,37 @@ EightLines clamps_first(const Lowered& from, const std::vector<Loaded>& loads, s
   return clamps_first(rewritten(from, without), loads, std::move(ready));
 }
 
-Lowered approximated(const Graph& graph, std::span<const uint32_t> roots, double error,
-                     const std::vector<Loaded>& loads) {
-  return joined(unclamped(Lowering(graph, roots, error).result()), loads);
-}
-
 }  // namespace
 
-std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error,
-                         const std::vector<Loaded>& loads) {
-  const Lowered out = contracted(approximated(graph, roots, error, loads));
+std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error) {
+  const Lowered out = contracted(unclamped(Lowering(graph, roots, error, {}).result()));
   return print(out.graph, out.roots, name_of);
 }
 
 EightLines native_eight(const Graph& graph, std::span<const uint32_t> roots, double error,
                         const std::vector<Loaded>& loads, size_t most_singles) {
-  const Parted parts = parted(approximated(graph, roots, error, loads), loads, most_singles);
+  const Lowering lowering(graph, roots, error, loads);
+  const Parted parts = parted(joined(unclamped(lowering.result()), loads), loads, most_singles);
   Lowered out = contracted(parts.rest);
   std::vector<Loaded> all = loads;
   all.resize(loads.size() + (parts.singles ? parts.singles->roots.size() : 0), Loaded::single);
   std::string ready = zeros_first(graph, roots, out, all);
   EightLines lines = clamps_first(out, all, std::move(ready));
-  lines.singles = parts.singles;
+  lines.singles = {parts.singles, lowering.positive()};
   return lines;
 }
 
-std::vector<float> EightLines::values(std::span<const float> loads) const {
+std::vector<float> Singles::values(std::span<const float> loads) const {
   std::vector<float> all;
-  if (!singles) return all;
-  const std::vector<Expr> of = cuda::values(singles->graph, loads);
-  for (const uint32_t root : singles->roots) all.push_back(of[root].constant());
+  if (!formulas) return all;
+  const std::vector<Expr> of = cuda::values(formulas->graph, loads);
+  for (const uint32_t root : formulas->roots) all.push_back(of[root].constant());
   return all;
+}
+
+bool Singles::fit(std::span<const float> loads) const {
+  return std::ranges::all_of(positive, [&](uint32_t slot) { return loads[slot] > 0; }) &&
+         std::ranges::all_of(values(loads), [](float v) { return std::isfinite(v); });
 }
 
 }  // namespace tenon::cuda

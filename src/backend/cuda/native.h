@@ -17,20 +17,28 @@ namespace tenon::cuda {
 enum class Loaded : uint8_t { otherwise, pairs, single };
 
 // The statements of print() for formulas whose words may err by `error`, relative to their results.
-std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error,
-                         const std::vector<Loaded>& loads);
+// Products and sums are contracted and quotients by constants may be products, within the bound of
+// the formula; so the lines below may give other bits than these.
+std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error);
+
+// Numbers that the host finds for all elements, from values of the loads, of which only single ones
+// matter.
+struct Singles {
+  std::shared_ptr<const Lowered> formulas = nullptr;
+  std::vector<uint32_t> positive = {};  // loads that the lines want positive
+
+  [[nodiscard]] size_t count() const { return formulas ? formulas->roots.size() : 0; }
+  [[nodiscard]] std::vector<float> values(std::span<const float> loads) const;
+  // Whether the lines hold for them: where a number overflows, other lines do.
+  [[nodiscard]] bool fit(std::span<const float> loads) const;
+};
 
 // The same for in[load][0 … 7]: `ready` changes them first, and `lines` follow for each element.
-// Behind the loads are numbers that the host finds for all elements, if there are such.
+// Behind the loads are `singles`, at most so many.
 struct EightLines {
   std::string ready, lines;
-  std::shared_ptr<const Lowered> singles = nullptr;
-
-  [[nodiscard]] size_t count() const { return singles ? singles->roots.size() : 0; }
-  // For values of the loads, of which only single ones matter.
-  [[nodiscard]] std::vector<float> values(std::span<const float> loads) const;
+  Singles singles = {};
 };
-// With `most_singles` of those at most.
 EightLines native_eight(const Graph& graph, std::span<const uint32_t> roots, double error,
                         const std::vector<Loaded>& loads, size_t most_singles);
 

@@ -15,7 +15,7 @@ struct Launch {
   std::string entry;
   unsigned blocks = 1, down = 1;  // of a row, and how many such rows
   unsigned threads = 1;
-  Few<std::byte, 512> arguments;
+  Few<std::byte, 768> arguments;
   unsigned shared = 0;              // dynamic bytes; less where the device has less,
   unsigned least_shared = 0;        // but not less than these
   unsigned per_multiprocessor = 0;  // if any, the most blocks; these do the work of the others

@@ -338,7 +338,7 @@ bool RowProgram::fits(const RunArgs& args) const {
     if (!step_.encoders[step_.stores[k].arg].format.blocks(Orientation::rowwise).single() &&
         (step_.stores[k].columns.offset != 0 || !step_.stores[k].columns.contiguous()))
       return false;
-  return aligned_eights(step_, args);
+  return suits_eights(step_, {}, args);
 }
 
 size_t RowProgram::workspace(int64_t rows) const {

@@ -108,9 +108,10 @@ std::string TileProgram::refusal(const Step& step) {
   return "";
 }
 
-TileProgram::TileProgram(const Step& step, bool whole_rows)
-    : step_(step), formula_(eight_lines(step)), whole_rows_(whole_rows) {
+TileProgram::TileProgram(const Step& step, bool whole_rows) : step_(step), whole_rows_(whole_rows) {
   entries_ = {kEntry};
+  const EightLines formula = eight_lines(step);
+  singles_ = formula.singles;
   const EncodedText encoded = encoded_text(step);
   TileBody t = tile_body(step);
   t.store += encoded.store;
@@ -118,17 +119,17 @@ TileProgram::TileProgram(const Step& step, bool whole_rows)
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
-  const Room room = room_of(step, formula_);
+  const Room room = room_of(step, formula);
   for (size_t i = 0; i < sums.size(); ++i)
     sum_lines += str("sums[", i, "].add(out[", sums[i], "], there, r, slots[", i, "]);\n");
   text_ = str(
       tile_skeletons(), scalings, "using Arguments = TenonTileArguments<",
-      step.loads.size() + formula_.count() + step.stores.size(), ", ", places,
+      step.loads.size() + formula.singles.count() + step.stores.size(), ", ", places,
       ">;\nstruct Body {\n  static constexpr int kTurned = ", turned_stores(step).size(),
       ", kSums = ", sums.size(), ";\n  static constexpr bool kLight = ", flag(room.light),
-      ", kLong = ", flag(std::ranges::count(formula_.lines, '\n') >= kManyLines),
+      ", kLong = ", flag(std::ranges::count(formula.lines, '\n') >= kManyLines),
       ", kWholeRows = ", flag(whole_rows), ", kWholeColumns = ", flag(step.cols % kTile == 0),
-      ";\n", tile_members(step, t, formula_, "const TenonWords2* now, "),
+      ";\n", tile_members(step, t, formula, "const TenonWords2* now, "),
       "  __device__ static void codes(const Arguments& a, const float (&out)[kStores][8], "
       "TenonWords2* now) {\n",
       indented(encoded.codes),
@@ -150,7 +151,7 @@ TileProgram::TileProgram(const Step& step, bool whole_rows)
 }
 
 bool TileProgram::fits(const RunArgs& args) const {
-  if (args.rows == 0 || step_.cols == 0 || !aligned_eights(step_, args)) return false;
+  if (args.rows == 0 || step_.cols == 0 || !suits_eights(step_, singles_, args)) return false;
   if (whole_rows_ && args.rows % kTile != 0) return false;
   // Columns are written 16 rows at once.
   for (const Encoder& e : step_.encoders) {
@@ -165,7 +166,7 @@ bool TileProgram::fits(const RunArgs& args) const {
 size_t TileProgram::workspace(int64_t rows) const { return partial_bytes(step_, rows, kTile); }
 
 std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
-  const Accesses at = accesses_of(step_, formula_, args);
+  const Accesses at = accesses_of(step_, singles_, args);
   Places places;
   for (const Encoder& e : step_.encoders)
     for (const Place& p : encoder_places(e, args)) places.push_back(p);

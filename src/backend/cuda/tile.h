@@ -21,7 +21,7 @@ class TileProgram final : public Program {
 
  private:
   Step step_;
-  EightLines formula_;
+  Singles singles_;
   bool whole_rows_;
 };
 

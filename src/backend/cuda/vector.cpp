@@ -109,24 +109,25 @@ std::string VectorProgram::refusal(const Step& step) {
   return "";
 }
 
-VectorProgram::VectorProgram(const Step& step) : step_(step), formula_(eight_lines(step)) {
+VectorProgram::VectorProgram(const Step& step) : step_(step) {
   entries_ = {kEntry};
-  const EightLines& formula = formula_;
+  const EightLines formula = eight_lines(step);
+  singles_ = formula.singles;
   size_ = size_of(step, formula.ready + formula.lines);
   const Size size = size_;
   std::string scalings, loads, start = start_lines(step);
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   for (size_t i = 0; i < step.loads.size(); ++i) loads += load_eight(step, i);
-  loads += single_lines(step, formula) + formula.ready;
+  loads += single_lines(step, formula.singles) + formula.ready;
   for (size_t e = 0; e < step.encoders.size(); ++e)
     start += str("multiplier[", e, "] = tenon_tensor_scale<Scaling", e, ">(a).multiplier;\n");
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
   text_ = str(
       vector_skeletons(), scalings, "using Arguments = TenonVectorArguments<",
-      step.loads.size() + formula.count() + step.stores.size(), ", ", places,
-      ">;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size() + formula.count(),
-      ", kStores = ", step.stores.size(), ", kAmax = ", stores_to(step, Store::To::amax).size(),
-      ", kEncoders = ", step.encoders.size(),
+      step.loads.size() + formula.singles.count() + step.stores.size(), ", ", places,
+      ">;\nstruct Body {\n  static constexpr int kLoads = ",
+      step.loads.size() + formula.singles.count(), ", kStores = ", step.stores.size(),
+      ", kAmax = ", stores_to(step, Store::To::amax).size(), ", kEncoders = ", step.encoders.size(),
       ";\n  __device__ static void load(const TenonAccess* at, const TenonU64* random, "
       "TenonU32 row, TenonU32 column, float (*in)[8]) {\n",
       indented(loads), "  }\n  __device__ static void compute(const float* in, float* out) {\n",
@@ -153,11 +154,11 @@ VectorProgram::VectorProgram(const Step& step) : step_(step), formula_(eight_lin
 bool VectorProgram::fits(const RunArgs& args) const {
   // A thread beyond the last vector has a number of 32 bits too.
   const int64_t all = args.rows * (step_.cols / kEight);
-  return all > 0 && all <= INT32_MAX && aligned_eights(step_, args);
+  return all > 0 && all <= INT32_MAX && suits_eights(step_, singles_, args);
 }
 
 std::vector<Launch> VectorProgram::launches(const RunArgs& args) const {
-  Accesses at = accesses_of(step_, formula_, args);
+  Accesses at = accesses_of(step_, singles_, args);
   auto vectors = static_cast<uint32_t>(step_.cols / kEight);
   const uint32_t all = static_cast<uint32_t>(args.rows) * vectors;
   if (size_.walks && dense(step_, at)) {

@@ -26,7 +26,7 @@ class VectorProgram final : public Program {
   static Size size_of(const Step& step, const std::string& formula);
 
   Step step_;
-  EightLines formula_;
+  Singles singles_;
   Size size_{};
 };
 

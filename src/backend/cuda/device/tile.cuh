@@ -409,8 +409,10 @@ __device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU3
 // Body is printed: kLoads, kStores, kAmax, kTurned (stores with a columnwise encoding), kSums,
 // kLong (the formula), kWholeRows, kWholeColumns (tiles have none outside of the tensor); Raw,
 // fetch, unpack, compute, store (of one row), codes, sum, turned (where a column goes), start and
-// finish as for vectors. The maxima of a tile's warps. Two sums take all of the 48 KB that every
-// device has, so there each warp joins the slots by itself.
+// finish as for vectors.
+
+// The maxima of a tile's warps. Two sums take all of the 48 KB that every device has, so there each
+// warp joins the slots by itself.
 template <bool there, int slots>
 struct TenonTileMost {
   static constexpr bool kHas = there;
