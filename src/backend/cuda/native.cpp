@@ -263,6 +263,7 @@ class Lowering {
   using Powers = std::map<uint32_t, int>;
   using Terms = std::map<Powers, double>;
   static constexpr size_t kMostTerms = 4;
+  static constexpr int kMostPower = 64;
 
   [[nodiscard]] Terms terms(uint32_t id) const {
     const Node& n = graph_[id];
@@ -282,7 +283,10 @@ class Lowering {
           all[product] += f * g;
         }
     }
-    return all.size() > kMostTerms ? itself : all;
+    const auto long_product = [](const auto& term) {
+      return std::ranges::any_of(term.first, [](const auto& p) { return p.second > kMostPower; });
+    };
+    return all.size() > kMostTerms || std::ranges::any_of(all, long_product) ? itself : all;
   }
 
   // A sum as one product: that of the factors of all its terms, if it stands in the formula and a
@@ -575,6 +579,16 @@ Lowered rewritten(const Lowered& from, const Change& change) {
 
 using Images = std::vector<Expr>;
 
+// Quotients by constants without a division.
+Lowered with_quotients(const Lowered& from) {
+  return rewritten(from, [](const Node& n, const Images& image) -> std::optional<Expr> {
+    if (n.word != Word::div) return std::nullopt;
+    const Expr a = image[n.in[0]], b = image[n.in[1]];
+    if (!b.is_constant() || !divides(b.constant()) || a.is_constant()) return std::nullopt;
+    return quotient(a, b.constant());
+  });
+}
+
 // Where select(x < c, 0, ·) hides what lies below c, max(x, c) is x.
 Lowered unclamped(const Lowered& from) {
   const Graph& graph = from.graph;
@@ -763,6 +777,13 @@ EightLines clamps_first(const Lowered& from, const std::vector<Loaded>& loads, s
 }  // namespace
 
 std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error) {
+  const auto approximated = [&](uint32_t id) {
+    return info(graph[id].word).kind == Kind::transcendental;
+  };
+  if (std::ranges::none_of(order(graph, roots), approximated)) {
+    const Lowered strict = with_quotients(lower(graph, roots, Precision::strict));
+    return print(strict.graph, strict.roots);
+  }
   const Lowered out = contracted(unclamped(Lowering(graph, roots, error, {}).result()));
   return print(out.graph, out.roots, name_of);
 }

@@ -17,8 +17,9 @@ namespace tenon::cuda {
 enum class Loaded : uint8_t { otherwise, pairs, single };
 
 // The statements of print() for formulas whose words may err by `error`, relative to their results.
-// Products and sums are contracted and quotients by constants may be products, within the bound of
-// the formula; so the lines below may give other bits than these.
+// Without such a word they have the strict bits, but for subnormal quotients: contracted sums made
+// LayerNorm's kernel slower. The lines below have other bits, as they contract all sums and take
+// products for some quotients.
 std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error);
 
 // Numbers that the host finds for all elements, from values of the loads, of which only single ones
