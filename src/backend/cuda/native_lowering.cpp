@@ -1,0 +1,563 @@
+// Words by the processor's own approximations, and what those allow beyond single words: slopes,
+// factored sums, guards of clamps, products in place of quotients.
+#include "backend/cuda/native_lowering.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "backend/cuda/native_words.h"
+#include "expr/order.h"
+#include "expr/word.h"
+
+namespace tenon::cuda {
+
+namespace {
+
+using namespace hardware;
+
+// The sum of factor·x^power.
+using Polynomial = std::map<int, double>;
+Expr evaluated(const Polynomial& p, Expr x) {
+  const bool even = std::ranges::all_of(p, [](const auto& term) { return term.first % 2 == 0; });
+  if (even) x = x * x;
+  int power = p.rbegin()->first;
+  Expr sum = static_cast<float>(p.rbegin()->second);
+  while ((power -= even ? 2 : 1) >= 0)
+    sum = fma(sum, x, static_cast<float>(p.contains(power) ? p.at(power) : 0));
+  return sum;
+}
+
+class Lowering {
+ public:
+  // Words may err by `error`, relative to their results. Only where `loads` says which of them are
+  // single the host may be asked for what a slope needs of those.
+  Lowering(const Graph& graph, std::span<const uint32_t> roots, double error,
+           const std::vector<Loaded>& loads)
+      : graph_(graph),
+        loads_(loads),
+        order_(order(graph, roots)),
+        image_(graph.size()),
+        uses_(graph.size(), 0),
+        sigmoid_(graph.size(), kNone),
+        negated_(graph.size(), kNone),
+        doubled_(graph.size(), kNone),
+        users_(graph.size()),
+        tolerant_(graph.size(), true),
+        alone_(graph.size(), false),
+        errs_(graph.size(), false),
+        terms_(graph.size()),
+        factors_(graph.size()) {
+    for (const uint32_t root : roots) ++uses_[root];
+    for (const uint32_t id : order_) {
+      const Node& n = graph[id];
+      for (int i = 0; i < n.arity(); ++i) ++uses_[n.in[i]];
+      for (int i = 0; i < n.arity(); ++i) users_[n.in[i]].push_back(id);
+      if (n.word == Word::sigmoid) sigmoid_[n.in[0]] = id;
+      if (n.word == Word::neg) negated_[n.in[0]] = id;
+      if (n.word == Word::add && n.in[0] == n.in[1]) doubled_[n.in[0]] = id;
+    }
+    for (const uint32_t root : roots) tolerant_[root] = false;
+    for (size_t i = order_.size(); i-- > 0;) tolerate(order_[i]);
+    for (const uint32_t id : order_) {
+      const Node& n = graph[id];
+      errs_[id] = n.word == Word::mul || n.word == Word::div
+                      ? errs_[n.in[0]] || errs_[n.in[1]]
+                      : info(n.word).kind == Kind::transcendental;
+      terms_[id] = terms(id);
+      factors_[id] = factors(id);
+    }
+    find_slopes(roots, error);
+    for (const uint32_t id : order_) image_[id] = lowered(id);
+    for (const uint32_t root : roots) out_.roots.push_back(out_.graph.id(image_[root]));
+  }
+  [[nodiscard]] const Lowered& result() const { return out_; }
+  // Single loads that have to be positive.
+  [[nodiscard]] const std::vector<uint32_t>& positive() const { return positive_; }
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr float kCertain = 20;  // its sigmoid is 1
+
+  Expr lowered(uint32_t id) {
+    const Node& n = graph_[id];
+    const auto in = [&](int i) { return i < n.arity() ? image_[n.in[i]] : Expr(); };
+    switch (n.word) {
+      case Word::constant:
+        return {n.value};
+      case Word::load:
+        return out_.graph.load(n.slot);
+      case Word::select:
+        if (const std::optional<Expr> outside = beyond(n)) return *outside;
+        return select({n.rel(), compared(n), in(1)}, in(2), in(3));
+      case Word::max:
+        if (const Node& least = graph_[n.in[0]]; clamped_too(n))
+          return min(max(image_[least.in[0]], in(1)), image_[least.in[1]]);
+        return max(in(0), in(1));
+      case Word::round:
+        return round(in(0), n.dtype());
+      case Word::sigmoid:
+        return sigmoid(id);
+      case Word::mul:
+        if (opposite(n.in[0]) == n.in[1] && n.in[0] != n.in[1]) {
+          const Sides s = sides(argument(n.in[0]));
+          return s.larger * s.smaller;
+        }
+        return in(0) * in(1);
+      case Word::add:
+        if (const auto slope = slopes_.find(id); slope != slopes_.end())
+          return slope_of(slope->second);
+        if (const std::optional<Expr> product = factored(id)) return *product;
+        return sum(in(0), in(1));
+      case Word::div:
+        if (in(1).is_constant() && divides(in(1).constant()))
+          return times_inverse(id, in(1).constant()) ? in(0) * (1 / in(1).constant())
+                                                     : quotient(in(0), in(1).constant());
+        return tolerant_[id] || errs_[id] ? rough_quotient(in(0), in(1)) : in(0) / in(1);
+      case Word::tanh:
+        if (const uint32_t twice = doubled_[n.in[0]];
+            twice != kNone && sigmoid_[twice] != kNone && opposite(sigmoid_[twice]) != kNone) {
+          const Expr large = fma(sides(in(0) + in(0)).smaller, -2.0F, 1.0F);
+          return Hardware::tanh_of(in(0), select(in(0) < 0.0F, -large, large));
+        }
+        return Hardware::tanh(in(0));
+      default:
+        return kWordTable<Hardware, Expr>[index(n.word)](in(0), in(1), in(2));
+    }
+  }
+
+  [[nodiscard]] bool constant(uint32_t id) const { return graph_[id].word == Word::constant; }
+
+  // What a select compares: min(x, a) < c is x < c for c <= a, and likewise for max.
+  [[nodiscard]] Expr compared(const Node& n) const {
+    const Node& left = graph_[n.in[0]];
+    const bool hides = (n.rel() == Rel::lt && left.word == Word::min) ||
+                       (n.rel() == Rel::gt && left.word == Word::max);
+    if (!hides || !constant(n.in[1]) || !constant(left.in[1])) return image_[n.in[0]];
+    const float c = graph_[n.in[1]].value, a = graph_[left.in[1]].value;
+    return (n.rel() == Rel::lt ? c <= a : c >= a) ? image_[left.in[0]] : image_[n.in[0]];
+  }
+
+  // What is 0 where min(x, a) < −a and where x > a is so where |x| > a.
+  [[nodiscard]] std::optional<Expr> beyond(const Node& below) const {
+    const Node &least = graph_[below.in[0]], &above = graph_[below.in[3]];
+    const auto zero = [&](const Node& n, Rel rel) {
+      return n.word == Word::select && n.rel() == rel && constant(n.in[2]) &&
+             graph_[n.in[2]].value == 0;
+    };
+    if (!zero(below, Rel::lt) || !zero(above, Rel::gt) || least.word != Word::min ||
+        above.in[0] != least.in[0] || above.in[1] != least.in[1] ||
+        graph_[below.in[1]].word != Word::neg || graph_[below.in[1]].in[0] != least.in[1])
+      return std::nullopt;
+    return select(abs(image_[above.in[0]]) > image_[above.in[1]], 0.0F, image_[above.in[3]]);
+  }
+
+  // Whether max(min(x, a), c) stands beside max(x, c), c < a: min(max(x, c), a) is the same.
+  [[nodiscard]] bool clamped_too(const Node& n) const {
+    const Node& least = graph_[n.in[0]];
+    if (least.word != Word::min || !constant(least.in[1]) || !constant(n.in[1]) ||
+        !(graph_[n.in[1]].value < graph_[least.in[1]].value))
+      return false;
+    return std::ranges::any_of(users_[least.in[0]], [&](uint32_t id) {
+      return graph_[id].word == Word::max && graph_[id].in[0] == least.in[0] &&
+             graph_[id].in[1] == n.in[1];
+    });
+  }
+
+  // Two values that one condition chooses, where that leaves no more sums than one.
+  static Expr sum(Expr a, Expr b) {
+    const auto zero = [](Expr e) { return e.is_constant() && e.constant() == 0; };
+    const auto branch = [&](int i) {
+      const Expr x = input(a, i), y = input(b, i);
+      return zero(y) ? x : zero(x) ? y : sum(x, y);
+    };
+    const auto has_zero = [&](int i) { return zero(input(a, i)) || zero(input(b, i)); };
+    const auto same = [&](int i) { return input(a, i).id() == input(b, i).id(); };
+    if (!is(a, Word::select) || !is(b, Word::select) || node(a).detail != node(b).detail ||
+        !same(0) || !same(1) || !(has_zero(2) || has_zero(3)))
+      return a + b;
+    return select({node(a).rel(), input(a, 0), input(a, 1)}, branch(2), branch(3));
+  }
+
+  // Whether a quotient by a constant may be a product with the rounded inverse, which is 2^-25 off
+  // at most: if on each way to a result there is a word that rounds nothing and yet may err by half
+  // a unit in the last place, of a product of the quotient or as a factor beside it. That is spent
+  // once: for the word's own value, or in each product that it is a factor of.
+  bool times_inverse(uint32_t id, double b) {
+    const auto inverse = static_cast<float>(1 / b);
+    if (!(std::fabs(inverse * b - 1) <= 0x1p-25)) return false;
+    return spends_factor(graph_[id].in[0]) || may_err(id);
+  }
+  [[nodiscard]] static bool rounds_nothing(Word w) {
+    return w == Word::min || w == Word::max || w == Word::neg || w == Word::abs ||
+           w == Word::select;
+  }
+  bool spends_factor(uint32_t product) {
+    const Node& n = graph_[product];
+    if (n.word != Word::mul || spent_products_.contains(product)) return false;
+    for (const uint32_t factor : {n.in[0], n.in[1]})
+      if (rounds_nothing(graph_[factor].word) && !spent_.contains(factor)) {
+        spent_factors_.insert(factor);
+        return spent_products_.insert(product).second;
+      }
+    return false;
+  }
+  bool may_err(uint32_t id) {
+    if (uses_[id] > static_cast<int>(users_[id].size())) return false;  // a result
+    return std::ranges::all_of(users_[id], [&](uint32_t user) {
+      const Node& n = graph_[user];
+      const bool compared = n.word == Word::select && (n.in[0] == id || n.in[1] == id);
+      if (rounds_nothing(n.word) && !compared)
+        return !spent_factors_.contains(user) && spent_.insert(user).second;
+      return n.word == Word::mul && (spends_factor(user) || may_err(user));
+    });
+  }
+
+  // sigmoid(−a) where `id` is sigmoid(a), or the other way round.
+  [[nodiscard]] uint32_t opposite(uint32_t id) const {
+    if (graph_[id].word != Word::sigmoid) return kNone;
+    const uint32_t a = graph_[id].in[0];
+    if (graph_[a].word == Word::neg) return sigmoid_[graph_[a].in[0]];
+    return negated_[a] == kNone ? kNone : sigmoid_[negated_[a]];
+  }
+  // The argument of a sigmoid without its sign.
+  [[nodiscard]] Expr argument(uint32_t id) const {
+    const uint32_t a = graph_[id].in[0];
+    return image_[graph_[a].word == Word::neg ? graph_[a].in[0] : a];
+  }
+
+  // sigmoid(|a|) and sigmoid(−|a|), with a number of a's sign.
+  struct Sides {
+    Expr larger, smaller, sign;
+  };
+  static Sides sides(Expr a) {
+    const Expr x = scaled(a, kLog2e / 2);
+    const Expr half = ex2(-abs(x));
+    const Expr e = half * half;  // may be subnormal
+    const Expr r = rcp(1.0F + e);
+    return {r, e * r, x};
+  }
+
+  Expr sigmoid(uint32_t id) {
+    const uint32_t a = graph_[id].in[0];
+    if (opposite(id) == kNone || alone_[id]) return Hardware::sigmoid(unclamped(id));
+    const Sides s = sides(argument(id));
+    return graph_[a].word == Word::neg ? select(s.sign < 0.0F, s.larger, s.smaller)
+                                       : select(s.sign < 0.0F, s.smaller, s.larger);
+  }
+
+  // Whether some units in the last place of `id` show in nothing but words that err by far more.
+  void tolerate(uint32_t id) {
+    const Node& n = graph_[id];
+    const bool linear = n.word == Word::neg || (n.word == Word::add && n.in[0] == n.in[1]);
+    const bool hides = n.word == Word::tanh || n.word == Word::sigmoid;
+    for (int i = 0; i < n.arity(); ++i)
+      if (!hides && !(linear && tolerant_[id])) tolerant_[n.in[static_cast<size_t>(i)]] = false;
+  }
+  // A node as a sum of products; each node of another kind is a factor.
+  using Powers = std::map<uint32_t, int>;
+  using Terms = std::map<Powers, double>;
+  static constexpr size_t kMostTerms = 4;
+  static constexpr int kMostPower = 64;
+
+  [[nodiscard]] Terms terms(uint32_t id) const {
+    const Node& n = graph_[id];
+    const Terms itself{{{{id, 1}}, 1.0}};
+    if (n.word == Word::constant) return {{{}, n.value}};
+    if (n.word != Word::add && n.word != Word::mul) return itself;
+    const Terms &a = terms_[n.in[0]], &b = terms_[n.in[1]];
+    Terms all;
+    if (n.word == Word::add) {
+      all = a;
+      for (const auto& [powers, factor] : b) all[powers] += factor;
+    } else {
+      for (const auto& [left, f] : a)
+        for (const auto& [right, g] : b) {
+          Powers product = left;
+          for (const auto& [factor, power] : right) product[factor] += power;
+          all[product] += f * g;
+        }
+    }
+    const auto long_product = [](const auto& term) {
+      return std::ranges::any_of(term.first, [](const auto& p) { return p.second > kMostPower; });
+    };
+    return all.size() > kMostTerms || std::ranges::any_of(all, long_product) ? itself : all;
+  }
+
+  // A sum as one product: that of the factors of all its terms, if it stands in the formula and a
+  // word in it errs, times a polynomial of one bounded value.
+  [[nodiscard]] std::optional<Expr> factored(uint32_t id) const {
+    const Terms& all = terms_[id];
+    if (all.size() < 2) return std::nullopt;
+    Powers common = all.begin()->first;
+    for (const auto& [powers, ignored] : all)
+      for (auto& [factor, power] : common)
+        power = std::min(power, powers.contains(factor) ? powers.at(factor) : 0);
+    std::erase_if(common, [](const auto& p) { return p.second == 0; });
+    uint32_t of = kNone;
+    Polynomial factors;
+    for (const auto& [powers, factor] : all) {
+      int power = 0;
+      for (const auto& [atom, p] : powers) {
+        const int rest = p - (common.contains(atom) ? common.at(atom) : 0);
+        if (rest == 0) continue;
+        if (of != kNone && of != atom) return std::nullopt;
+        of = atom;
+        power = rest;
+      }
+      factors[power] = factor;
+    }
+    const Terms product{{common, 1.0}};
+    const auto stands = [&](uint32_t i) { return i < id && terms_[i] == product; };
+    const auto place = std::ranges::find_if(order_, stands);
+    if (of == kNone || place == order_.end() || !errs_[*place] ||
+        !range(image_[of]).within(-0x1p20F, 0x1p20F))
+      return std::nullopt;
+    return image_[*place] * evaluated(factors, image_[of]);
+  }
+
+  // m·s + m·s·σ(−a)·k(u), the latter only while v <= c: the derivative of m·v·s, s = σ(a(u)),
+  // u = min(v, c).
+  struct Slope {
+    uint32_t first, s, u;  // m·s, s, u
+    Polynomial rest = {};  // k(u)/u
+    uint32_t w = kNone;    // the factor of u that has a lower bound, where k(u) is u
+  };
+
+  // Beside the first summand 1 − s is as good as σ(−a) if k is small, and with u for v it may stay
+  // where v > c, if s is 1 there.
+  [[nodiscard]] std::optional<Slope> slope(uint32_t id, int i, double error) const {
+    const Node& n = graph_[id];
+    if (n.word != Word::add) return std::nullopt;
+    const uint32_t first = n.in[static_cast<size_t>(i)];
+    const Node& guarded = graph_[n.in[static_cast<size_t>(1 - i)]];
+    if (guarded.word != Word::select || guarded.rel() != Rel::gt || !constant(guarded.in[1]) ||
+        !constant(guarded.in[2]) || graph_[guarded.in[2]].value != 0 || terms_[first].size() != 1)
+      return std::nullopt;
+    const uint32_t v = guarded.in[0];
+    const auto is_u = [&](uint32_t u) {
+      const Node& m = graph_[u];
+      return m.word == Word::min && m.in[0] == v && m.in[1] == guarded.in[1];
+    };
+    const auto u = std::ranges::find_if(order_, is_u);
+    if (u == order_.end() || graph_[v].word != Word::max || !constant(graph_[v].in[1]))
+      return std::nullopt;
+    const auto& [known, factor] = *terms_[first].begin();
+    Slope out{.first = first, .s = kNone, .u = *u};
+    for (const auto& [all, f] : terms_[guarded.in[3]]) {
+      Powers powers = all;
+      for (const auto& [atom, power] : known) powers[atom] -= power;
+      int power = -1;
+      for (const auto& [atom, p] : powers) {
+        if (atom == v || atom == *u) {
+          power += p;
+        } else if (const uint32_t s = opposite(atom);
+                   p == 1 && s != kNone && known.contains(s) && (out.s == kNone || out.s == s)) {
+          out.s = s;
+        } else if (p != 0) {
+          return std::nullopt;
+        }
+      }
+      if (power < 0 || out.s == kNone || !powers.contains(opposite(out.s))) return std::nullopt;
+      out.rest[power] += f / factor;
+    }
+    const double low = graph_[graph_[v].in[1]].value, high = graph_[guarded.in[1]].value;
+    double most = 0, last = 0;
+    for (const auto& [power, f] : out.rest) {
+      most += std::fabs(f) * std::pow(std::max(std::fabs(low), std::fabs(high)), power + 1);
+      last += f * std::pow(high, power + 1);
+    }
+    constexpr double kOff = 0x1p-22;  // of 1 − s by the processor's words
+    const std::optional<double> end = value_at(graph_[out.s].in[0], *u, high);
+    if (most * kOff > 0.75 * error || !(last > 0) || !end || *end < kCertain) return std::nullopt;
+    return out;
+  }
+  // The factors of a product, where sums are factors, and long products too.
+  [[nodiscard]] Powers factors(uint32_t id) const {
+    const Node& n = graph_[id];
+    Powers all;
+    if (n.word == Word::mul)
+      for (const uint32_t in : {n.in[0], n.in[1]})
+        for (const auto& [factor, power] : factors_[in]) all[factor] += power;
+    int count = 0;
+    for (const auto& [factor, power] : all) count += power;
+    constexpr int kMostFactors = 8;
+    return n.word == Word::mul && count <= kMostFactors ? all : Powers{{id, 1}};
+  }
+  // The factor w = max(·, c), alone or beside a positive number, or max(·, c/p) beside p, which the
+  // host finds positive: the product has a lower bound, and is finite where its sigmoid is 0.
+  [[nodiscard]] uint32_t bounded_factor(const Powers& all) const {
+    const auto moderate = [](float f) { return std::fabs(f) < 0x1p60F; };
+    for (const auto& [w, power] : all) {
+      const Node& most = graph_[w];
+      if (most.word != Word::max || power != 1 || all.size() > 2) continue;
+      const uint32_t p = all.begin()->first == w ? all.rbegin()->first : all.begin()->first;
+      const Node &low = graph_[most.in[1]], &beside = graph_[p];
+      if (p != w && all.at(p) != 1) continue;
+      if (low.word == Word::constant && moderate(low.value) &&
+          (p == w || (constant(p) && beside.value > 0 && moderate(beside.value))))
+        return w;
+      if (low.word == Word::div && constant(low.in[0]) && moderate(graph_[low.in[0]].value) &&
+          low.in[1] == p && single(p))
+        return w;
+    }
+    return kNone;
+  }
+  [[nodiscard]] bool single(uint32_t id) const {
+    const Node& n = graph_[id];
+    return n.word == Word::load && n.slot < loads_.size() && loads_[n.slot] == Loaded::single;
+  }
+  // m·s + m·s·σ(−a)·a, s = σ(a): the derivative of w·s where a is a multiple of w.
+  [[nodiscard]] std::optional<Slope> own_slope(uint32_t id, int i) const {
+    const Node& n = graph_[id];
+    if (n.word != Word::add) return std::nullopt;
+    const uint32_t first = n.in[static_cast<size_t>(i)];
+    const Powers& known = factors_[first];
+    Powers more = factors_[n.in[static_cast<size_t>(1 - i)]];
+    for (const auto& [factor, power] : known) more[factor] -= power;
+    std::erase_if(more, [](const auto& p) { return p.second == 0; });
+    for (const auto& [s, power] : known) {
+      const uint32_t other = opposite(s);
+      if (other == kNone) continue;
+      Powers expected = factors_[graph_[s].in[0]];
+      const uint32_t w = bounded_factor(expected);
+      ++expected[other];
+      if (more != expected || w == kNone) continue;
+      return Slope{.first = first, .s = s, .u = graph_[s].in[0], .w = w};
+    }
+    return std::nullopt;
+  }
+  // All of them, if σ(−a) stands nowhere else.
+  void find_slopes(std::span<const uint32_t> roots, double error) {
+    for (const uint32_t id : order_)
+      for (const int i : {0, 1}) {
+        if (const std::optional<Slope> s = slope(id, i, error)) slopes_.emplace(id, *s);
+        if (const std::optional<Slope> s = own_slope(id, i)) slopes_.emplace(id, *s);
+      }
+    std::vector<bool> seen(graph_.size(), false);
+    for (const uint32_t root : roots) seen[root] = true;
+    for (size_t k = order_.size(); k-- > 0;) {
+      const uint32_t id = order_[k];
+      if (!seen[id]) continue;
+      if (const auto found = slopes_.find(id); found != slopes_.end()) {
+        const Slope& s = found->second;
+        seen[s.first] = seen[s.u] = true;
+      } else {
+        for (int i = 0; i < graph_[id].arity(); ++i) seen[graph_[id].in[i]] = true;
+      }
+    }
+    if (std::ranges::any_of(slopes_, [&](const auto& s) { return seen[opposite(s.second.s)]; }))
+      slopes_.clear();
+    for (const auto& [id, s] : slopes_) {
+      alone_[s.s] = true;
+      for (const auto& [factor, power] : factors_[s.u])
+        if (s.w != kNone && single(factor)) positive_.push_back(graph_[factor].slot);
+    }
+  }
+  // A product without one of its factors, in its own order, which overflows where the formula does.
+  [[nodiscard]] std::optional<Expr> without(uint32_t id, uint32_t factor) const {
+    if (id == factor) return Expr(1.0F);
+    const Node& n = graph_[id];
+    if (n.word != Word::mul) return std::nullopt;
+    if (const auto m = without(n.in[0], factor)) return *m * image_[n.in[1]];
+    if (const auto m = without(n.in[1], factor)) return image_[n.in[0]] * *m;
+    return std::nullopt;
+  }
+  // m·(s·(1 + k(u)·(1 − s))), where kLess and the largest power's factor cost nothing. Where k(u)
+  // is u > 0 and large, s is 1, since 1/2^n has no error.
+  [[nodiscard]] Expr slope_of(const Slope& s) const {
+    const Expr u = image_[s.u], m = *without(s.first, s.s);
+    if (s.w != kNone) {
+      const Expr sigmoid = Hardware::sigmoid(unclamped(s.s)), w = image_[s.w];
+      Expr k = fma(-w, sigmoid, w);
+      for (const auto& [factor, power] : factors_[s.u])
+        if (factor != s.w) k = k * image_[factor];
+      return m * fma(k, sigmoid, sigmoid);
+    }
+    const float less = Hardware::kLess, last = static_cast<float>(s.rest.rbegin()->second);
+    Polynomial rest = s.rest;
+    for (auto& [power, factor] : rest) factor /= s.rest.rbegin()->second;
+    const Expr part = Hardware::sigmoid_over_less(unclamped(s.s));
+    const Expr other = fma(part, -less * less * last, less * last);
+    return m * (part * fma(u * evaluated(rest, u), other, less));
+  }
+
+  // A node made of `of` and constants, where `of` has a value.
+  [[nodiscard]] std::optional<double> value_at(uint32_t id, uint32_t of, double value) const {
+    std::map<uint32_t, double> values{{of, value}};
+    for (const uint32_t i : order_) {
+      const Node& n = graph_[i];
+      const auto known = [&](int k) { return values.contains(n.in[k]); };
+      if (n.word == Word::constant)
+        values[i] = n.value;
+      else if ((n.word == Word::add || n.word == Word::mul) && known(0) && known(1) && i != of)
+        values[i] = n.word == Word::add ? values[n.in[0]] + values[n.in[1]]
+                                        : values[n.in[0]] * values[n.in[1]];
+      if (i == id) break;
+    }
+    const auto found = values.find(id);
+    return found == values.end() ? std::nullopt : std::optional(found->second);
+  }
+
+  // The argument of a sigmoid without a clamp u = min(v, c) that shows in nothing else: sums and
+  // products of u and positive constants, which at u = c make the sigmoid 1 already.
+  Expr unclamped(uint32_t id) const {
+    const uint32_t top = graph_[id].in[0];
+    std::map<uint32_t, int> uses{{top, 1}};  // within; inputs have lower numbers than their node
+    uint32_t clamp = kNone;
+    for (auto it = uses.rbegin(); it != uses.rend(); ++it) {
+      const Node& n = graph_[it->first];
+      const bool first = clamp == kNone && n.word == Word::min;
+      if (n.word == Word::constant && n.value > 0) continue;
+      if (first && graph_[n.in[1]].word == Word::constant && graph_[n.in[1]].value > 0)
+        clamp = it->first;
+      else if (n.word == Word::add || n.word == Word::mul)
+        for (const int i : {0, 1}) ++uses[n.in[i]];
+      else
+        return image_[top];
+    }
+    if (clamp == kNone) return image_[top];
+    const std::optional<double> end = value_at(top, clamp, graph_[graph_[clamp].in[1]].value);
+    if (!end || *end < kCertain) return image_[top];
+    std::map<uint32_t, Expr> without;
+    for (const auto& [i, count] : uses) {
+      const Node& n = graph_[i];
+      if (n.word != Word::constant && count != uses_[i]) return image_[top];
+      const Expr &a = without[n.in[0]], &b = without[n.in[1]];
+      if (n.word == Word::constant)
+        without[i] = n.value;
+      else if (i == clamp)
+        without[i] = image_[n.in[0]];
+      else
+        without[i] = n.word == Word::add ? a + b : a * b;
+    }
+    return without[top];
+  }
+
+  const Graph& graph_;
+  const std::vector<Loaded>& loads_;
+  std::vector<uint32_t> order_;
+  std::vector<Expr> image_;
+  std::vector<int> uses_;
+  std::vector<uint32_t> sigmoid_, negated_, doubled_;  // by their arguments
+  std::vector<std::vector<uint32_t>> users_;
+  std::set<uint32_t> spent_, spent_factors_, spent_products_;  // errors that inverses have
+  std::vector<bool> tolerant_, alone_, errs_;
+  std::vector<Terms> terms_;
+  std::vector<Powers> factors_;
+  std::vector<uint32_t> positive_;
+  std::map<uint32_t, Slope> slopes_;
+  Lowered out_;
+};
+
+}  // namespace
+
+Approximated approximated(const Graph& graph, std::span<const uint32_t> roots, double error,
+                          const std::vector<Loaded>& loads) {
+  const Lowering lowering(graph, roots, error, loads);
+  return {lowering.result(), lowering.positive()};
+}
+
+}  // namespace tenon::cuda
