@@ -427,6 +427,30 @@ TEST_F(Emulated, BlocksGiveTheBitsOfHalvesThatShareABlock) {
   EXPECT_EQ(blocks, 45U);
 }
 
+// Sums over many tiles, in narrow strips; and in strips of a line, one of which has columns of both
+// halves and another columns that are not there.
+TEST_F(Emulated, SumsGiveTheBitsOfStrips) {
+  most = 200;
+  set_observer([this](const Step& s, const RunArgs& a, const Options&,
+                      const std::function<void()>& go) { note(s, a, go); });
+  for (const Shape shape : {Shape{4500, 24}, Shape{150, 2056}})
+    for (const char* act : {"gelu", "swiglu"}) {
+      const BlockCase c{.mode = Scaling::mxfp8,
+                        .act = act,
+                        .backward = true,
+                        .sides = 1,
+                        .rows = shape.rows,
+                        .cols = shape.cols,
+                        .dbias = true,
+                        .turn = 1};
+      where = c.text();
+      c.run();
+    }
+  set_observer({});
+  check();
+  EXPECT_EQ(blocks, 4U);
+}
+
 // Norms on whole vectors: short and long rows, one vector a thread or several.
 TEST_F(Emulated, RowsGiveTheBitsOfNorms) {
   struct Case {

@@ -176,7 +176,7 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
           ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
           "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
           ", kParts = ", parts.all.size(), ", kEncoded = ", parts.encoded,
-          ", kSums = ", sums.size(), ", kShift = ", parts.shift,
+          ", kSums = ", sums.size(), ", kStrip = ", partial_strip(step), ", kShift = ", parts.shift,
           ";\n  static constexpr bool kLight = ", flag(light), ", kRowwise = ", flag(e.rowwise),
           ", kColumnwise = ", flag(e.columnwise), ", kWholeRows = ", flag(whole_rows),
           ", kWholeColumns = ", flag(step.cols % tile.cols == 0 && parts.shift == 0), ";\n",

@@ -28,11 +28,11 @@ std::vector<Loaded> loaded(const Step& step) {
   return all;
 }
 
-// Of a block that adds partial sums: a line of memory, or less where there would be few blocks.
-int64_t partial_columns(const Step& step) {
-  const auto sums = static_cast<int64_t>(stores_to(step, Store::To::column_sum).size());
-  constexpr int64_t kFew = 128;
-  return sums * step.cols < 32 * kFew ? 8 : 32;
+constexpr int64_t kLine = 32;  // of memory, floats
+
+// Columns of all partial sums.
+int64_t partial_width(const Step& step) {
+  return static_cast<int64_t>(stores_to(step, Store::To::column_sum).size()) * step.cols;
 }
 }  // namespace
 
@@ -132,31 +132,27 @@ int64_t held_bytes(const Step& step) {
   return bytes;
 }
 
+int64_t partial_strip(const Step& step) {
+  constexpr int64_t kFew = 128;
+  return partial_width(step) < kLine * kFew ? 8 : kLine;
+}
+
 size_t partial_bytes(const Step& step, int64_t rows, int64_t tile_rows) {
-  const size_t sums = stores_to(step, Store::To::column_sum).size();
-  return sums * static_cast<size_t>(cdiv(rows, tile_rows) * step.cols) * sizeof(float);
+  const int64_t strip_lines = cdiv(cdiv(rows, tile_rows), kLine / partial_strip(step));
+  return static_cast<size_t>(partial_blocks(step) * strip_lines * kLine) * sizeof(float);
 }
 
 std::string partial_lines(const Step& step, int64_t tile_rows) {
+  const int64_t strip = partial_strip(step);
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
-  const int64_t columns = partial_columns(step);
-  std::string text =
-      str("const TenonU32 strips = static_cast<TenonU32>((a.cols + ", columns - 1, ") / ", columns,
-          ");\nconst TenonU32 k = blockIdx.x / strips;\nint at = Body::kLoads + ", sums[0], ";\n");
-  for (size_t i = 1; i < sums.size(); ++i)
-    text += str("if (k == ", i, ") at = Body::kLoads + ", sums[i], ";\n");
-  // One text for sums of one type, as they mostly are.
-  std::vector<DType> types;
-  for (const size_t s : sums)
-    if (std::ranges::find(types, step.stores[s].dtype) == types.end())
-      types.push_back(step.stores[s].dtype);
-  for (const DType d : types) {
-    std::string which;
-    for (size_t i = 0; i < sums.size(); ++i)
-      if (step.stores[sums[i]].dtype == d) which += str(which.empty() ? "" : " || ", "k == ", i);
-    if (types.size() > 1) text += str("if (", which, ")\n  ");
-    text += str("tenon_sum_partials<", tile_rows, ", ", sums.size(), ", ", columns, ", ", format(d),
-                ">(a, a.at[at], k, blockIdx.x % strips);\n");
+  std::string text = str("const float sum = tenon_sum_partials<", tile_rows, ", ", sums.size(),
+                         ", ", strip, ">(a);\nif (threadIdx.x >= ", strip,
+                         ") return;\nconst TenonU32 cols = static_cast<TenonU32>(a.cols);\n",
+                         "const TenonU32 column = blockIdx.x * ", strip, " + threadIdx.x;\n");
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const std::string to = str("a.at[Body::kLoads + ", sums[i], "]");
+    text += str("if (column / cols == ", i, ")\n  tenon_store<", format(step.stores[sums[i]].dtype),
+                ">(", to, ", tenon_mapped(", to, ", column - ", i, " * cols), sum);\n");
   }
   return text;
 }
@@ -165,15 +161,12 @@ unsigned partial_threads(const Step& step, int64_t rows, int64_t tile_rows) {
   constexpr int64_t kMany = 132 * 512;  // threads of a call, so that doubled they run at once
   unsigned threads = 256;
   while (threads < 1024 && partial_blocks(step) * threads < kMany &&
-         threads / partial_columns(step) * 16 < cdiv(rows, tile_rows))
+         threads / partial_strip(step) * 16 < cdiv(rows, tile_rows))
     threads *= 2;
   return threads;
 }
 
-int64_t partial_blocks(const Step& step) {
-  return static_cast<int64_t>(stores_to(step, Store::To::column_sum).size()) *
-         cdiv(step.cols, partial_columns(step));
-}
+int64_t partial_blocks(const Step& step) { return cdiv(partial_width(step), partial_strip(step)); }
 
 TileBody tile_body(const Step& step) {
   TileBody t;

@@ -222,6 +222,7 @@ __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* tu
   }
 }
 
+constexpr int kTenonLine = 32;  // of the cache, floats
 // A number that the next kernel reads: it stays in the cache, whatever passes by, until a thread
 // lets go of its line, which need not go to memory if nobody reads it again.
 __device__ inline void tenon_put_kept(float* to, float v) {
@@ -235,16 +236,26 @@ __device__ inline void tenon_put_kept(float* to, float v) {
   *to = v;
 #endif
 }
-__device__ inline void tenon_let_go(const float* at, bool whole_line) {
+__device__ inline void tenon_let_go(const float* line) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  constexpr TenonU64 kLine = 128;
-  const TenonU64 address = reinterpret_cast<TenonU64>(at);
-  if (whole_line && address % kLine == 0)
+  constexpr TenonU64 kBytes = kTenonLine * sizeof(float);
+  const TenonU64 address = reinterpret_cast<TenonU64>(line);
+  if (address % kBytes == 0)
     asm volatile("discard.global.L2 [%0], 128;" ::"l"(address) : "memory");
   else
-    asm volatile("applypriority.global.L2::evict_normal [%0], 128;" ::"l"(address / kLine * kLine)
+    asm volatile("applypriority.global.L2::evict_normal [%0], 128;" ::"l"(address / kBytes * kBytes)
                  : "memory");
 #endif
+}
+
+// Partial rows lie in strips of so many columns, each in lines of its own, so that the block which
+// adds a strip is alone with them.
+template <int tile_rows, int strip, class Arguments>
+__device__ inline float* tenon_partial(const Arguments& a, TenonU32 row, TenonU32 column) {
+  constexpr TenonU32 kLineRows = kTenonLine / strip;
+  const TenonU32 rows = static_cast<TenonU32>((a.rows + tile_rows - 1) / tile_rows);
+  const TenonU32 taken = (rows + kLineRows - 1) / kLineRows * kTenonLine;  // by a strip
+  return a.partial + tenon_wide(column / strip, taken, row * strip + column % strip);
 }
 
 // Sums of a warp to its row of shared memory, where half warps that have the same columns exchange
@@ -277,9 +288,7 @@ __device__ inline void tenon_end_sum(const Arguments& a, const float (*partial)[
   for (int i = 0; i < warps; ++i) v[i] = partial[i][tenon_plane_word<columns>(own)];
   for (int n = warps / 2; n > 0; n /= 2)
     for (int i = 0; i < n; ++i) v[i] = v[2 * i] + v[2 * i + 1];
-  tenon_put_kept(a.partial + tenon_wide(row0 / tile_rows,
-                                        Body::kSums * static_cast<TenonU32>(a.cols), column0 + own),
-                 v[0]);
+  tenon_put_kept(tenon_partial<tile_rows, Body::kStrip>(a, row0 / tile_rows, column0 + own), v[0]);
 }
 
 __device__ inline void tenon_warp_has_read() {
@@ -287,37 +296,33 @@ __device__ inline void tenon_warp_has_read() {
   __syncwarp();
 #endif
 }
-// The tree over the partial rows of sum k of so many: so many threads have neighbouring columns, an
-// aligned part of the rows, 16 rows at a time. What is not there is -0, which adds nothing.
-template <int tile_rows, int sums, int columns, class Format, class Arguments>
-__device__ inline void tenon_sum_partials(const Arguments& a, const TenonAccess& to, TenonU32 k,
-                                          TenonU32 strip) {
-  __shared__ float done[32][columns];  // of warps
+// The tree over the partial rows of the block's strip: as many threads as it has columns have an
+// aligned part of the rows, 16 rows at a time. What is not there is -0, which adds nothing. The
+// first threads get the sums of the strip's columns, the others 0.
+template <int tile_rows, int sums, int strip, class Arguments>
+__device__ inline float tenon_sum_partials(const Arguments& a) {
+  __shared__ float done[32][strip];  // of warps
   constexpr int kLevels = 20;
   const TenonU32 rows = static_cast<TenonU32>((a.rows + tile_rows - 1) / tile_rows);
-  const TenonU32 cols = static_cast<TenonU32>(a.cols);
-  const TenonU32 column = strip * columns + threadIdx.x % columns;
-  const float* const from = a.partial + k * cols + column;
+  const int own = threadIdx.x % strip;
+  const bool there = blockIdx.x * strip + own < sums * static_cast<TenonU32>(a.cols);
   TenonU32 part = 16;
-  while (blockDim.x / columns * part < rows) part *= 2;
-  const TenonU32 first = threadIdx.x / columns * part;
+  while (blockDim.x / strip * part < rows) part *= 2;
+  const TenonU32 first = threadIdx.x / strip * part;
   float held[kLevels];  // of 16·2^i rows
   float sum = -0.0f;
 #pragma unroll 1
   for (TenonU32 n = 0; n < part / 16; ++n) {
+    const TenonU32 row = first + 16 * n;
+    float* const from = tenon_partial<tile_rows, strip>(a, row, blockIdx.x * strip);
     float v[16];
-    for (int i = 0; i < 16; ++i) {
-      const TenonU32 row = first + 16 * n + i;
-      v[i] = row < rows && column < cols ? from[tenon_wide(row, sums * cols)] : -0.0f;
-    }
+    for (int i = 0; i < 16; ++i) v[i] = there && row + i < rows ? from[i * strip + own] : -0.0f;
     for (int m = 8; m > 0; m /= 2)
       for (int i = 0; i < m; ++i) v[i] = v[2 * i] + v[2 * i + 1];
     sum = v[0];
     tenon_warp_has_read();
-    for (int i = threadIdx.x % columns; i < 16; i += columns)
-      if (const TenonU32 row = first + 16 * n + i; row < rows)
-        tenon_let_go(a.partial + k * cols + strip * columns + tenon_wide(row, sums * cols),
-                     columns == 32 && strip * columns + columns <= cols);
+    for (int i = own; i < 16 / (kTenonLine / strip); i += strip)
+      if (row + i * (kTenonLine / strip) < rows) tenon_let_go(from + i * kTenonLine);
     bool joins = true;
     for (int level = 0; level < kLevels; ++level) {
       const bool odd = (n >> level) % 2 != 0;
@@ -326,15 +331,15 @@ __device__ inline void tenon_sum_partials(const Arguments& a, const TenonAccess&
       if (joins) sum = held[level] + sum;
     }
   }
-  for (int step = columns; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  if (threadIdx.x % 32 < columns) done[threadIdx.x / 32][threadIdx.x % columns] = sum;
+  for (int step = strip; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (threadIdx.x % 32 < strip) done[threadIdx.x / 32][own] = sum;
   __syncthreads();
-  if (threadIdx.x >= columns || column >= cols) return;
+  if (threadIdx.x >= strip) return 0;
   float v[32];
-  for (int i = 0; i < 32; ++i) v[i] = i < blockDim.x / 32 ? done[i][threadIdx.x] : -0.0f;
+  for (int i = 0; i < 32; ++i) v[i] = i < blockDim.x / 32 ? done[i][own] : -0.0f;
   for (int m = 16; m > 0; m /= 2)
     for (int i = 0; i < m; ++i) v[i] = v[2 * i] + v[2 * i + 1];
-  tenon_store<Format>(to, tenon_mapped(to, column), v[0]);
+  return v[0];
 }
 
 // How many of its four rows a thread loads ahead, as registers allow: `held` is whether others need
