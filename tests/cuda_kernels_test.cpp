@@ -208,7 +208,8 @@ class Emulated : public testing::Test {
     const std::unique_ptr<Copy> copy = copy_of(c);
     copy->args.workspace = workspace.data() + (64 - address % 64) % 64;
     for (const cuda::Launch& l : program.launches(copy->args))
-      emulator.run(number, l.entry, l.blocks, l.down, l.threads, l.arguments.data());
+      emulator.run(number, program.entries()[l.entry], l.blocks, l.down, l.threads,
+                   l.arguments.data());
     for (const size_t o : written(*c.step)) compare(copy->out[o], c.wrote[o], c, o);
   }
 

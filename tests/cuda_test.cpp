@@ -354,7 +354,8 @@ TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
       run_on_gpu(*calls[i]);
     else
       for (const cuda::Launch& l : programs[i]->launches(calls[i]->args()))
-        emulator.run(i, l.entry, l.blocks, l.down, l.threads, l.arguments.data());
+        emulator.run(i, programs[i]->entries()[l.entry], l.blocks, l.down, l.threads,
+                     l.arguments.data());
     const auto wrong = verify(*calls[i]->step, calls[i]->args());
     EXPECT_FALSE(wrong.has_value()) << calls[i]->where << ": " << *wrong;
     expect_infinities(*calls[i]);
@@ -411,7 +412,7 @@ TEST(Cuda, AWalkSeesEveryVector) {
       ASSERT_TRUE(program.fits(args));
       for (const cuda::Launch& l : program.launches(args)) {
         ASSERT_GT(l.per_multiprocessor, 0U);
-        emulator.run(0, l.entry, 1, 1, l.threads, l.arguments.data());
+        emulator.run(0, program.entries()[l.entry], 1, 1, l.threads, l.arguments.data());
       }
       EXPECT_EQ(amax, 3) << "element " << i << ", stride " << stride;
       most = static_cast<uint16_t>(encode_ref(DType::bf16, -1));
@@ -427,7 +428,7 @@ TEST(Tiles, MayBeMoreThanOneLaunchHas) {
   head.rows = head.whole = kTiles * kRows;
   head.last = (kTiles - 1) * kRows;
   const std::vector<cuda::Launch> all =
-      cuda::launches_of_tiles("entry", 3, kTiles + kBehind, kRows, 128, head, {}, {});
+      cuda::launches_of_tiles(0, 3, kTiles + kBehind, kRows, 128, head, {}, {});
   ASSERT_EQ(all.size(), 2U);
   int64_t above = kTiles;  // tiles that no launch has
   for (const cuda::Launch& l : all) {

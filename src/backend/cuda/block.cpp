@@ -231,8 +231,8 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   const std::array<Place, kEncoderPlaces> places = encoder_places(e, args);
   const TileHead head = tile_head(step_, args, tile.rows);
   std::vector<Launch> list;
-  const auto launch = [&](const std::string& entry, int64_t blocks, unsigned threads) {
-    list.push_back(launch_of(entry, blocks, threads, head, at, places));
+  const auto launch = [&](const char* entry, int64_t blocks, unsigned threads) {
+    list.push_back(launch_of(number(entry), blocks, threads, head, at, places));
   };
   if (entries_.back() == kClear) launch(kClear, 1, 1);
   int64_t ends = 0;
@@ -244,8 +244,8 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   }
   const int64_t across = cdiv(step_.cols, tile.cols);
   const int64_t down = cdiv(args.rows, tile.rows) + cdiv(ends, across);
-  for (Launch& l :
-       launches_of_tiles(kEntry, across, down, tile.rows, tile.threads(), head, at, places)) {
+  for (Launch& l : launches_of_tiles(number(kEntry), across, down, tile.rows, tile.threads(), head,
+                                     at, places)) {
     l.shared = l.least_shared = parked_;
     list.push_back(std::move(l));
   }

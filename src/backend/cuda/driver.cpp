@@ -197,24 +197,25 @@ DeviceInfo device_info(int ordinal) {
 
 CurrentContext::CurrentContext() {
   const Driver& d = driver();
-  check(d.context_get_current(&context_), "asking for the current context");
-  if (context_ != nullptr) return;
-  context_ = primary_context();
-  check(d.context_push_current(context_), "making device 0's context current");
-  pushed_ = true;
+  // Null asks for the current one's: mostly there is one, and every launch asks.
+  if (d.context_get_id != nullptr && d.context_get_id(nullptr, &id_) == 0) return;
+  Context context = nullptr;
+  check(d.context_get_current(&context), "asking for the current context");
+  if (context == nullptr) {
+    context = primary_context();
+    check(d.context_push_current(context), "making device 0's context current");
+    pushed_ = true;
+  }
+  id_ = reinterpret_cast<uintptr_t>(context);
+  if (d.context_get_id == nullptr) return;
+  const int result = d.context_get_id(context, &id_);
+  if (result != 0 && pushed_) d.context_pop_current(&context);
+  check(result, "asking for the context's id");
 }
 
 CurrentContext::~CurrentContext() {
   Context popped = nullptr;
   if (pushed_) loaded().driver.context_pop_current(&popped);
-}
-
-uint64_t CurrentContext::id() const {
-  uint64_t id = reinterpret_cast<uintptr_t>(context_);
-  const Driver& d = driver();
-  if (d.context_get_id != nullptr)
-    check(d.context_get_id(context_, &id), "asking for the context's id");
-  return id;
 }
 
 int CurrentContext::device() const {

@@ -132,11 +132,11 @@ class CurrentContext {
   CurrentContext& operator=(const CurrentContext&) = delete;
 
   // Differs between contexts, even if one is made where another one was destroyed.
-  [[nodiscard]] uint64_t id() const;
+  [[nodiscard]] uint64_t id() const { return id_; }
   [[nodiscard]] int device() const;
 
  private:
-  Context context_ = nullptr;
+  uint64_t id_ = 0;
   bool pushed_ = false;
 };
 

@@ -111,9 +111,9 @@ TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_rows) {
           tiles(args.rows)};
 }
 
-std::vector<Launch> launches_of_tiles(const std::string& entry, int64_t across, int64_t down,
-                                      int64_t tile_rows, unsigned threads, TileHead head,
-                                      std::span<const Access> at, std::span<const Place> places) {
+std::vector<Launch> launches_of_tiles(size_t entry, int64_t across, int64_t down, int64_t tile_rows,
+                                      unsigned threads, TileHead head, std::span<const Access> at,
+                                      std::span<const Place> places) {
   constexpr int64_t kMostDown = 65535;
   const int64_t each = cdiv(down, cdiv(down, kMostDown));  // so that none is small
   std::vector<Launch> list;

@@ -27,10 +27,10 @@ TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_rows);
 
 // A launch whose argument is the head, the accesses and the places, one behind the other.
 template <class Head>
-Launch launch_of(std::string entry, int64_t blocks, unsigned threads, const Head& head,
+Launch launch_of(size_t entry, int64_t blocks, unsigned threads, const Head& head,
                  std::span<const Access> at, std::span<const Place> places) {
   Launch l;
-  l.entry = std::move(entry);
+  l.entry = entry;
   l.blocks = static_cast<unsigned>(blocks);
   l.threads = threads;
   l.arguments.append(std::as_bytes(std::span(&head, 1)));
@@ -43,9 +43,9 @@ Launch launch_of(std::string entry, int64_t blocks, unsigned threads, const Head
 size_t argument_bytes(const Step& step, size_t head);
 
 // Rows of so many tiles; `down` of them may be more than the blocks of one launch.
-std::vector<Launch> launches_of_tiles(const std::string& entry, int64_t across, int64_t down,
-                                      int64_t tile_rows, unsigned threads, TileHead head,
-                                      std::span<const Access> at, std::span<const Place> places);
+std::vector<Launch> launches_of_tiles(size_t entry, int64_t across, int64_t down, int64_t tile_rows,
+                                      unsigned threads, TileHead head, std::span<const Access> at,
+                                      std::span<const Place> places);
 
 // The element of a tile or row, counted from the data of accesses_of().
 std::string element_eight(std::string_view kind, const ColumnMap& columns, const std::string& at);

@@ -135,13 +135,13 @@ class PlainProgram::Writer {
   // A kernel of its own name; the text calls tenon_<what><template arguments>.
   void kernel(const std::string& what, const std::string& with, int64_t work, unsigned threads,
               const Memory& m = {}) {
-    const std::string entry = str("tenon_plain_", entries.size());
-    entries.push_back(entry);
+    const size_t number = entries.size();
+    entries.push_back(str("tenon_plain_", number));
     if (writes_)
-      text += str("extern \"C\" __global__ void ", entry,
+      text += str("extern \"C\" __global__ void ", entries.back(),
                   "(const __grid_constant__ Arguments a) {\n  tenon_", what, with, "(a);\n}\n");
     if (!args_ || work <= 0) return;
-    Launch l{.entry = entry, .threads = threads, .arguments = {}};
+    Launch l{.entry = number, .threads = threads, .arguments = {}};
     const int64_t wanted = threads == kWarp ? work : cdiv(work, threads);
     l.blocks = static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, kMostBlocks));
     const PlainHead head{rows_, step_.cols, inner_, args_->random, m.from, m.to, m.count};

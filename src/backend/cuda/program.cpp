@@ -59,9 +59,7 @@ class ProgramKernel final : public Kernel {
       args.workspace = own->data();
     }
     for (Launch& l : program_->launches(args)) {
-      const std::vector<std::string>& entries = program_->entries();
-      const auto at = std::ranges::find(entries, l.entry) - entries.begin();
-      const Source& source = sources_[static_cast<size_t>(at)];
+      const Source& source = sources_[l.entry];
       void* values[] = {l.arguments.data()};
       const LoadedKernel kernel = source.load(context, l.shared);
       if (kernel.shared_bytes < l.least_shared)

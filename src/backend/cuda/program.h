@@ -1,8 +1,10 @@
 // A step's text with what is launched for a call, and the kernel that runs it.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/few.h"
@@ -10,9 +12,10 @@
 
 namespace tenon::cuda {
 
-// One kernel of a text, ready to launch; its arguments are one struct.
+// One kernel of a text, ready to launch; its arguments are one struct. Made anew for every call, so
+// without strings.
 struct Launch {
-  std::string entry;
+  size_t entry = 0;               // its number among the program's
   unsigned blocks = 1, down = 1;  // of a row, and how many such rows
   unsigned threads = 1;
   Few<std::byte, 768> arguments;
@@ -34,6 +37,11 @@ class Program {
   [[nodiscard]] virtual std::vector<Launch> launches(const RunArgs& args) const = 0;
 
  protected:
+  // The number of an entry.
+  [[nodiscard]] size_t number(std::string_view entry) const {
+    return static_cast<size_t>(std::ranges::find(entries_, entry) - entries_.begin());
+  }
+
   std::string text_;
   std::vector<std::string> entries_;
 };

@@ -362,7 +362,7 @@ std::vector<Launch> RowProgram::launches(const RunArgs& args) const {
   head.to = to;
   const auto launch = [&](const char* entry, int64_t blocks, int64_t threads) -> Launch& {
     return list.emplace_back(
-        launch_of(entry, blocks, static_cast<unsigned>(threads), head, at, places));
+        launch_of(number(entry), blocks, static_cast<unsigned>(threads), head, at, places));
   };
   if (entries_.back() == kClear) launch(kClear, 1, 1);
   const auto sums = static_cast<int64_t>(stores_to(step_, Store::To::column_sum).size());

@@ -174,12 +174,12 @@ std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
   if (places.empty()) places.emplace_back();
   const TileHead head = tile_head(step_, args, kTile);
   std::vector<Launch> list;
-  const auto launch = [&](const std::string& entry, int64_t blocks, unsigned threads) {
-    list.push_back(launch_of(entry, blocks, threads, head, at, places));
+  const auto launch = [&](const char* entry, int64_t blocks, unsigned threads) {
+    list.push_back(launch_of(number(entry), blocks, threads, head, at, places));
   };
   if (entries_.back() == kClear) launch(kClear, 1, 1);
-  for (Launch& l : launches_of_tiles(kEntry, cdiv(step_.cols, kTile), cdiv(args.rows, kTile), kTile,
-                                     kThreads, head, at, places))
+  for (Launch& l : launches_of_tiles(number(kEntry), cdiv(step_.cols, kTile),
+                                     cdiv(args.rows, kTile), kTile, kThreads, head, at, places))
     list.push_back(std::move(l));
   if (const int64_t blocks = partial_blocks(step_); blocks > 0)
     launch(kSum, blocks, partial_threads(step_, args.rows, kTile));

@@ -172,13 +172,13 @@ std::vector<Launch> VectorProgram::launches(const RunArgs& args) const {
   for (const Encoder& e : step_.encoders)
     for (const Place& p : encoder_places(e, args)) places.push_back(p);
   if (places.empty()) places.emplace_back();
-  Launch l = launch_of(kEntry, cdiv(head.all, int64_t{size_.threads} * size_.vectors),
+  Launch l = launch_of(number(kEntry), cdiv(head.all, int64_t{size_.threads} * size_.vectors),
                        size_.threads, head, at, places);
   if (size_.walks) l.per_multiprocessor = size_.blocks;
   std::vector<Launch> list;
   if (entries_.size() > 1) {
     list.push_back(l);
-    list[0].entry = kClear;
+    list[0].entry = number(kClear);
     list[0].per_multiprocessor = 0;
     list[0].blocks = list[0].threads = 1;
   }
