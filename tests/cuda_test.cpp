@@ -331,6 +331,12 @@ TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
         "max(x, -1e38)*sigmoid(100*max(x, -1e38))", "max(x, -3)*sigmoid(1.7*max(x, -3))",
         "max(x, -128/p)*sigmoid(p*max(x, -128/p)); p = 1.5",
         "max(b, -9)*sigmoid(max(b, -9))*a*p; p = 1e-30",
+        // Slopes between two bounds, alone and beside others.
+        "max(min(x, 5), -9)*sigmoid(max(min(x, 5), -9))",
+        "max(min(x, 5), 1)*sigmoid(max(min(x, 5), 1))",
+        "max(min(x, -5), -1)*sigmoid(max(min(x, -5), -1))",
+        "max(min(x, p), -9/q)*sigmoid(q*max(min(x, p), -9/q)); p = 2; q = 1.5",
+        "max(min(b, p), -9)*sigmoid(max(min(b, p), -9))*a; p = 3e38",
         // The word between two quotients is spent once.
         "max(x/0.814954937, -5)*(x/0.81638509)/9 - 0.440996915",
         "max(x/1.50831211, -5)*(x/3.03507614)/9 - 0.054610882"})
@@ -368,7 +374,8 @@ TEST(Cuda, ParametersThatDoNotSuitTheLinesGoToAnotherKernel) {
   using Case = std::pair<const char*, bool>;
   for (const auto& [name, backward] :
        {Case{"clamped_swiglu(alpha = 2.4e38)", true}, Case{"x*sigmoid(p*x); p = 3e38", false},
-        Case{"max(x, -128/p)*sigmoid(p*max(x, -128/p)); p = -1e10", true}}) {
+        Case{"max(x, -128/p)*sigmoid(p*max(x, -128/p)); p = -1e10", true},
+        Case{"max(min(x, p), -9/q)*sigmoid(q*max(min(x, p), -9/q)); p = -9; q = 2", true}}) {
     const auto call = native_call(name, backward, DType::bf16);
     EXPECT_FALSE(cuda::VectorProgram(*call->step).fits(call->args())) << name;
     // What they go to, as formulas of one element at a time.

@@ -91,6 +91,7 @@ class Lowering {
         return out_.graph.load(n.slot);
       case Word::select:
         if (const std::optional<Expr> outside = beyond(n)) return *outside;
+        if (const std::optional<Expr> inside = slope_inside(n)) return *inside;
         return select({n.rel(), compared(n), in(1)}, in(2), in(3));
       case Word::max:
         if (const Node& least = graph_[n.in[0]]; clamped_too(n))
@@ -140,18 +141,43 @@ class Lowering {
     return (n.rel() == Rel::lt ? c <= a : c >= a) ? image_[left.in[0]] : image_[n.in[0]];
   }
 
-  // What is 0 where min(x, a) < −a and where x > a is so where |x| > a.
-  [[nodiscard]] std::optional<Expr> beyond(const Node& below) const {
+  // select(min(x, a) < c, 0, select(x > a, 0, ·)).
+  struct Outside {
+    uint32_t x, a, least, c, inside;
+  };
+  [[nodiscard]] std::optional<Outside> outside(const Node& below) const {
     const Node &least = graph_[below.in[0]], &above = graph_[below.in[3]];
     const auto zero = [&](const Node& n, Rel rel) {
       return n.word == Word::select && n.rel() == rel && constant(n.in[2]) &&
              graph_[n.in[2]].value == 0;
     };
     if (!zero(below, Rel::lt) || !zero(above, Rel::gt) || least.word != Word::min ||
-        above.in[0] != least.in[0] || above.in[1] != least.in[1] ||
-        graph_[below.in[1]].word != Word::neg || graph_[below.in[1]].in[0] != least.in[1])
+        above.in[0] != least.in[0] || above.in[1] != least.in[1])
       return std::nullopt;
-    return select(abs(image_[above.in[0]]) > image_[above.in[1]], 0.0F, image_[above.in[3]]);
+    return Outside{above.in[0], above.in[1], below.in[0], below.in[1], above.in[3]};
+  }
+  // That is 0 where |x| > a, if c is −a.
+  [[nodiscard]] std::optional<Expr> beyond(const Node& below) const {
+    const std::optional<Outside> o = outside(below);
+    if (!o || graph_[o->c].word != Word::neg || graph_[o->c].in[0] != o->a) return std::nullopt;
+    return select(abs(image_[o->x]) > image_[o->a], 0.0F, image_[o->inside]);
+  }
+  // If it is m times a slope of w = max(min(x, a), c), c < 0 < a, then m is 0 where w is not x,
+  // which is one comparison, and early: the slope is finite there, or NaN with x.
+  [[nodiscard]] std::optional<Expr> slope_inside(const Node& below) {
+    const std::optional<Outside> o = outside(below);
+    const auto found = o ? slopes_.find(o->inside) : slopes_.end();
+    if (found == slopes_.end() || found->second.w == kNone) return std::nullopt;
+    const Slope& s = found->second;
+    const Node &w = graph_[s.w], &c = graph_[o->c];
+    const uint32_t bound = c.word == Word::div ? c.in[0] : o->c;  // by a positive number
+    if (w.in[0] != o->least || w.in[1] != o->c || !constant(bound) || graph_[bound].value >= 0)
+      return std::nullopt;
+    if (single(o->a))
+      positive_.push_back(graph_[o->a].slot);
+    else if (!constant(o->a) || graph_[o->a].value <= 0)
+      return std::nullopt;
+    return select(image_[o->x] != image_[s.w], 0.0F, *without(s.first, s.s)) * own_factor(s);
   }
 
   // Whether max(min(x, a), c) stands beside max(x, c), c < a: min(max(x, c), a) is the same.
@@ -465,17 +491,19 @@ class Lowering {
     if (const auto m = without(n.in[1], factor)) return image_[n.in[0]] * *m;
     return std::nullopt;
   }
+  // What is beside m in a slope where k(u) is u.
+  [[nodiscard]] Expr own_factor(const Slope& s) const {
+    const Expr sigmoid = Hardware::sigmoid(unclamped(s.s)), w = image_[s.w];
+    Expr k = fma(-w, sigmoid, w);
+    for (const auto& [factor, power] : factors_[s.u])
+      if (factor != s.w) k = k * image_[factor];
+    return fma(k, sigmoid, sigmoid);
+  }
   // m·(s·(1 + k(u)·(1 − s))), where kLess and the largest power's factor cost nothing. Where k(u)
   // is u > 0 and large, s is 1, since 1/2^n has no error.
   [[nodiscard]] Expr slope_of(const Slope& s) const {
     const Expr u = image_[s.u], m = *without(s.first, s.s);
-    if (s.w != kNone) {
-      const Expr sigmoid = Hardware::sigmoid(unclamped(s.s)), w = image_[s.w];
-      Expr k = fma(-w, sigmoid, w);
-      for (const auto& [factor, power] : factors_[s.u])
-        if (factor != s.w) k = k * image_[factor];
-      return m * fma(k, sigmoid, sigmoid);
-    }
+    if (s.w != kNone) return m * own_factor(s);
     const float less = Hardware::kLess, last = static_cast<float>(s.rest.rbegin()->second);
     Polynomial rest = s.rest;
     for (auto& [power, factor] : rest) factor /= s.rest.rbegin()->second;
