@@ -161,8 +161,8 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
                : str(static_cast<uint32_t>(n), "u");
   };
   constexpr const char* kCols = "    const TenonU32 cols = static_cast<TenonU32>(a.cols);\n";
-  tile_ = tile_of(step, parts.all.size(), parts.shift,
-                  std::ranges::count(formula.lines, '\n') >= kManyLines);
+  const bool long_formula = std::ranges::count(formula.lines, '\n') >= kManyLines;
+  tile_ = tile_of(step, parts.all.size(), parts.shift, long_formula);
   const BlockTile& tile = tile_;
   constexpr unsigned kThreadBytes = 4 * 8 * sizeof(float);
   // Formulas of one load have few registers and are short of threads.
@@ -177,8 +177,9 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
           "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
           ", kParts = ", parts.all.size(), ", kEncoded = ", parts.encoded,
           ", kSums = ", sums.size(), ", kStrip = ", partial_strip(step), ", kShift = ", parts.shift,
-          ";\n  static constexpr bool kLight = ", flag(light), ", kRowwise = ", flag(e.rowwise),
-          ", kColumnwise = ", flag(e.columnwise), ", kWholeRows = ", flag(whole_rows),
+          ";\n  static constexpr bool kLight = ", flag(light), ", kLong = ", flag(long_formula),
+          ", kRowwise = ", flag(e.rowwise), ", kColumnwise = ", flag(e.columnwise),
+          ", kWholeRows = ", flag(whole_rows),
           ", kWholeColumns = ", flag(step.cols % tile.cols == 0 && parts.shift == 0), ";\n",
           tile_members(step, tile_body(step), formula, ""),
           each("constexpr int part(int p)", "", [](const Part& p) { return p.store; }),

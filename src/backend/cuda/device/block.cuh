@@ -58,8 +58,9 @@ struct TenonBlock {
   static constexpr bool kColumnBlocks = Body::kColumnwise && !kWhole;
   static constexpr bool kTurns = Body::kColumnwise && Encoder::kTransposes;
   // The maxima of both parts wait for one barrier; where columns are turned there is another
-  // anyway.
-  static constexpr bool kTogether = kWhole && Body::kEncoded > 1 && !kTurns;
+  // anyway, and a long formula alone would have to store registers for it.
+  static constexpr bool kTogether =
+      kWhole && Body::kEncoded > 1 && !kTurns && (Body::kSums > 0 || !Body::kLong);
   static constexpr int kGroups = kColumnBlocks ? kRows / Encoder::kColumnRows : 1;  // of rows
   // Sums are added beside the maxima, at the same barrier, or after them in their memory where it
   // is short, or those of all parts at the end, in the memory of values that waited.
