@@ -28,8 +28,6 @@ std::vector<Loaded> loaded(const Step& step) {
   return all;
 }
 
-constexpr int64_t kLine = 32;  // of memory, floats
-
 // Columns of all partial sums.
 int64_t partial_width(const Step& step) {
   return static_cast<int64_t>(stores_to(step, Store::To::column_sum).size()) * step.cols;

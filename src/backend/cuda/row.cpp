@@ -29,6 +29,9 @@ constexpr const char* kSums = "tenon_row_sum";
 constexpr const char* kClear = "tenon_row_clear";
 constexpr const char* kEnd = "tenon_row_end";
 
+// Floats that the sums of a block's rows take, in whole lines.
+int64_t part_floats(const Step& step) { return rup(step.cols, kLine); }
+
 bool has_sums(const Step& step) { return !stores_to(step, Store::To::column_sum).empty(); }
 
 // Bytes of an element that loads of a kind read.
@@ -346,7 +349,7 @@ size_t RowProgram::workspace(int64_t rows) const {
   int64_t count = cdiv(rows, kOrdered);
   for (parts = count; count > kParts; parts += count) count = cdiv(count, kParts);
   const auto sums = static_cast<int64_t>(stores_to(step_, Store::To::column_sum).size());
-  return static_cast<size_t>(sums * parts * step_.cols) * sizeof(float);
+  return static_cast<size_t>(sums * parts * part_floats(step_)) * sizeof(float);
 }
 
 std::vector<Launch> RowProgram::launches(const RunArgs& args) const {
@@ -386,8 +389,8 @@ std::vector<Launch> RowProgram::launches(const RunArgs& args) const {
     const int64_t groups = cdiv(head.count, kParts);
     left = groups > 1;
     head.from = to;
-    head.to = to += sums * head.count * step_.cols;
-    launch(kSums, sums * groups * cdiv(step_.cols, kWarp), kMostThreads);
+    head.to = to += sums * head.count * part_floats(step_);
+    launch(kSums, sums * groups * cdiv(step_.cols, kLine), kMostThreads);
     head.count = groups;
   }
   return list;

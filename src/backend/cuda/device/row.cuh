@@ -264,6 +264,14 @@ struct TenonStagedRow {
   }
 };
 
+// Where column c of part p of sum k lies, of `count` parts: in strips of a line, as
+// tenon_partial's.
+template <class Body>
+__device__ inline TenonI64 tenon_row_part(TenonI64 k, TenonI64 count, TenonI64 p, TenonU32 c) {
+  constexpr TenonU32 kStrips = (Body::kCols + kTenonLine - 1) / kTenonLine;
+  return ((k * kStrips + c / kTenonLine) * count + p) * kTenonLine + c % kTenonLine;
+}
+
 // The sums of a block's rows, in order.
 template <class Body>
 struct TenonRowSums {
@@ -279,15 +287,13 @@ struct TenonRowSums {
   __device__ void operator()(int n, const float (&out)[Body::kRoots][8]) { Body::sum(out, n, v); }
   template <class Arguments>
   __device__ void store(const Arguments& a) const {
-    const TenonI64 blocks = gridDim.x;
 #pragma unroll
     for (int k = 0; k < Body::kSums; ++k)
 #pragma unroll
       for (int n = 0; n < Body::kVectors; ++n)
         if (tenon_row_inside<Body>(n))
-          TenonEight<tenon_f32>::store(
-              reinterpret_cast<TenonU8*>(a.to + (k * blocks + blockIdx.x) * Body::kCols +
-                                         tenon_row_column<Body>(n)),
+          tenon_put_kept8(
+              a.to + tenon_row_part<Body>(k, gridDim.x, blockIdx.x, tenon_row_column<Body>(n)),
               v[k][n]);
   }
 };
@@ -369,7 +375,7 @@ template <class Body, class Arguments>
 __device__ inline void tenon_row_sums(const Arguments& a) {
   constexpr int kOwn = 16;
   __shared__ float parts[32][32];
-  const TenonU32 across = (Body::kCols + 31) / 32;
+  const TenonU32 across = (Body::kCols + kTenonLine - 1) / kTenonLine;
   const TenonI64 groups = (a.count + 32 * kOwn - 1) / (32 * kOwn);
   const TenonU32 tile = blockIdx.x % across;
   const TenonI64 group = blockIdx.x / across % groups;
@@ -377,12 +383,14 @@ __device__ inline void tenon_row_sums(const Arguments& a) {
   const int x = threadIdx.x % 32;
   const TenonU32 column = tile * 32 + x;
   const TenonI64 first = (group * 32 + threadIdx.x / 32) * kOwn;
-  const float* const from = a.from + (k * a.count + first) * Body::kCols + column;
+  const float* const from = a.from + tenon_row_part<Body>(k, a.count, first, tile * kTenonLine);
   float v[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i)
-    v[i] = column < Body::kCols && first + i < a.count ? from[i * Body::kCols] : -0.0f;
+    v[i] = column < Body::kCols && first + i < a.count ? from[i * kTenonLine + x] : -0.0f;
   parts[threadIdx.x / 32][x] = tenon_tree_of(v);
+  tenon_warp_has_read();
+  if (x < kOwn && first + x < a.count) tenon_let_go(from + x * kTenonLine);
   __syncthreads();
   if (threadIdx.x >= 32 || column >= Body::kCols) return;
   float s[32];
@@ -392,5 +400,5 @@ __device__ inline void tenon_row_sums(const Arguments& a) {
   if (groups == 1)
     Body::end_sum(a, static_cast<int>(k), column, sum);
   else
-    a.to[(k * groups + group) * Body::kCols + column] = sum;
+    tenon_put_kept(a.to + tenon_row_part<Body>(k, groups, group, column), sum);
 }

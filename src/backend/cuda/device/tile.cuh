@@ -236,6 +236,19 @@ __device__ inline void tenon_put_kept(float* to, float v) {
   *to = v;
 #endif
 }
+// Eight of them, in aligned memory.
+__device__ inline void tenon_put_kept8(float* to, const float (&v)[8]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  TenonU64 policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  for (int i = 0; i < 8; i += 4)
+    asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to + i),
+                 "f"(v[i]), "f"(v[i + 1]), "f"(v[i + 2]), "f"(v[i + 3]), "l"(policy)
+                 : "memory");
+#else
+  for (int i = 0; i < 8; ++i) to[i] = v[i];
+#endif
+}
 __device__ inline void tenon_let_go(const float* line) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   constexpr TenonU64 kBytes = kTenonLine * sizeof(float);
