@@ -93,6 +93,7 @@ static inline T shuffled(T v, unsigned from) {
   pause_fiber();
   return other;
 }
+static inline void __syncwarp() { pause_fiber(); }
 template <class T>
 static inline T __shfl_down_sync(unsigned, T v, unsigned d) { return shuffled(v, running + d); }
 template <class T>

@@ -337,6 +337,9 @@ TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
         "max(min(x, -5), -1)*sigmoid(max(min(x, -5), -1))",
         "max(min(x, p), -9/q)*sigmoid(q*max(min(x, p), -9/q)); p = 2; q = 1.5",
         "max(min(b, p), -9)*sigmoid(max(min(b, p), -9))*a; p = 3e38",
+        // The sigmoid keeps a product finite.
+        "a*1e38*max(b, -90)*sigmoid(3*max(b, -90))",
+        "a*1e38*max(min(b, 5), -90)*sigmoid(3*max(min(b, 5), -90))",
         // The word between two quotients is spent once.
         "max(x/0.814954937, -5)*(x/0.81638509)/9 - 0.440996915",
         "max(x/1.50831211, -5)*(x/3.03507614)/9 - 0.054610882"})

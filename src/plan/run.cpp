@@ -12,7 +12,7 @@ namespace tenon {
 
 namespace {
 
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kAlignment = 128;  // a line of a GPU's cache
 
 // Where the slots of the workspace begin, then its size.
 std::vector<int64_t> slot_offsets(const PlanData& d, int64_t rows) {

@@ -131,7 +131,7 @@ class CurrentContext {
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
 
-  // Differs between contexts, even if one is made where another one was destroyed.
+  // Differs between contexts; from CUDA 12 on even if one is made where another was destroyed.
   [[nodiscard]] uint64_t id() const { return id_; }
   [[nodiscard]] int device() const;
 

@@ -10,7 +10,7 @@
 namespace tenon::cuda {
 
 inline constexpr int64_t kEight = 8;
-inline constexpr int64_t kLine = 32;  // of the cache, floats
+inline constexpr int64_t kLine = 32;  // of the cache, floats, as kTenonLine in device/tile.cuh
 
 // The texts of device/*.cuh that vectors need, and those that tiles need.
 std::string vector_skeletons();
@@ -88,9 +88,9 @@ std::string tile_members(const Step& step, const TileBody& t, const EightLines& 
 // The address of the vector in `column` of the row `more` rows below `row`.
 std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::string& at);
 
-// Sums over the rows of tiles: the memory for those, in strips of so many columns (a line,
-// or less where there would be few strips), and the kernel that adds them, a block a strip:
-// its lines and its launch.
+// Sums over the rows of tiles: the memory for those, in strips of so many columns (a line, or
+// less where there would be few strips), and the kernel that adds them, a block a strip: its lines
+// and its launch.
 int64_t partial_strip(const Step& step);
 unsigned partial_threads(const Step& step, int64_t rows, int64_t tile_rows);
 size_t partial_bytes(const Step& step, int64_t rows, int64_t tile_rows);

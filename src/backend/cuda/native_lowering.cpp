@@ -162,22 +162,25 @@ class Lowering {
     if (!o || graph_[o->c].word != Word::neg || graph_[o->c].in[0] != o->a) return std::nullopt;
     return select(abs(image_[o->x]) > image_[o->a], 0.0F, image_[o->inside]);
   }
-  // If it is m times a slope of w = max(min(x, a), c), c < 0 < a, then m is 0 where w is not x,
+  // If it is m times a slope of w = max(min(x, a), c), c <= 0 < a, then m is 0 where w is not x,
   // which is one comparison, and early: the slope is finite there, or NaN with x.
   [[nodiscard]] std::optional<Expr> slope_inside(const Node& below) {
     const std::optional<Outside> o = outside(below);
     const auto found = o ? slopes_.find(o->inside) : slopes_.end();
     if (found == slopes_.end() || found->second.w == kNone) return std::nullopt;
     const Slope& s = found->second;
-    const Node &w = graph_[s.w], &c = graph_[o->c];
-    const uint32_t bound = c.word == Word::div ? c.in[0] : o->c;  // by a positive number
-    if (w.in[0] != o->least || w.in[1] != o->c || !constant(bound) || graph_[bound].value >= 0)
+    const Node &w = graph_[s.w], &c = graph_[o->c], &product = graph_[s.first];
+    // A quotient is one by a load that find_slopes() wants positive.
+    const uint32_t bound = c.word == Word::div ? c.in[0] : o->c;
+    if (w.in[0] != o->least || w.in[1] != o->c || !constant(bound) || graph_[bound].value >= 0 ||
+        product.word != Word::mul || (product.in[0] != s.s && product.in[1] != s.s))
       return std::nullopt;
     if (single(o->a))
       positive_.push_back(graph_[o->a].slot);
     else if (!constant(o->a) || graph_[o->a].value <= 0)
       return std::nullopt;
-    return select(image_[o->x] != image_[s.w], 0.0F, *without(s.first, s.s)) * own_factor(s);
+    const Expr m = image_[product.in[product.in[0] == s.s ? 1 : 0]];
+    return select(image_[o->x] != image_[s.w], 0.0F, m) * own_factor(s);
   }
 
   // Whether max(min(x, a), c) stands beside max(x, c), c < a: min(max(x, c), a) is the same.
@@ -482,14 +485,14 @@ class Lowering {
         if (s.w != kNone && single(factor)) positive_.push_back(graph_[factor].slot);
     }
   }
-  // A product without one of its factors, in its own order, which overflows where the formula does.
-  [[nodiscard]] std::optional<Expr> without(uint32_t id, uint32_t factor) const {
-    if (id == factor) return Expr(1.0F);
+  // A product with another number in the place of a factor, in its own order, which overflows where
+  // the formula does.
+  [[nodiscard]] Expr exchanged(uint32_t id, uint32_t factor, Expr by) const {
+    if (id == factor) return by;
     const Node& n = graph_[id];
-    if (n.word != Word::mul) return std::nullopt;
-    if (const auto m = without(n.in[0], factor)) return *m * image_[n.in[1]];
-    if (const auto m = without(n.in[1], factor)) return image_[n.in[0]] * *m;
-    return std::nullopt;
+    const int i = factors_[n.in[0]].contains(factor) ? 0 : 1;
+    const Expr other = image_[n.in[1 - i]], own = exchanged(n.in[i], factor, by);
+    return i == 0 ? own * other : other * own;
   }
   // What is beside m in a slope where k(u) is u.
   [[nodiscard]] Expr own_factor(const Slope& s) const {
@@ -502,14 +505,14 @@ class Lowering {
   // m·(s·(1 + k(u)·(1 − s))), where kLess and the largest power's factor cost nothing. Where k(u)
   // is u > 0 and large, s is 1, since 1/2^n has no error.
   [[nodiscard]] Expr slope_of(const Slope& s) const {
-    const Expr u = image_[s.u], m = *without(s.first, s.s);
-    if (s.w != kNone) return m * own_factor(s);
+    if (s.w != kNone) return exchanged(s.first, s.s, own_factor(s));
+    const Expr u = image_[s.u];
     const float less = Hardware::kLess, last = static_cast<float>(s.rest.rbegin()->second);
     Polynomial rest = s.rest;
     for (auto& [power, factor] : rest) factor /= s.rest.rbegin()->second;
     const Expr part = Hardware::sigmoid_over_less(unclamped(s.s));
     const Expr other = fma(part, -less * less * last, less * last);
-    return m * (part * fma(u * evaluated(rest, u), other, less));
+    return exchanged(s.first, s.s, part * fma(u * evaluated(rest, u), other, less));
   }
 
   // A node made of `of` and constants, where `of` has a value.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cassert>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -39,7 +40,9 @@ class Program {
  protected:
   // The number of an entry.
   [[nodiscard]] size_t number(std::string_view entry) const {
-    return static_cast<size_t>(std::ranges::find(entries_, entry) - entries_.begin());
+    const auto at = std::ranges::find(entries_, entry);
+    assert(at != entries_.end());
+    return static_cast<size_t>(at - entries_.begin());
   }
 
   std::string text_;

@@ -58,7 +58,7 @@ struct TenonBlock {
   static constexpr bool kColumnBlocks = Body::kColumnwise && !kWhole;
   static constexpr bool kTurns = Body::kColumnwise && Encoder::kTransposes;
   // The maxima of both parts wait for one barrier; where columns are turned there is another
-  // anyway, and a long formula alone would have to store registers for it.
+  // anyway, and a long formula without sums would have to store registers for it.
   static constexpr bool kTogether =
       kWhole && Body::kEncoded > 1 && !kTurns && (Body::kSums > 0 || !Body::kLong);
   static constexpr int kGroups = kColumnBlocks ? kRows / Encoder::kColumnRows : 1;  // of rows
@@ -457,7 +457,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
     if (Block::kSumsLast) {
       // Sums take slots that were read: a warp's own where two lanes have a column, else anybody's.
       if (Block::kLanes == 16)
-        tenon_warp_has_read();
+        __syncwarp();
       else
         __syncthreads();
       if (Body::summed(part - 1))

@@ -389,7 +389,7 @@ __device__ inline void tenon_row_sums(const Arguments& a) {
   for (int i = 0; i < kOwn; ++i)
     v[i] = column < Body::kCols && first + i < a.count ? from[i * kTenonLine + x] : -0.0f;
   parts[threadIdx.x / 32][x] = tenon_tree_of(v);
-  tenon_warp_has_read();
+  __syncwarp();
   if (x < kOwn && first + x < a.count) tenon_let_go(from + x * kTenonLine);
   __syncthreads();
   if (threadIdx.x >= 32 || column >= Body::kCols) return;

@@ -222,7 +222,7 @@ __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* tu
   }
 }
 
-constexpr int kTenonLine = 32;  // of the cache, floats
+constexpr int kTenonLine = 32;  // of the cache, floats: the host's kLine
 // A number that the next kernel reads: it stays in the cache, whatever passes by, until a thread
 // lets go of its line, which need not go to memory if nobody reads it again.
 __device__ inline void tenon_put_kept(float* to, float v) {
@@ -249,8 +249,12 @@ __device__ inline void tenon_put_kept8(float* to, const float (&v)[8]) {
   for (int i = 0; i < 8; ++i) to[i] = v[i];
 #endif
 }
+// Memory that does not begin with a line has lines that two blocks share, which only lose their
+// priority.
 __device__ inline void tenon_let_go(const float* line) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#if !defined(__CUDA_ARCH__)
+  for (int i = 0; i < kTenonLine; ++i) const_cast<float*>(line)[i] = tenon_bits(0x7fc00000u);
+#elif __CUDA_ARCH__ >= 800
   constexpr TenonU64 kBytes = kTenonLine * sizeof(float);
   const TenonU64 address = reinterpret_cast<TenonU64>(line);
   if (address % kBytes == 0)
@@ -273,7 +277,7 @@ __device__ inline float* tenon_partial(const Arguments& a, TenonU32 row, TenonU3
 
 // Sums of a warp to its row of shared memory, where half warps that have the same columns exchange
 // four each. Then the tree over the warps, by a thread a column from `begin` on, to the partial row
-// that the tiles of these rows share: all columns of the first sum, then those of the next.
+// that the tiles of these rows share; it counts all columns of the first sum, then the next one's.
 template <int columns>
 __device__ inline void tenon_begin_sum(float* partial, const float (&sum)[8]) {
   const int l = threadIdx.x % (columns / 8);
@@ -304,11 +308,6 @@ __device__ inline void tenon_end_sum(const Arguments& a, const float (*partial)[
   tenon_put_kept(tenon_partial<tile_rows, Body::kStrip>(a, row0 / tile_rows, column0 + own), v[0]);
 }
 
-__device__ inline void tenon_warp_has_read() {
-#if defined(__CUDA_ARCH__)
-  __syncwarp();
-#endif
-}
 // The tree over the partial rows of the block's strip: as many threads as it has columns have an
 // aligned part of the rows, 16 rows at a time. What is not there is -0, which adds nothing. The
 // first threads get the sums of the strip's columns, the others 0.
@@ -333,7 +332,7 @@ __device__ inline float tenon_sum_partials(const Arguments& a) {
     for (int m = 8; m > 0; m /= 2)
       for (int i = 0; i < m; ++i) v[i] = v[2 * i] + v[2 * i + 1];
     sum = v[0];
-    tenon_warp_has_read();
+    __syncwarp();
     for (int i = own; i < 16 / (kTenonLine / strip); i += strip)
       if (row + i * (kTenonLine / strip) < rows) tenon_let_go(from + i * kTenonLine);
     bool joins = true;
@@ -425,7 +424,8 @@ __device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU3
 }
 
 // Body is printed: kLoads, kStores, kAmax, kTurned (stores with a columnwise encoding), kSums,
-// kLong (the formula), kWholeRows, kWholeColumns (tiles have none outside of the tensor); Raw,
+// kStrip (columns of partial sums that lie together), kLight (sums wait in shared memory), kLong
+// (the formula), kWholeRows, kWholeColumns (tiles have none outside of the tensor); Raw,
 // fetch, unpack, compute, store (of one row), codes, sum, turned (where a column goes), start and
 // finish as for vectors.
 
