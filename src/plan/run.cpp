@@ -12,22 +12,10 @@ namespace tenon {
 
 namespace {
 
-constexpr int64_t kAlignment = 128;  // a line of a GPU's cache
+constexpr int64_t kAlignment = 64;  // what kernels take workspace for, and every allocator gives
+constexpr int64_t kLine = 128;      // of a GPU's cache
 
-// Where the slots of the workspace begin, then its size.
-std::vector<int64_t> slot_offsets(const PlanData& d, int64_t rows) {
-  std::vector<int64_t> size(static_cast<size_t>(d.slots), 0);
-  for (size_t b = 0; b < d.buffers.size(); ++b)
-    if (d.slot_of[b] != kNoBuffer) {
-      int64_t& s = size[static_cast<size_t>(d.slot_of[b])];
-      s = std::max(s, rup(d.buffers[b].bytes(rows), kAlignment));
-    }
-  std::vector<int64_t> offsets{0};
-  for (const int64_t s : size) offsets.push_back(offsets.back() + s);
-  return offsets;
-}
-
-// What a device's kernels need of their own, behind the buffers; the CPU has memory for that.
+// What a device's kernels need of their own; the CPU has memory for that.
 int64_t kernel_bytes(const PlanData& d, int64_t rows) {
   if (d.request.options.device == Device::cpu) return 0;
   size_t most = 0;
@@ -35,6 +23,29 @@ int64_t kernel_bytes(const PlanData& d, int64_t rows) {
     for (const PlanStep& s : d.steps(pass))
       if (s.chosen.kernel) most = std::max(most, s.chosen.kernel->workspace(s.rows(rows)));
   return static_cast<int64_t>(most);
+}
+
+// The workspace: where its slots begin, where the memory of kernels does, and its size.
+struct Parts {
+  std::vector<int64_t> slots = {};
+  int64_t kernels = 0, bytes = 0;
+};
+Parts parts_of(const PlanData& d, int64_t rows) {
+  std::vector<int64_t> size(static_cast<size_t>(d.slots), 0);
+  for (size_t b = 0; b < d.buffers.size(); ++b)
+    if (d.slot_of[b] != kNoBuffer) {
+      int64_t& s = size[static_cast<size_t>(d.slot_of[b])];
+      s = std::max(s, rup(d.buffers[b].bytes(rows), kAlignment));
+    }
+  Parts p;
+  for (const int64_t s : size) {
+    p.slots.push_back(p.kernels);
+    p.kernels += s;
+  }
+  const int64_t more = kernel_bytes(d, rows);
+  if (more > 0) p.kernels = rup(p.kernels, kLine);
+  p.bytes = p.kernels + more;
+  return p;
 }
 
 [[noreturn]] void too_large(const Buffer& b, int64_t rows) {
@@ -86,7 +97,7 @@ std::vector<size_t> Plan::with(Role role) const {
 
 int64_t Plan::workspace_bytes(int64_t rows) const {
   check_rows(rows);
-  return slot_offsets(*data_, rows).back() + kernel_bytes(*data_, rows);
+  return parts_of(*data_, rows).bytes;
 }
 
 int64_t Plan::saved_bytes(int64_t rows) const {
@@ -131,19 +142,17 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
                              : "it was planned for the forward pass alone; plan both");
   require(memory.size() == d.buffers.size(), "plan: ", memory.size(), " addresses; it has ",
           d.buffers.size(), " buffers");
-  const std::vector<int64_t> offsets = slot_offsets(d, rows);
-  const int64_t bytes = offsets.back() + kernel_bytes(d, rows);
+  const Parts parts = parts_of(d, rows);
+  const int64_t bytes = parts.bytes;
   require(workspace || bytes == 0, "plan: no workspace; it needs ", bytes, " bytes");
-  constexpr uintptr_t kAlignment =
-      64;  // what kernels take workspace for, and every allocator gives
-  const auto at = reinterpret_cast<uintptr_t>(workspace);
+  const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(workspace));
   require(d.request.options.device != Device::cuda || at % kAlignment == 0,
           "plan: the workspace is ", at % kAlignment, " bytes beyond a multiple of ", kAlignment,
           "; on cuda it must begin at one");
   const auto address = [&](int buffer) -> void* {
     const auto b = static_cast<size_t>(buffer);
     if (d.slot_of[b] == kNoBuffer) return memory[b];
-    return static_cast<char*>(workspace) + offsets[static_cast<size_t>(d.slot_of[b])];
+    return static_cast<char*>(workspace) + parts.slots[static_cast<size_t>(d.slot_of[b])];
   };
   const auto needed = [&](int buffer, const std::string& by) {
     const Buffer& b = d.buffers[static_cast<size_t>(buffer)];
@@ -179,7 +188,7 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
     if (s.random != kNoBuffer)
       args.random = static_cast<const uint64_t*>(needed(s.random, s.step.name));
     args.stream = how.stream;
-    if (workspace) args.workspace = static_cast<char*>(workspace) + offsets.back();
+    if (workspace) args.workspace = static_cast<char*>(workspace) + parts.kernels;
     if (s.opaque)
       s.opaque(args);
     else
