@@ -30,19 +30,43 @@ inline const char* const kEmulation = R"emulation(
 #define __launch_bounds__(...)
 struct Index { unsigned x, y, z; };
 static Index threadIdx, blockIdx, blockDim, gridDim;
-static ucontext_t main_context;
-static std::vector<ucontext_t> contexts;
-static std::vector<char> finished;
-static std::vector<std::vector<char>> stacks;
+// Fibers change by jumps: swapcontext would ask the kernel for the signal mask each time. One that
+// is through its kernel waits for the next block.
+struct Fiber {
+  void* jump[5];
+  bool started = false, finished = false;
+  std::vector<char> stack = std::vector<char>(1 << 16);
+};
+static void* main_jump[5];
+static std::vector<Fiber> fibers;
 static unsigned running;
 static void (*kernel)(const void*);
 static const void* kernel_arguments;
-static void pause_fiber() { swapcontext(&contexts[running], &main_context); }
+static void pause_fiber() {
+  if (__builtin_setjmp(fibers[running].jump) == 0) __builtin_longjmp(main_jump, 1);
+}
 static void __syncthreads() { pause_fiber(); }
 static void fiber() {
-  kernel(kernel_arguments);
-  finished[running] = 1;
-  swapcontext(&contexts[running], &main_context);
+  for (;;) {
+    kernel(kernel_arguments);
+    fibers[running].finished = true;
+    pause_fiber();
+  }
+}
+static void start_or_go_on(Fiber& f) {
+  if (f.started) __builtin_longjmp(f.jump, 1);
+  f.started = true;
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = f.stack.data();
+  context.uc_stack.ss_size = f.stack.size();
+  context.uc_link = nullptr;
+  makecontext(&context, fiber, 0);
+  setcontext(&context);
+}
+static void resume(unsigned t) {
+  running = t;
+  if (__builtin_setjmp(main_jump) == 0) start_or_go_on(fibers[t]);
 }
 extern "C" void emulate(void (*f)(const void*), const void* arguments, unsigned blocks,
                         unsigned down, unsigned threads) {
@@ -50,27 +74,17 @@ extern "C" void emulate(void (*f)(const void*), const void* arguments, unsigned 
   kernel_arguments = arguments;
   gridDim = {blocks, down, 1};
   blockDim = {threads, 1, 1};
-  contexts.resize(threads);
-  finished.resize(threads);
-  if (stacks.size() < threads) stacks.resize(threads, std::vector<char>(1 << 16));
+  if (fibers.size() < threads) fibers.resize(threads);
   for (unsigned b = 0; b < blocks * down; ++b) {
-    for (unsigned t = 0; t < threads; ++t) {
-      getcontext(&contexts[t]);
-      contexts[t].uc_stack.ss_sp = stacks[t].data();
-      contexts[t].uc_stack.ss_size = stacks[t].size();
-      contexts[t].uc_link = nullptr;
-      makecontext(&contexts[t], fiber, 0);
-      finished[t] = 0;
-    }
+    for (unsigned t = 0; t < threads; ++t) fibers[t].finished = false;
     for (bool left = true; left;) {
       left = false;
       for (unsigned t = 0; t < threads; ++t) {
-        if (finished[t]) continue;
-        running = t;
+        if (fibers[t].finished) continue;
         threadIdx = {t, 0, 0};
         blockIdx = {b % blocks, b / blocks, 0};
-        swapcontext(&main_context, &contexts[t]);
-        left = left || !finished[t];
+        resume(t);
+        left = left || !fibers[t].finished;
       }
     }
   }

@@ -474,6 +474,7 @@ TEST_F(Emulated, RowsGiveTheBitsOfNorms) {
                         {"l2norm", 9, 2056, DType::f32},
                         {"rmsnorm", 3, 5000, DType::bf16},
                         {"add rmsnorm", 40, 96, DType::bf16},
+                        {"layernorm", 16500, 40, DType::bf16},  // more sums than one launch adds
                         // What a product reads is quantised, rowwise and columnwise.
                         {"rmsnorm linear(64,32)", 40, 64, DType::bf16, "delayed"},
                         {"layernorm linear(264,32)", 36, 264, DType::bf16, "current"},
@@ -496,7 +497,7 @@ TEST_F(Emulated, RowsGiveTheBitsOfNorms) {
   }
   set_observer({});
   check();
-  EXPECT_GE(rows, 14U);
+  EXPECT_GE(rows, 16U);
 }
 
 // Cases far apart in the list have little in common.
