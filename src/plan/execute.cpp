@@ -65,7 +65,7 @@ PreparedSteps& prepared_steps() {
 }
 
 void* workspace(size_t bytes) {
-  constexpr size_t kAlignment = 64;
+  constexpr auto kAlignment = static_cast<size_t>(kWorkspaceAlignment);
   thread_local std::vector<char> memory;
   if (memory.size() < bytes + kAlignment) memory.resize(bytes + kAlignment);
   const auto address = reinterpret_cast<uintptr_t>(memory.data());

@@ -12,9 +12,6 @@ namespace tenon {
 
 namespace {
 
-constexpr int64_t kAlignment = 64;  // what kernels take workspace for, and every allocator gives
-constexpr int64_t kLine = 128;      // of a GPU's cache
-
 // What a device's kernels need of their own; the CPU has memory for that.
 int64_t kernel_bytes(const PlanData& d, int64_t rows) {
   if (d.request.options.device == Device::cpu) return 0;
@@ -35,7 +32,7 @@ Parts parts_of(const PlanData& d, int64_t rows) {
   for (size_t b = 0; b < d.buffers.size(); ++b)
     if (d.slot_of[b] != kNoBuffer) {
       int64_t& s = size[static_cast<size_t>(d.slot_of[b])];
-      s = std::max(s, rup(d.buffers[b].bytes(rows), kAlignment));
+      s = std::max(s, rup(d.buffers[b].bytes(rows), kWorkspaceAlignment));
     }
   Parts p;
   for (const int64_t s : size) {
@@ -43,7 +40,7 @@ Parts parts_of(const PlanData& d, int64_t rows) {
     p.kernels += s;
   }
   const int64_t more = kernel_bytes(d, rows);
-  if (more > 0) p.kernels = rup(p.kernels, kLine);
+  if (more > 0) p.kernels = rup(p.kernels, kWorkspaceLine);
   p.bytes = p.kernels + more;
   return p;
 }
@@ -146,9 +143,9 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
   const int64_t bytes = parts.bytes;
   require(workspace || bytes == 0, "plan: no workspace; it needs ", bytes, " bytes");
   const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(workspace));
-  require(d.request.options.device != Device::cuda || at % kAlignment == 0,
-          "plan: the workspace is ", at % kAlignment, " bytes beyond a multiple of ", kAlignment,
-          "; on cuda it must begin at one");
+  require(d.request.options.device != Device::cuda || at % kWorkspaceAlignment == 0,
+          "plan: the workspace is ", at % kWorkspaceAlignment, " bytes beyond a multiple of ",
+          kWorkspaceAlignment, "; on cuda it must begin at one");
   const auto address = [&](int buffer) -> void* {
     const auto b = static_cast<size_t>(buffer);
     if (d.slot_of[b] == kNoBuffer) return memory[b];

@@ -15,13 +15,17 @@
 
 namespace tenon {
 
+// Bytes that RunArgs::workspace begins at a multiple of, and those that it should where it can: a
+// line of a GPU's cache, since only whole lines of partial sums are discarded.
+inline constexpr int64_t kWorkspaceAlignment = 64, kWorkspaceLine = 128;
+
 // All that differs from call to call.
 struct RunArgs {
   int64_t rows = 0;
   std::span<const View> in, out;
   std::span<const float> parameters;
   const uint64_t* random = nullptr;  // the state of random loads: five numbers
-  void* workspace = nullptr;         // at least workspace(rows) bytes, 64-byte aligned
+  void* workspace = nullptr;         // at least workspace(rows) bytes
   void* stream = nullptr;
 };
 

@@ -161,7 +161,7 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
                : str(static_cast<uint32_t>(n), "u");
   };
   constexpr const char* kCols = "    const TenonU32 cols = static_cast<TenonU32>(a.cols);\n";
-  const bool long_formula = std::ranges::count(formula.lines, '\n') >= kManyLines;
+  const bool long_formula = formula.length() >= kManyLines;
   tile_ = tile_of(step, parts.all.size(), parts.shift, long_formula);
   const BlockTile& tile = tile_;
   constexpr unsigned kThreadBytes = 4 * 8 * sizeof(float);

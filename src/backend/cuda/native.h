@@ -1,6 +1,7 @@
 // Native precision on the GPU: words by the processor's own approximations.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -39,6 +40,8 @@ struct Singles {
 struct EightLines {
   std::string ready, lines;
   Singles singles = {};
+
+  [[nodiscard]] int64_t length() const { return std::ranges::count(lines, '\n'); }
 };
 EightLines native_eight(const Graph& graph, std::span<const uint32_t> roots, double error,
                         const std::vector<Loaded>& loads, size_t most_singles);

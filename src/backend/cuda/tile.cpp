@@ -40,8 +40,7 @@ Room room_of(const Step& step, const EightLines& formula) {
   const auto random = [](const Load& l) { return l.from == Load::From::random; };
   const auto found = [](const Encoder& e) { return e.format.scaling == Scaling::current; };
   const bool light = sums == 1 && turned_stores(step).empty() && held_bytes(step) <= 4 &&
-                     std::ranges::count(formula.lines, '\n') < kLongFormula &&
-                     std::ranges::none_of(step.loads, random) &&
+                     formula.length() < kLongFormula && std::ranges::none_of(step.loads, random) &&
                      std::ranges::none_of(step.encoders, found);
   return {.blocks = light || (alone && sums == 0) ? 3 : 2, .light = light};
 }
@@ -128,9 +127,9 @@ TileProgram::TileProgram(const Step& step, bool whole_rows) : step_(step), whole
       ">;\nstruct Body {\n  static constexpr int kTurned = ", turned_stores(step).size(),
       ", kSums = ", sums.size(), ", kStrip = ", partial_strip(step),
       ";\n  static constexpr bool kLight = ", flag(room.light),
-      ", kLong = ", flag(std::ranges::count(formula.lines, '\n') >= kManyLines),
-      ", kWholeRows = ", flag(whole_rows), ", kWholeColumns = ", flag(step.cols % kTile == 0),
-      ";\n", tile_members(step, t, formula, "const TenonWords2* now, "),
+      ", kLong = ", flag(formula.length() >= kManyLines), ", kWholeRows = ", flag(whole_rows),
+      ", kWholeColumns = ", flag(step.cols % kTile == 0), ";\n",
+      tile_members(step, t, formula, "const TenonWords2* now, "),
       "  __device__ static void codes(const Arguments& a, const float (&out)[kStores][8], "
       "TenonWords2* now) {\n",
       indented(encoded.codes),
