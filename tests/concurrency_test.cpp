@@ -172,6 +172,22 @@ TEST(Plans, ManyThreadsBuildAndRunTheirOwn) {
     }
 }
 
+// Large enough that the pool's threads share each product (few rows, and blocks of them) and norm.
+TEST(Plans, ThreadsShareProductsAndNorms) {
+  PlanRequest request = planned("none");
+  request.dtype = DType::f32;
+  for (const char* chain : {"linear(64,160) bias gelu linear(160,64)", "layernorm(192)"})
+    for (const int64_t rows : {int64_t{70}, int64_t{600}}) {
+      std::vector<Numbers> expected;
+      {
+        const Threads one(1);
+        expected = results(chain, request, rows);
+      }
+      const Threads four(4);
+      for (int i = 0; i < 3; ++i) EXPECT_TRUE(results(chain, request, rows) == expected) << chain;
+    }
+}
+
 TEST(Pool, SplitsCoverTheRangeOnce) {
   for (const int threads : {1, 2, 7}) {
     const Threads scope(threads);

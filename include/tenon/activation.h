@@ -80,6 +80,10 @@ Activation scaled(const Activation& f);
 void define(const std::string& name, std::string_view formula);
 void define(Activation activation);
 
+// The text with the contents of each name that was defined, as `soft_step@0f1e…`: it means the same
+// after the name is defined again, and nothing else in another process.
+std::string pinned(std::string_view text);
+
 // All registered activations, built-in ones first.
 std::vector<std::string> activation_names();
 

@@ -197,6 +197,10 @@ TENON_API int tenon_define(const char* name, const char* formula);
    the size needed to *size. */
 TENON_API int tenon_names(char* buffer, size_t capacity, size_t* size);
 
+/* `act` with the contents of each name that was defined, as `soft_step@0f1e…`: a text that means
+   the same after the name is defined again. Buffers as for tenon_names. */
+TENON_API int tenon_pinned(const char* act, char* buffer, size_t capacity, size_t* size);
+
 /* What `act` is, as one JSON object: name, inputs (1 or 2), scaled, parameters (name, value, least,
    most; a bound that does not exist is null), formula (as evaluated, shared parts t1, t2, … first).
    Buffers as for tenon_names. */

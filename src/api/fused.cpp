@@ -1,10 +1,9 @@
 // Fused functions: what each argument's shape says about its broadcast.
-#include <map>
-#include <mutex>
+#include <optional>
 
 #include "api/validate.h"
 #include "core/fp_mode.h"
-#include "core/lock.h"
+#include "core/memo.h"
 #include "core/text.h"
 #include "expr/parse.h"
 #include "expr/registry.h"
@@ -63,13 +62,8 @@ FuseForm form_of(const std::string& op, const Fused& fused, const Fused::Body& b
   return form;
 }
 
-struct TextMemory {
-  static constexpr size_t kMost = 1024;
-  uint64_t meaning = 0;
-  std::map<std::string, Fused> texts;
-};
-TextMemory& fused_texts() {
-  static auto& memory = *new TextMemory;
+Memo<Fused>& fused_texts() {
+  static auto& memory = *new Memo<Fused>(1024);
   return memory;
 }
 
@@ -176,23 +170,14 @@ Fused fuse_text(std::string_view formula, std::span<const std::string> arguments
   std::string text(formula);
   for (const std::string& a : arguments) text += "\n" + a;
   const uint64_t meaning = definitions();
-  {
-    const std::lock_guard guard(library_lock());
-    TextMemory& memory = fused_texts();
-    if (memory.meaning != meaning) memory = {meaning, {}};
-    if (const auto it = memory.texts.find(text); it != memory.texts.end()) return it->second;
-  }
+  if (std::optional<Fused> found = fused_texts().find(text, meaning)) return *std::move(found);
   const Formula parsed = parse(formula, arguments);
   std::vector<float> parameters;
   for (const Parameter& p : parsed.parameters) parameters.push_back(p.value);
-  Fused made(
+  const Fused made(
       formula_label(formula), arguments.size(),
       [parsed](std::span<const Expr> in) { return substitute(parsed, in); }, std::move(parameters));
-  const std::lock_guard guard(library_lock());
-  TextMemory& memory = fused_texts();
-  if (memory.texts.size() >= TextMemory::kMost) memory.texts.clear();
-  if (memory.meaning == meaning) memory.texts.try_emplace(std::move(text), made);
-  return made;
+  return fused_texts().keep(text, made, meaning);
 }
 
 }  // namespace tenon

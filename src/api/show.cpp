@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "core/fp_mode.h"
 #include "expr/evaluate.h"
 #include "expr/lower.h"
 #include "expr/print.h"
@@ -111,6 +112,7 @@ void print_formula(std::string& out, const char* title, const Activation& f, con
 }  // namespace
 
 std::string formula(const Activation& f) {
+  const FpMode ieee;
   Graph graph;
   std::vector<std::string> names =
       f.inputs == 1 ? std::vector<std::string>{"x"} : std::vector<std::string>{"a", "b"};
@@ -136,6 +138,7 @@ std::string formula(const Activation& f) {
 }
 
 std::string show(const Activation& f, bool backward) {
+  const FpMode ieee;
   std::string out = str(f.name, ": ", f.inputs == 2 ? "of a and b" : "of x");
   for (size_t i = 0; i < f.parameters.size(); ++i)
     out += str(i == 0 ? ", parameters " : " ", f.parameters[i].name, "=", f.parameters[i].value);

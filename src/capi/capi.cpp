@@ -126,7 +126,7 @@ tenon::Fused fused(const char* formula, const char* arguments, size_t count, con
 
 const char* tenon_version(void) { return tenon::version(); }
 
-const char* tenon_last_error(void) { return last_error.c_str(); }
+const char* tenon_last_error(void) { return last_error; }
 
 int tenon_forward(const char* act, const tenon_forward_args* args, const tenon_options* given) {
   return guarded([&] {
@@ -288,6 +288,11 @@ int tenon_names(char* buffer, size_t capacity, size_t* size) {
     for (const std::string& name : tenon::activation_names()) all += name + "\n";
     give(all, buffer, capacity, size);
   });
+}
+
+int tenon_pinned(const char* act, char* buffer, size_t capacity, size_t* size) {
+  return guarded(
+      [&] { give(tenon::pinned(text(act, "tenon_pinned", "act")), buffer, capacity, size); });
 }
 
 int tenon_info(const char* act, char* buffer, size_t capacity, size_t* size) {

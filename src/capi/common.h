@@ -14,24 +14,33 @@
 
 namespace tenon::capi {
 
-inline thread_local std::string last_error;
+// Room that is there when memory is exhausted, and when the thread's objects have been destroyed.
+inline constexpr size_t kErrorBytes = 4096;
+inline thread_local constinit char last_error[kErrorBytes] = {};
+
+inline void set_error(const char* message) noexcept {
+  const size_t n = std::min(std::strlen(message), kErrorBytes - 1);
+  std::memcpy(last_error, message, n);
+  last_error[n] = '\0';
+  if (n < std::strlen(message)) std::memcpy(last_error + n - 3, "...", 3);
+}
 
 // No exception leaves the library.
 template <class F>
 int guarded(F f) noexcept {
   try {
-    last_error.clear();
+    last_error[0] = '\0';
     f();
     return TENON_OK;
   } catch (const tenon::Error& e) {
-    last_error = e.what();
+    set_error(e.what());
     return static_cast<int>(e.code());
   } catch (const std::bad_alloc&) {
-    last_error = "tenon: out of memory";
+    set_error("tenon: out of memory; free some, or give fewer rows or columns");
   } catch (const std::exception& e) {
-    last_error = e.what();
+    set_error(e.what());
   } catch (...) {
-    last_error = "tenon: an exception of an unknown type";
+    set_error("tenon: an exception of an unknown type");
   }
   return TENON_RUNTIME;
 }

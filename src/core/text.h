@@ -25,6 +25,12 @@ inline size_t name_end(std::string_view text, size_t at) {
   while (at < text.size() && (is_letter(text[at]) || is_digit(text[at]))) ++at;
   return at;
 }
+// A name at `at` may be followed by `@` and the contents of a definition; the end of that.
+inline size_t pin_end(std::string_view text, size_t at) {
+  return at > 0 && at < text.size() && text[at] == '@' ? name_end(text, at + 1) : at;
+}
+// Of whatever users name: longer ones are a mistake, and messages quote them.
+inline constexpr size_t kMaxNameBytes = 256;
 inline bool is_identifier(std::string_view name) {
   return !name.empty() && is_letter(name[0]) && name_end(name, 0) == name.size();
 }

@@ -1,6 +1,7 @@
 // The hash-consed graph and the simplifications that never change a bit.
 #include <cstring>
 
+#include "core/fp_mode.h"
 #include "expr/lane.h"
 #include "expr/order.h"
 #include "expr/word.h"
@@ -24,11 +25,13 @@ bool holds(Rel rel, float a, float b) {
   constexpr std::array<Compare, kRels.size()> kCompare{compare<Rel::lt, 0>, compare<Rel::le, 0>,
                                                        compare<Rel::gt, 0>, compare<Rel::ge, 0>,
                                                        compare<Rel::eq, 0>, compare<Rel::ne, 0>};
+  const FpMode ieee;  // hosts may have unmasked traps
   return kCompare[static_cast<size_t>(rel)](Scalar(a), Scalar(b));
 }
 
 // The word of constants, in the strict sequence's own fp32 bits.
 float fold(Word w, std::span<const Expr> in, uint8_t detail) {
+  const FpMode ieee;
   const auto arg = [&](size_t i) { return Scalar(i < in.size() ? in[i].constant() : 0.0F); };
   if (w == Word::round)
     return visit(static_cast<DType>(detail),

@@ -26,8 +26,7 @@ class Parser {
  public:
   Parser(std::string_view text, std::span<const std::string> inputs)
       : text_(text), inputs_(inputs), used_(inputs.size(), false) {
-    require(text.size() <= kMaxFormulaBytes, "formula: ", text.size(), " bytes; at most ",
-            kMaxFormulaBytes, " are read. Define a part of it as an activation of its own");
+    check_bytes("formula", text);
     const size_t end = text.find(';');
     body_end_ = std::min(end, text.size());
     read_defaults();
@@ -123,7 +122,9 @@ class Parser {
     }
     if (!is_letter(c)) error("a number, a name or '('");
     const size_t start = at_;
-    const std::string_view name = identifier();
+    identifier();
+    at_ = pin_end(text_.substr(0, end_), at_);
+    const std::string_view name = text_.substr(start, at_ - start);
     return peek() == '(' ? called(name, start) : named(name, start);
   }
 
@@ -161,6 +162,7 @@ class Parser {
     const std::optional<Activation> f = registered(name);
     if (!f) {
       at_ = start;
+      check_pin(name);
       fail_here(str("unknown function '", name, "'", suggestion(name),
                     "; a function is a word, clamp, round, select or a registered activation"));
     }
@@ -304,12 +306,25 @@ bool is_reserved(std::string_view name) {
          name == "gated" || name == "scaled";
 }
 
+void check_bytes(std::string_view what, std::string_view text) {
+  size_t bytes = text.size();
+  for (size_t at = text.find('@'); at < text.size(); at = text.find('@', at + 1))
+    bytes -= pin_end(text, at) - at;
+  require(bytes <= kMaxFormulaBytes && text.size() <= 4 * kMaxFormulaBytes, what, ": ", bytes,
+          " bytes; at most ", kMaxFormulaBytes,
+          " are read. Define a part of it as an activation of its own");
+}
+
 std::string formula_label(std::string_view text) {
   constexpr size_t kMost = 60;
-  std::string name(text.substr(0, kMost));
-  for (char& c : name)
-    if (static_cast<unsigned char>(c) < ' ') c = ' ';
-  return text.size() > kMost ? name + "..." : name;
+  std::string name;
+  for (size_t i = 0; i < text.size(); ++i) {
+    i = pin_end(text, i);  // contents tell a reader nothing
+    if (i == text.size()) break;
+    if (name.size() == kMost) return name + "...";
+    name += static_cast<unsigned char>(text[i]) < ' ' ? ' ' : text[i];
+  }
+  return name;
 }
 
 Formula parse(std::string_view text, std::span<const std::string> inputs) {

@@ -31,6 +31,9 @@ Formula parse(std::string_view text, std::span<const std::string> inputs);
 // The formula with its loads replaced, in the graph of the replacements.
 Expr substitute(const Formula& formula, std::span<const Expr> loads);
 
+// Refuses a text that is too long; the contents of pinned names do not count.
+void check_bytes(std::string_view what, std::string_view text);
+
 // What a formula without a name is called in messages: its beginning, on one line.
 std::string formula_label(std::string_view text);
 

@@ -2,12 +2,17 @@
 #include "expr/registry.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <charconv>
 #include <map>
 #include <mutex>
 
+#include "core/fp_mode.h"
 #include "core/lock.h"
+#include "core/memo.h"
 #include "core/text.h"
+#include "expr/order.h"
 #include "expr/parse.h"
 #include "tenon/error.h"
 
@@ -15,23 +20,82 @@ namespace tenon {
 
 namespace {
 
-// User-made activations in the order of their definition; guarded by library_lock().
-std::vector<Activation>& user_activations() {
-  static auto& list = *new std::vector<Activation>;  // other threads may outlive static objects
-  return list;
+constexpr size_t kMostDefinitions = 1 << 16;  // each takes up to some ten kilobytes
+
+// What users defined; guarded by library_lock(). A definition lasts as long as the process, since
+// texts may name it by its contents.
+struct Users {
+  using Definitions = std::map<uint64_t, Activation>;  // by contents
+  using Definition = Definitions::value_type;
+  struct Name {
+    Definitions definitions;
+    uint64_t current = 0;
+  };
+  std::map<std::string, Name, std::less<>> names;
+  std::map<std::string, std::string, std::less<>> aliases;  // to names
+  std::vector<std::string> order;                           // of the first definitions
+  size_t count = 0;
+  std::atomic<uint64_t> changes = 0;  // read without the lock, in every call by text
+
+  [[nodiscard]] const Name* find(std::string_view name) const {
+    const auto alias = aliases.find(name);
+    const auto it = names.find(alias == aliases.end() ? name : std::string_view(alias->second));
+    return it == names.end() ? nullptr : &it->second;
+  }
+  // By `name`, as it is defined now, or by `name@contents`.
+  [[nodiscard]] const Definition* definition(std::string_view name) const {
+    const size_t at = name.find('@');
+    const Name* const found = find(name.substr(0, at));
+    if (!found) return nullptr;
+    uint64_t contents = found->current;
+    if (at != std::string_view::npos) {
+      const char* const end = name.data() + name.size();
+      if (std::from_chars(name.data() + at + 1, end, contents, 16).ptr != end) return nullptr;
+    }
+    const auto it = found->definitions.find(contents);
+    return it == found->definitions.end() ? nullptr : &*it;
+  }
+};
+Users& users() {
+  static auto& all = *new Users;  // other threads may outlive static objects
+  return all;
 }
 
-// Texts that were resolved before, so that calls by text share one formula; guarded by
-// library_lock(). A definition may change what a text means.
-struct Resolved {
-  static constexpr size_t kMost = 1024;
-  std::map<std::string, Activation, std::less<>> texts;
-  uint64_t definitions = 0;
-};
-Resolved& resolved() {
-  static auto& memory = *new Resolved;
-  return memory;
+// Texts that were resolved before, so that calls by text share one formula.
+Memo<Activation>& resolved() {
+  static auto& texts = *new Memo<Activation>(1024);
+  return texts;
 }
+
+// A hash of all that decides what an activation computes.
+class Contents {
+ public:
+  Contents& add(uint64_t value) {
+    for (int i = 0; i < 8; ++i, value >>= 8) hash_ = (hash_ ^ (value & 255)) * 0x100000001b3ULL;
+    return *this;
+  }
+  Contents& add(float value) { return add(uint64_t{__builtin_bit_cast(uint32_t, value)}); }
+  Contents& add(std::string_view text) {
+    for (const char c : text) add(uint64_t{static_cast<unsigned char>(c)});
+    return add(text.size());
+  }
+  Contents& add(const Graph& graph, uint32_t root) {
+    std::vector<uint64_t> number(graph.size());
+    uint64_t count = 0;
+    for (const uint32_t id : order(graph, std::span(&root, 1))) {
+      const Node& n = graph[id];
+      add(static_cast<uint64_t>(n.word)).add(uint64_t{n.detail}).add(n.value);
+      add(uint64_t{n.slot});
+      for (int i = 0; i < n.arity(); ++i) add(number[n.in[i]]);
+      number[id] = count++;
+    }
+    return *this;
+  }
+  [[nodiscard]] uint64_t hash() const { return hash_; }
+
+ private:
+  uint64_t hash_ = 0xcbf29ce484222325ULL;  // FNV-1a
+};
 
 bool answers_to(const Activation& f, std::string_view name) {
   return f.name == name || std::ranges::find(f.aliases, name) != f.aliases.end();
@@ -70,8 +134,8 @@ std::optional<std::string_view> inside(std::string_view text, std::string_view o
   return text.substr(1, text.size() - 2);
 }
 
+constexpr std::string_view kSpaces = " \t\r\n";
 std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpaces = " \t\r\n";
   const size_t first = text.find_first_not_of(kSpaces);
   if (first == std::string_view::npos) return {};
   return text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
@@ -120,7 +184,7 @@ std::optional<WithParameters> with_parameters(std::string_view text) {
   const size_t open = text.find('(');
   if (open == std::string_view::npos || !text.ends_with(')')) return std::nullopt;
   WithParameters result{trimmed(text.substr(0, open)), {}};
-  if (!is_identifier(result.name)) return std::nullopt;
+  if (pin_end(result.name, name_end(result.name, 0)) != result.name.size()) return std::nullopt;
   std::string_view rest = text.substr(open + 1, text.size() - open - 2);
   while (true) {
     const size_t comma = std::min(rest.find(','), rest.size());
@@ -146,8 +210,7 @@ std::optional<WithParameters> with_parameters(std::string_view text) {
 
 Activation resolve(std::string_view text) {
   text = trimmed(text);
-  require(text.size() <= kMaxFormulaBytes, "activation: a text of ", text.size(),
-          " bytes; at most ", kMaxFormulaBytes, " are read");
+  check_bytes("activation", text);
   require(!text.empty(), "activation: the name or formula is empty; `tenon list` prints the names");
   if (const auto inner = inside(text, "gated")) return gated(resolve(*inner));
   if (const auto inner = inside(text, "scaled")) return scaled(resolve(*inner));
@@ -157,6 +220,7 @@ Activation resolve(std::string_view text) {
     set_parameters(f, parts->values);
     return f;
   }
+  check_pin(text);
   // A lone identifier that is no input was meant as a name.
   if (is_identifier(text) && text != "x" && text != "a" && text != "b")
     fail(Code::invalid_argument, "activation '", text, "' is not known", suggestion(text),
@@ -176,16 +240,60 @@ Expr Args::operator[](std::string_view parameter) const {
 std::optional<Activation> registered(std::string_view name) {
   if (const Activation* f = find(built_in_activations(), name)) return *f;
   const std::lock_guard guard(library_lock());
-  const Activation* f = find(user_activations(), name);
-  return f ? std::optional(*f) : std::nullopt;
+  const Users::Definition* const d = users().definition(name);
+  return d ? std::optional(d->second) : std::nullopt;
 }
 
-uint64_t definitions() {
+void check_pin(std::string_view name) {
+  const size_t at = name_end(name, 0);
+  if (at == 0 || at == name.size() || pin_end(name, at) != name.size()) return;
+  require(registered(name).has_value(), "activation '", name,
+          "': nothing of these contents was defined as '", name.substr(0, at),
+          "' in this process; define it with the formula that it had");
+}
+
+uint64_t definitions() { return users().changes; }
+
+std::string pinned(std::string_view text) {
+  text = trimmed(text);
+  std::string_view core = text;
+  while (true) {
+    auto inner = inside(core, "gated");
+    if (!inner) inner = inside(core, "scaled");
+    if (!inner) break;
+    core = trimmed(*inner);
+  }
+  std::string out;
   const std::lock_guard guard(library_lock());
-  return resolved().definitions;
+  for (size_t i = 0; i < text.size();) {
+    const size_t start = i;
+    i = name_end(text, start);
+    if (i == start) {
+      out += text[i++];
+      continue;
+    }
+    const std::string_view name = text.substr(start, i - start);
+    i = pin_end(text, i);
+    out += text.substr(start, i - start);
+    if (!is_identifier(name) || i > start + name.size()) continue;
+    // Called, or all there is; elsewhere it is an input or a parameter.
+    const size_t next = std::min(text.find_first_not_of(kSpaces, i), text.size());
+    const bool called = next < text.size() && text[next] == '(';
+    const bool whole = name.data() == core.data() && name.size() == core.size();
+    if (!called && !whole) continue;
+    if (find(built_in_activations(), name)) continue;
+    if (const Users::Definition* const d = users().definition(name)) {
+      std::array<char, 16> digits;
+      char* const end = std::to_chars(digits.begin(), digits.end(), d->first, 16).ptr;
+      out.replace(out.size() - name.size(), name.size(), d->second.name);
+      out.append("@").append(digits.begin(), end);
+    }
+  }
+  return out;
 }
 
 std::string suggestion(std::string_view name) {
+  if (name.size() > kMaxNameBytes) return "";  // nobody meant one that exists
   std::string best;
   size_t least = (name.size() + 1) / 3;  // a third of the letters may be wrong
   const auto offer = [&](std::string_view candidate) {
@@ -204,28 +312,18 @@ std::vector<std::string> activation_names() {
   std::vector<std::string> names;
   for (const Activation& f : built_in_activations()) names.push_back(f.name);
   const std::lock_guard guard(library_lock());
-  for (const Activation& f : user_activations()) names.push_back(f.name);
+  names.insert(names.end(), users().order.begin(), users().order.end());
   return names;
 }
 
 Activation activation(std::string_view text,
                       std::span<const std::pair<std::string, float>> parameters) {
-  uint64_t definitions = 0;
-  {
-    const std::lock_guard guard(library_lock());
-    definitions = resolved().definitions;
-    const auto it = resolved().texts.find(text);
-    if (it != resolved().texts.end() && parameters.empty()) return it->second;
-  }
-  Activation f = resolve(text);
-  {
-    const std::lock_guard guard(library_lock());
-    Resolved& memory = resolved();
-    if (memory.texts.size() >= Resolved::kMost) memory.texts.clear();
-    // Of two threads that resolve one text the first one's formula serves both.
-    if (memory.definitions == definitions)
-      f = memory.texts.try_emplace(std::string(text), f).first->second;
-  }
+  const FpMode ieee;
+  text = trimmed(text);
+  const uint64_t meaning = definitions();
+  std::optional<Activation> known = resolved().find(text, meaning);
+  if (known && parameters.empty()) return *std::move(known);
+  Activation f = resolved().keep(text, known ? *known : resolve(text), meaning);
   set_parameters(f, parameters);
   return f;
 }
@@ -261,6 +359,8 @@ namespace {
 
 // Every name by which an activation can be asked for obeys the same rules.
 void check_name(const std::string& name, std::string_view owner) {
+  require(name.size() <= kMaxNameBytes, "define: a name of ", name.size(), " bytes; at most ",
+          kMaxNameBytes, " are taken");
   require(is_identifier(name), "define: '", name,
           "' is not a name; use letters, digits and _, not starting with a digit");
   require(!is_reserved(name) && name != "x" && name != "a" && name != "b", "define: '", name,
@@ -273,21 +373,24 @@ void check_name(const std::string& name, std::string_view owner) {
               "define: '", name, "' is a named function of a built-in activation; ",
               "choose another name");
   const std::lock_guard guard(library_lock());
-  for (const Activation& other : user_activations())
-    require(other.name == owner || !answers_to(other, name), "define '", owner, "': '", name,
-            "' already means '", other.name, "'; choose another name");
+  if (const Users::Name* const other = users().find(name)) {
+    const std::string& means = other->definitions.at(other->current).name;
+    require(means == owner, "define '", owner, "': '", name, "' already means '", means,
+            "'; choose another name");
+  }
 }
 
 }  // namespace
 
 void define(Activation f) {
+  const FpMode ieee;
   check_name(f.name, f.name);
   for (const std::string& alias : f.aliases) check_name(alias, f.name);
   require(f.inputs == 1 || f.inputs == 2, "define '", f.name, "': ", f.inputs,
           " inputs; an activation has 1 (x) or 2 (a and b)");
   require(static_cast<bool>(f.body), "define '", f.name, "': no function given");
   for (size_t i = 0; i < f.parameters.size(); ++i)
-    require(is_identifier(f.parameters[i].name) &&
+    require(is_identifier(f.parameters[i].name) && f.parameters[i].name.size() <= kMaxNameBytes &&
                 std::ranges::count(f.parameters, f.parameters[i].name, &Parameter::name) == 1,
             "define '", f.name, "': '", f.parameters[i].name,
             "' cannot name a parameter; names are identifiers, each given once");
@@ -300,17 +403,23 @@ void define(Activation f) {
   uint32_t slot = 0;
   for (int i = 0; i < f.inputs; ++i) inputs.push_back(graph.load(slot++));
   for (size_t i = 0; i < f.parameters.size(); ++i) parameters.push_back(graph.load(slot++));
-  graph.id(call(f, inputs, parameters));
+  const uint32_t root = graph.id(call(f, inputs, parameters));
+  Contents contents;
+  contents.add(static_cast<uint64_t>(f.inputs)).add(uint64_t{f.scaled}).add(graph, root);
+  for (const Parameter& p : f.parameters)
+    contents.add(p.name).add(p.value).add(p.least).add(p.most);
 
   const std::lock_guard guard(library_lock());
-  ++resolved().definitions;
-  resolved().texts.clear();
-  auto& list = user_activations();
-  const auto it = std::ranges::find(list, f.name, &Activation::name);
-  if (it == list.end())
-    list.push_back(std::move(f));
-  else
-    *it = std::move(f);
+  Users& all = users();
+  require(all.count < kMostDefinitions, "define '", f.name, "': ", all.count,
+          " definitions, the most that a process may make; use parameters for what varies");
+  std::erase_if(all.aliases, [&](const auto& alias) { return alias.second == f.name; });
+  for (const std::string& alias : f.aliases) all.aliases.emplace(alias, f.name);
+  Users::Name& name = all.names[f.name];
+  if (name.definitions.empty()) all.order.push_back(f.name);
+  name.current = contents.hash();
+  if (name.definitions.try_emplace(name.current, f).second) ++all.count;
+  ++all.changes;
 }
 
 Expr call(const Activation& f, std::span<const Expr> inputs, std::span<const Expr> parameters) {

@@ -13,6 +13,9 @@ namespace tenon {
 // By name or alias.
 std::optional<Activation> registered(std::string_view name);
 
+// Refuses `name@contents` that was never defined.
+void check_pin(std::string_view name);
+
 // " (did you mean 'gelu'?)", or nothing.
 std::string suggestion(std::string_view name);
 

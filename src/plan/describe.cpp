@@ -6,6 +6,7 @@
 #include <set>
 
 #include "backend/list.h"
+#include "core/fp_mode.h"
 #include "core/text.h"
 #include "tenon/error.h"
 
@@ -412,6 +413,7 @@ std::string fixed(double value, int digits) {
 }
 
 std::string Plan::describe(int64_t rows, const Speed& speed) const {
+  const FpMode ieee;
   check_rows(rows);
   const PlanData& d = *data_;
   const PlanRequest& r = d.request;
@@ -431,6 +433,7 @@ std::string Plan::describe(int64_t rows, const Speed& speed) const {
 }
 
 std::string Plan::json(int64_t rows, const Speed& speed) const {
+  const FpMode ieee;
   check_rows(rows);
   const PlanData& d = *data_;
   const PlanRequest& r = d.request;

@@ -4,12 +4,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
-#include <unordered_map>
-#include <vector>
+#include <optional>
 
 #include "backend/list.h"
-#include "core/lock.h"
+#include "core/fp_mode.h"
+#include "core/memo.h"
+#include "core/scratch.h"
 #include "tenon/error.h"
 
 namespace tenon {
@@ -18,17 +18,13 @@ namespace {
 
 constexpr size_t kMaxKernels = 4096;  // a kernel holds a few kilobytes
 
-using Cache = std::unordered_map<std::string, Chosen>;
-
-Cache& cache() {
-  static auto& kernels = *new Cache;  // other threads may outlive static objects
-  return kernels;
+Memo<Chosen>& kernels() {
+  static auto& made = *new Memo<Chosen>(kMaxKernels);  // other threads may outlive static objects
+  return made;
 }
 
-Observer& observer() {
-  thread_local Observer current;
-  return current;
-}
+// A pointer, since calls may come when the thread's objects have been destroyed.
+thread_local constinit const Observer* observer = nullptr;
 
 // Read once: looking through a large environment takes as long as the rest of a call.
 bool logging() {
@@ -52,30 +48,17 @@ Chosen make(const Step& step, Device device) {
        ". Run it on the cpu device");
 }
 
-// Finds keys that are no strings.
-struct Hash : std::hash<std::string_view> {
-  using is_transparent = void;
-};
-using PreparedSteps =
-    std::unordered_map<std::string, std::shared_ptr<const Prepared>, Hash, std::equal_to<>>;
-
-PreparedSteps& prepared_steps() {
-  static auto& steps = *new PreparedSteps;
+Memo<std::shared_ptr<const Prepared>>& prepared_steps() {
+  static auto& steps = *new Memo<std::shared_ptr<const Prepared>>(kMaxKernels);
   return steps;
 }
 
-void* workspace(size_t bytes) {
-  constexpr auto kAlignment = static_cast<size_t>(kWorkspaceAlignment);
-  thread_local std::vector<char> memory;
-  if (memory.size() < bytes + kAlignment) memory.resize(bytes + kAlignment);
-  const auto address = reinterpret_cast<uintptr_t>(memory.data());
-  return memory.data() + (kAlignment - address % kAlignment) % kAlignment;
-}
-
 void run(const Step& step, const Chosen& chosen, RunArgs args, const Options& options) {
-  if (options.device == Device::cpu) {
-    const size_t bytes = chosen.kernel->workspace(args.rows);
-    args.workspace = bytes ? workspace(bytes) : nullptr;
+  const FpMode ieee;
+  const bool on_cpu = options.device == Device::cpu;
+  const Scratch scratch(on_cpu ? chosen.kernel->workspace(args.rows) : 0);
+  if (on_cpu) {
+    args.workspace = scratch.data();
   } else if (!args.workspace && options.allocate) {
     const size_t bytes = chosen.kernel->workspace(args.rows);
     if (bytes) args.workspace = options.allocate(options.user, bytes);
@@ -85,7 +68,7 @@ void run(const Step& step, const Chosen& chosen, RunArgs args, const Options& op
   }
   args.stream = options.stream;
   const bool log = logging();
-  if (!observer() && !log) return chosen.kernel->run(args);
+  if (!observer && !log) return chosen.kernel->run(args);
   double microseconds = 0;
   const auto go = [&] {
     const auto start = std::chrono::steady_clock::now();
@@ -93,8 +76,8 @@ void run(const Step& step, const Chosen& chosen, RunArgs args, const Options& op
     const auto time = std::chrono::steady_clock::now() - start;
     microseconds = std::chrono::duration<double, std::micro>(time).count();
   };
-  if (observer())
-    observer()(step, args, options, go);
+  if (observer)
+    (*observer)(step, args, options, go);
   else
     go();
   if (!log) return;
@@ -107,18 +90,16 @@ void run(const Step& step, const Chosen& chosen, RunArgs args, const Options& op
 }  // namespace
 
 Chosen kernel_for(const Step& step, Device device) {
+  const FpMode ieee;  // makers fold constants
   const std::string key = str(kDevices[static_cast<size_t>(device)], " ", step.key());
-  {
-    const std::lock_guard guard(library_lock());
-    if (const auto it = cache().find(key); it != cache().end()) return it->second;
-  }
-  Chosen chosen = make(step, device);  // not under the lock: it may take a compiler's time
-  const std::lock_guard guard(library_lock());
-  if (cache().size() >= kMaxKernels) cache().clear();
-  return cache().try_emplace(key, std::move(chosen)).first->second;
+  if (std::optional<Chosen> found = kernels().find(key)) return *std::move(found);
+  return kernels().keep(key, make(step, device));
 }
 
-void set_observer(Observer o) { observer() = std::move(o); }
+void set_observer(Observer o) {
+  delete observer;
+  observer = o ? new Observer(std::move(o)) : nullptr;
+}
 
 void execute(const Step& step, RunArgs args, const Options& options) {
   run(step, kernel_for(step, options.device), args, options);
@@ -127,18 +108,11 @@ void execute(const Step& step, RunArgs args, const Options& options) {
 std::shared_ptr<const Prepared> prepared(Key key, const std::shared_ptr<const void>& identity,
                                          Device device, const std::function<Step()>& make) {
   key.add(reinterpret_cast<uintptr_t>(identity.get())).add(device);
-  {
-    const std::lock_guard guard(library_lock());
-    const auto it = prepared_steps().find(key.text());
-    if (it != prepared_steps().end()) return it->second;
-  }
+  if (auto found = prepared_steps().find(key.text())) return *std::move(found);
   Step step = make();
   Chosen chosen = kernel_for(step, device);
-  auto made =
-      std::make_shared<const Prepared>(Prepared{std::move(step), std::move(chosen), identity});
-  const std::lock_guard guard(library_lock());
-  if (prepared_steps().size() >= kMaxKernels) prepared_steps().clear();
-  return prepared_steps().try_emplace(std::string(key.text()), std::move(made)).first->second;
+  return prepared_steps().keep(key.text(), std::make_shared<const Prepared>(Prepared{
+                                               std::move(step), std::move(chosen), identity}));
 }
 
 void execute(const Step& step, const Chosen& chosen, RunArgs args, const Options& options) {

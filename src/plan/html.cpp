@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/fp_mode.h"
 #include "tenon/error.h"
 
 namespace tenon {
@@ -372,6 +373,7 @@ class Page {
 }  // namespace
 
 std::string Plan::html(int64_t rows, const Speed& speed) const {
+  const FpMode ieee;
   check_rows(rows);
   return Page(*this, rows, speed).html();
 }

@@ -1,10 +1,10 @@
 // Lowers a chain: stages in order, then in reverse; buffers; workspace that is shared over time.
 #include <algorithm>
-#include <mutex>
 #include <set>
 #include <unordered_map>
 
-#include "core/lock.h"
+#include "core/fp_mode.h"
+#include "core/memo.h"
 #include "expr/registry.h"
 #include "ops/key.h"
 #include "plan/flow.h"
@@ -442,9 +442,8 @@ namespace {
 
 constexpr size_t kMaxPlans = 1024;  // a plan holds some tens of kilobytes
 
-using Plans = std::unordered_map<std::string, Plan>;
-Plans& plans() {
-  static auto& all = *new Plans;
+Memo<Plan>& plans() {
+  static auto& all = *new Memo<Plan>(kMaxPlans);
   return all;
 }
 
@@ -459,7 +458,7 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
     key.add(list.size());
     for (const GradRequest& g : list) key.add(g.wanted).add(g.dtype).add(g.accumulate);
   };
-  key.add(definitions()).add(r.cols).add(r.dtype).add(r.parameter_dtype);
+  key.add(r.cols).add(r.dtype).add(r.parameter_dtype);
   key.add(r.training).add(r.backward).add(r.input_grad).add(r.keep);
   key.add(r.options.precision).add(r.options.rounding).add(r.options.device);
   key.add(r.recipe.name);
@@ -471,33 +470,24 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
   return std::string(key.text()).append(chain);
 }
 
-std::optional<Plan> find_plan(const std::string& key) {
-  const std::lock_guard guard(library_lock());
-  const auto it = plans().find(key);
-  return it == plans().end() ? std::nullopt : std::optional(it->second);
-}
-// The first one made stays, where several threads make the same.
-Plan keep_plan(const std::string& key, const Plan& made) {
-  const std::lock_guard guard(library_lock());
-  if (plans().size() >= kMaxPlans) plans().clear();
-  return plans().try_emplace(key, made).first->second;
-}
-
 }  // namespace
 
 // The canonical text is the key; a text that was given before leads to its plan without parsing.
 Plan Plan::build(std::string_view chain, const PlanRequest& request) {
+  const FpMode ieee;
   if (!request.opaque.empty() || request.collectives) return build(parse_chain(chain), request);
   const std::string given = key_of(chain, request);
-  if (const std::optional<Plan> found = find_plan(given)) return *found;
+  const uint64_t meaning = definitions();
+  if (const std::optional<Plan> found = plans().find(given, meaning)) return *found;
   const Chain ops = parse_chain(chain);
   const std::string canonical = key_of(print_chain(ops), request);
-  std::optional<Plan> plan = canonical == given ? std::nullopt : find_plan(canonical);
-  if (!plan) plan = keep_plan(canonical, build(ops, request));
-  return keep_plan(given, *plan);
+  std::optional<Plan> plan = canonical == given ? std::nullopt : plans().find(canonical, meaning);
+  if (!plan) plan = plans().keep(canonical, build(ops, request), meaning);
+  return plans().keep(given, *plan, meaning);
 }
 
 Plan Plan::build(std::span<const Op> chain, const PlanRequest& request) {
+  const FpMode ieee;  // constants are rounded and folded here
   std::vector<Cut> cuts;
   const size_t most = 2 * chain.size() + 1;
   while (true) {

@@ -78,8 +78,9 @@ class Finisher {
     const int64_t n = std::min(kTileCols, g.cols - c);
     const auto width = static_cast<size_t>(n);
     const auto blocks = static_cast<uint64_t>(g.blocks());
-    float* sum = scratch_memory((TreeStack::levels(blocks) + 2) * kTile);
-    float* part = sum + kTile;
+    const Scratch scratch((TreeStack::levels(blocks) + 2) * kTile * sizeof(float));
+    float* const sum = scratch.floats();
+    float* const part = sum + kTile;
     TreeStack stack(part + kTile, width);
     std::fill_n(sum, kTile, 0.0F);  // the empty sum
     for (uint64_t b = 0; b < blocks; ++b) {
@@ -92,10 +93,10 @@ class Finisher {
 
   void finish_rows(const Store& s, const View& out, const Grid& g, const float* parts) const {
     const auto chunks = static_cast<size_t>(g.chunks());
-    float* scratch = scratch_memory(2 * chunks + 64);
+    const Scratch scratch((2 * chunks + 64) * sizeof(float));
     for (int64_t r = 0; r < g.rows; ++r) {
       const float* row = parts + r * g.chunks();
-      const float sum = chunks == 0 ? 0.0F : tree_sum(loops_, row, scratch, chunks);
+      const float sum = chunks == 0 ? 0.0F : tree_sum(loops_, row, scratch.floats(), chunks);
       store_one(s, element(out, r, 0), sum);
     }
   }

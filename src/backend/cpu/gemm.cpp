@@ -8,6 +8,7 @@
 #include "backend/cpu/gemm_pack.h"
 #include "backend/cpu/pool.h"
 #include "core/fp_mode.h"
+#include "core/scratch.h"
 
 namespace tenon::cpu {
 
@@ -21,6 +22,8 @@ constexpr int64_t kThinSpan = 1024;
 constexpr int64_t kThinSlice = 16;
 constexpr int64_t kOwnBlocks = 16;  // of rows, so that whole blocks are shared out evenly
 constexpr int64_t kSkew = 16;       // rows of a tile then fall into different sets of the caches
+
+size_t bytes_of(int64_t floats) { return static_cast<size_t>(floats) * sizeof(float); }
 
 struct Columns {
   int64_t begin, n;
@@ -111,21 +114,6 @@ struct RowPanels {
   [[nodiscard]] int64_t width(int64_t p) const { return kernel.tiles ? rup(size(p), 16) : size(p); }
 };
 
-float* aligned_memory(std::vector<float>& memory, size_t floats) {
-  constexpr size_t kAlignment = 16;
-  if (memory.size() < floats + kAlignment) memory.resize(floats + kAlignment);
-  const auto address = reinterpret_cast<uintptr_t>(memory.data()) / sizeof(float);
-  return memory.data() + (kAlignment - address % kAlignment) % kAlignment;
-}
-float* product_memory(size_t floats) {
-  thread_local std::vector<float> memory;
-  return aligned_memory(memory, floats);
-}
-float* block_memory(size_t floats) {
-  thread_local std::vector<float> memory;
-  return aligned_memory(memory, floats);
-}
-
 class Product {
  public:
   Product(const Step& step, const GemmKernel& kernel, const Loops& loops, const Program& program,
@@ -174,9 +162,9 @@ class Product {
     const Grid& g = cut_.grid;
     pack_chunks(0, g.chunks());
     parallel_for(g.blocks(), [&](int64_t begin, int64_t end) {
-      const auto floats = static_cast<size_t>(cut_.padded(g.block_rows) * cut_.words);
+      const Scratch scratch(bytes_of(cut_.padded(g.block_rows) * cut_.words));
+      float* const a = scratch.floats();
       for (int64_t block = begin; block < end; ++block) {
-        float* const a = block_memory(floats);
         const RowPanels panels = row_panels(block);
         for (int64_t k = 0; k < cut_.words; k += kernel_.block)
           for (int64_t p = 0; p < panels.count(); ++p)
@@ -266,10 +254,10 @@ class Product {
     const float* b = packed_b_ + j * cut_.chunk_width * cut_.words;
     const std::vector<Columns>& columns = cut_.chunks[static_cast<size_t>(chunk + j)];
     const int64_t stride = cut_.chunk_width + kSkew;
-    float* memory = product_memory(static_cast<size_t>(cut_.padded(panels.rows) * stride));
+    const Scratch scratch(bytes_of(cut_.padded(panels.rows) * stride));
     std::vector<ProductRange> ranges;
     if (kernel_.begin) kernel_.begin();
-    float* c = memory;
+    float* c = scratch.floats();
     const float* panel = b;
     for (const Columns& range : columns) {
       ranges.push_back({range.begin, range.n, c, stride});
@@ -325,7 +313,8 @@ class Product {
   void thin_columns(const RowPanels& panels, int64_t column, int64_t n) const {
     const bool inside = b_.k_inside();
     const int64_t span = inside ? kThinSpan : kernel_.block;
-    float* b = product_memory(static_cast<size_t>((inside ? kernel_.cols : n) * span));
+    const Scratch scratch(bytes_of((inside ? kernel_.cols : n) * span));
+    float* const b = scratch.floats();
     float* c = product_ + column;
     for (int64_t k = 0; k < cut_.words; k += span) {
       const int64_t words = std::min(span, cut_.words - k);

@@ -144,12 +144,4 @@ void end_stream() {
 #endif
 }
 
-float* scratch_memory(size_t floats) {
-  constexpr size_t kAlignment = 64;
-  thread_local std::vector<float> memory;
-  if (memory.size() < floats + kAlignment) memory.resize(floats + kAlignment);
-  const auto address = reinterpret_cast<uintptr_t>(memory.data());
-  return memory.data() + (kAlignment - address % kAlignment) % kAlignment / sizeof(float);
-}
-
 }  // namespace tenon::cpu

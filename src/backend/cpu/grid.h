@@ -63,7 +63,4 @@ std::vector<PanelRange> panels(const Step& step, int64_t begin, int64_t n);
 // Before other threads may read what this one wrote past the cache.
 void end_stream();
 
-// One thread's memory, 64-byte aligned; grows once and is kept.
-float* scratch_memory(size_t floats);
-
 }  // namespace tenon::cpu

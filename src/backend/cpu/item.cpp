@@ -84,7 +84,7 @@ Item::Item(const Step& step, const Program& program, const Loops& loops, const R
   floats += panel_floats + encode_most;
   for (const Load& l : step_.loads) floats += row_floats(l);
   for (const Store& s : step_.stores) floats += grid_.stack_floats(s);
-  float* memory = scratch_memory(floats);
+  float* memory = scratch_.emplace(floats * sizeof(float)).floats();
   const auto take = [&](size_t n) { return std::exchange(memory, memory + n); };
   for (float*& slot : slot_) slot = take(kTile);
   own_.assign(slot_.begin(), slot_.begin() + static_cast<int64_t>(step_.loads.size()));

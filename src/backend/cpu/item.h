@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "backend/cpu/loops.h"
 #include "backend/cpu/program.h"
 #include "backend/cpu/sums.h"
+#include "core/scratch.h"
 #include "step/backend.h"
 
 namespace tenon::cpu {
@@ -77,9 +79,9 @@ class Item {
   std::span<const ProductRange> product_;
   int64_t index_, block_, chunk_;
   int64_t row_begin_, row_end_, col_begin_, col_end_;
-  // Memory of the thread: tiles (of loads also where they are not read in place), row vectors by
-  // load, stacks of partial sums by store, and places to add in: one as wide as a row vector, one
-  // for a tile and its tree.
+  // Tiles (of loads also where they are not read in place), row vectors by load, stacks of partial
+  // sums by store, and places to add in: one as wide as a row vector, one for a tile and its tree.
+  std::optional<Scratch> scratch_;
   std::vector<float*> slot_, row_, own_, stack_;
   float* wide_ = nullptr;
   float* spare_ = nullptr;

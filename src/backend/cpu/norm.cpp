@@ -248,7 +248,8 @@ class NormKernel final : public Kernel {
 
   NormVector row_vector(const RunArgs& args, uint32_t load, bool shifted, float*& memory) const {
     const Load& l = step_.loads[load];
-    float* plain = scratch_memory(static_cast<size_t>(width_));
+    const Scratch scratch(static_cast<size_t>(width_) * sizeof(float));
+    float* const plain = scratch.floats();
     loops_.load[index(l.dtype)](plain, element(args.in[l.arg], 0, l.columns.offset), 1,
                                 static_cast<size_t>(step_.cols));
     if (shifted)
@@ -289,7 +290,8 @@ class NormKernel final : public Kernel {
     const auto width = static_cast<size_t>(width_);
     constexpr size_t kLevels = 3;  // of kSumRows ÷ kOrderedRows pieces
     const size_t sums = norm_.shape.sums;
-    float* memory = scratch_memory(width * (2 + sums * (1 + kLevels)) + 4 * norms_.line);
+    const Scratch scratch((width * (2 + sums * (1 + kLevels)) + 4 * norms_.line) * sizeof(float));
+    float* memory = scratch.floats();
     NormRows n;
     n.cols = step_.cols;
     n.gamma = call.gamma;
@@ -393,7 +395,8 @@ class NormKernel final : public Kernel {
     const auto blocks = static_cast<uint64_t>(cdiv(call.args.rows, kSumRows));
     const int64_t piece = kTileCols;  // whole lines
     parallel_for(cdiv(step_.cols, piece), [&](int64_t begin, int64_t end) {
-      float* const sum = scratch_memory((TreeStack::levels(blocks) + 2) * kTile);
+      const Scratch scratch((TreeStack::levels(blocks) + 2) * kTile * sizeof(float));
+      float* const sum = scratch.floats();
       float* const part = sum + kTile;
       for (int64_t i = begin; i < end; ++i) {
         const int64_t c = i * piece;

@@ -1,0 +1,51 @@
+// What was made before, by its key. When it is full it forgets everything.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "core/lock.h"
+
+namespace tenon {
+
+// Guarded by library_lock(). Entries belong to one `meaning`, a number that grows whenever keys may
+// mean something else; a later one drops the entries of those before it.
+template <class Value>
+class Memo {
+ public:
+  explicit Memo(size_t most) : most_(most) {}
+
+  [[nodiscard]] std::optional<Value> find(std::string_view key, uint64_t meaning = 0) const {
+    const std::lock_guard guard(library_lock());
+    if (meaning != meaning_) return std::nullopt;
+    const auto it = table_.find(key);
+    return it == table_.end() ? std::nullopt : std::optional(it->second);
+  }
+
+  // Of several threads that make the same, the first one's stays and serves all.
+  Value keep(std::string_view key, const Value& made, uint64_t meaning = 0) {
+    Table dropped;  // destroyed after the lock is released: hosts' destructors may call the library
+    const std::lock_guard guard(library_lock());
+    if (meaning < meaning_) return made;
+    if (meaning > meaning_ || table_.size() >= most_) dropped.swap(table_);
+    meaning_ = meaning;
+    return table_.try_emplace(std::string(key), made).first->second;
+  }
+
+ private:
+  // Finds keys that are no strings.
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  using Table = std::unordered_map<std::string, Value, Hash, std::equal_to<>>;
+
+  size_t most_;
+  uint64_t meaning_ = 0;
+  Table table_;
+};
+
+}  // namespace tenon
