@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import re
@@ -21,15 +20,19 @@ from ._quantize import Format, operand, output
 from ._trace import inputs_of, trace
 
 _NAME = r"[A-Za-z_]\w*"
-# A name, alone or with parameters; everything else is a formula.
-_NAMED = re.compile(rf"({_NAME})\s*(?:\(\s*{_NAME}\s*=[^=].*\))?", re.DOTALL)
+# A name (perhaps with the contents of its definition), alone or with parameters; everything else is
+# a formula.
+_NAMED = re.compile(rf"({_NAME}(?:@\w+)?)\s*(?:\(\s*{_NAME}\s*=[^=].*\))?", re.DOTALL)
 
-_INFO: dict[str, dict[str, Any]] = {}  # by text; a definition may change what a text means
+_MOST_TEXTS = 1024
+_INFO: dict[str, dict[str, Any]] = {}  # by pinned text
 _PRIVATE: dict[str, str] = {}  # formulas that traced functions call, to their private names
 _NUMBERS = itertools.count()
-# Each definition, in order: the name, and a private one that will never mean anything else. What a
-# text means is settled until there is another.
-DEFINED: list[tuple[str, str]] = []
+# Texts to pinned ones. A definition makes another table, so that a thread which pins meanwhile
+# leaves its result in the one that nobody reads.
+_PINNED: dict[str, str] = {}
+# Grows with each definition: what was found for a text before may not hold for it now.
+generation = 0
 
 # What a front end calls its own arguments; a parameter of such a name could not be given.
 _RESERVED = frozenset(
@@ -50,11 +53,11 @@ class Gradients(NamedTuple):
 
 def activation_info(text: Any) -> dict[str, Any]:
     """Name, inputs (1 or 2), scaled, parameters (name, value, bounds) and formula."""
-    key = text if isinstance(text, str) else resolve(text)
+    key = resolve(text)
     found = _INFO.get(key)
     if found is None:
         found = json.loads(text_of(lib.tenon_info, encoded(key, "activation: the text")))
-        if len(_INFO) > 1024:
+        if len(_INFO) >= _MOST_TEXTS:
             _INFO.clear()
         _INFO[key] = found
     return found
@@ -66,10 +69,22 @@ def names() -> list[str]:
     return [n for n in everything if not n.startswith("_")]
 
 
+def pinned(text: str) -> str:
+    """The text with the contents of each name that was defined: what it means never changes."""
+    known = _PINNED
+    found = known.get(text)
+    if found is None:
+        found = text_of(lib.tenon_pinned, encoded(text, "activation: the text"))
+        if len(known) >= _MOST_TEXTS:
+            known.clear()
+        known[text] = found
+    return found
+
+
 def resolve(act: Any) -> str:
-    """A name, a formula, a Python function or an Activation as the text that the C ABI takes."""
+    """A name, a formula, a Python function or an Activation as a pinned text."""
     if isinstance(act, str):
-        return act
+        return pinned(act)
     if isinstance(act, Activation):
         return act.text
     if not callable(act):
@@ -128,29 +143,15 @@ def define(name: str, formula: str | Callable[..., Any] | Activation) -> Activat
     text = given.text
     if around or named:  # not a formula by itself, but a call is one
         text = given._expression(*map(Expr, ("x",) if given.inputs == 1 else ("a", "b"))).text
-    private = f"_{name}_{len(DEFINED)}"
-    with contextlib.suppress(ValueError):  # what is wrong is said of the name itself
-        _define(private, text)
     _define(name, text)
-    DEFINED.append((name, private))
     return Activation(name)
 
 
-def as_of(text: bytes, count: int) -> bytes:
-    """A text that means what `text` meant after `count` definitions."""
-    before, since = dict(DEFINED[:count]), dict(DEFINED[count:])
-    changed = before.keys() & since.keys()
-    if not changed:
-        return text
-    # Called, or the whole of it, perhaps in gated(…); elsewhere it is a parameter.
-    names = rf"\b({'|'.join(changed)})\b(?=\s*\(|[\s)]*$)"
-    return re.sub(names, lambda found: before[found[1]], text.decode()).encode()
-
-
 def _define(name: str, text: str) -> None:
+    global _PINNED, generation
     check(lib.tenon_define(encoded(name, "define: the name"), text.encode()))
-    _INFO.clear()
-    _PRIVATE.clear()  # their names were bound to what they meant before
+    _PINNED = {}
+    generation += 1
 
 
 def _encoded(op: str, layout: Any) -> bytes:
@@ -184,7 +185,7 @@ class Activation:
     __slots__ = ("text",)
 
     def __init__(self, text: str) -> None:
-        self.text = text.strip()
+        self.text = pinned(text)
         activation_info(self.text)  # what is wrong with the text is said now
 
     @property
@@ -255,9 +256,9 @@ class Activation:
             text = core
             core = _PRIVATE.get(text, "")
             if not core:
-                core = f"_formula_{next(_NUMBERS)}"
-                _define(core, text)
-                _PRIVATE[text] = core
+                name = f"_formula_{next(_NUMBERS)}"
+                _define(name, text)
+                core = _PRIVATE[text] = pinned(name)
         values = list(self.parameters.values())
         if values == list(Activation(core).parameters.values()):
             values = []  # the defaults

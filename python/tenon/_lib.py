@@ -233,6 +233,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         c_int,
         [c_void_p, c_int32, c_int64, POINTER(c_void_p), c_size_t, c_void_p, c_int32, c_void_p],
     ),
+    "tenon_pinned": (c_int, [c_char_p, c_char_p, c_size_t, POINTER(c_size_t)]),
     "tenon_measure_begin": (c_int, []),
     "tenon_measure_end": (c_int, [POINTER(c_size_t)]),
     "tenon_set_threads": (c_int, [c_int32]),

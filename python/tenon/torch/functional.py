@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import _lib
-from .._activation import DEFINED, Activation, activation_info, as_of, resolve
+from .. import _activation, _lib
+from .._activation import Activation, activation_info, resolve
 from . import _call, _watch
 from ._dropout import bias_dropout_add, dropout
 from ._norm import l2normalization
@@ -44,13 +44,7 @@ class _Form(NamedTuple):
     inputs: int
     layout: bytes | None
     options: _lib.Options
-    definitions: int
-
-    def then(self) -> _Form:
-        """What it was when it was made, whatever was defined since."""
-        if self.definitions == len(DEFINED):
-            return self
-        return self._replace(act=as_of(self.act, self.definitions))
+    generation: int  # of definitions, in which it was made
 
 
 # By the arguments of a call; made anew after a definition, which may change what a name means.
@@ -61,6 +55,7 @@ _MOST_FORMS = 1024
 def _form(
     act: Any, layout: str, scaled: bool, precision: str, rounding: str, params: dict[str, Any]
 ) -> _Form:
+    generation = _activation.generation
     made = Activation(resolve(act))
     if not isinstance(layout, str):
         raise TypeError(
@@ -80,7 +75,7 @@ def _form(
         found["inputs"],
         None if layout == "stacked" else _lib.encoded(layout, f"tenon: {made.name}: the layout"),
         _lib.options(precision, rounding),
-        len(DEFINED),
+        generation,
     )
     if isinstance(act, (str, Activation)):  # functions are not kept alive
         if len(_forms) >= _MOST_FORMS:
@@ -92,7 +87,7 @@ def _form(
 
 def _known(key: tuple[Any, ...]) -> _Form | None:
     form = _forms.get(key)
-    return form if form is not None and form.definitions == len(DEFINED) else None
+    return form if form is not None and form.generation == _activation.generation else None
 
 
 def _read(t: Tensor | QuantizedTensor, name: str) -> Any:
@@ -172,7 +167,7 @@ class _Elementwise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        form, (grad,), (x,) = ctx.form.then(), grads, ctx.saved_tensors
+        form, (grad,), (x,) = ctx.form, grads, ctx.saved_tensors
         return None, once(form.act.decode(), lambda: (_derivative(form, grad, x),), (grad, x))[0]
 
 
@@ -269,7 +264,7 @@ class _Activation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        form, grad, needs = ctx.form.then(), grads[0], ctx.needs_input_grad[1:5]
+        form, grad, needs = ctx.form, grads[0], ctx.needs_input_grad[1:5]
         x, b, bias, scale = ctx.saved_tensors
         found = once(
             form.act.decode(),
@@ -356,7 +351,7 @@ def _named(name: str) -> Callable[..., Any]:
     def function(x: Tensor, **options: Any) -> Any:
         nonlocal form
         if not options and isinstance(x, Tensor):
-            if form.definitions != len(DEFINED):
+            if form.generation != _activation.generation:
                 form = _form(name, "stacked", False, "native", "once", {})
             if form.inputs == 1:
                 return _plain(form, x)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...._activation import DEFINED, activation, as_of
+from ...._activation import activation
 from .. import _kernels
 from ..op import BackwardResult, BasicOperation, ExtraOutputs, OperationContext
 
@@ -135,11 +135,10 @@ class _Kernel:
         self.gated = self.made.inputs == 2
         self.params = self.made.parameters
         self.text = (self.made.scaled() if self.scaled else self.made).text.encode()
-        self.definitions = len(DEFINED)
         self.chain_texts: dict[bool, str] = {}
 
     def having(self, **params: float) -> _Kernel:
-        """Another one, of what its name means now, with other values of parameters."""
+        """Another one, with other values of parameters."""
         other = copy.copy(self)
         other._set(params)
         return other
@@ -156,29 +155,14 @@ class _Kernel:
             params.append("keep=fp8")
         return f"{name}({','.join(params)})" if params else name
 
-    def then(self) -> _Kernel:
-        """What it was when it was made, whatever was defined since."""
-        if self.definitions == len(DEFINED):
-            return self
-        other = copy.copy(self)
-        other.text, other.definitions = as_of(self.text, self.definitions), len(DEFINED)
-        return other
-
 
 class _KernelOperation(BasicOperation):
     """What activations that are Tenon kernels share: parameters as attributes."""
 
     kernel: _Kernel
 
-    def current_kernel(self) -> _Kernel:
-        """The kernel, anew if a definition may have changed what its name means."""
-        kernel = self.kernel
-        if kernel.definitions != len(DEFINED):
-            kernel = self.__dict__["kernel"] = kernel.having()
-        return kernel
-
     def plan_text(self) -> str:
-        kernel, cached = self.current_kernel(), getattr(self, "cache_quantized_input", False)
+        kernel, cached = self.kernel, getattr(self, "cache_quantized_input", False)
         text = kernel.chain_texts.get(cached)
         if text is None:
             text = kernel.chain_texts[cached] = kernel.chain_text(self.act, cached)
@@ -190,7 +174,7 @@ class _KernelOperation(BasicOperation):
     def kernel_of(self, ctx: OperationContext) -> _Kernel:
         """The kernel as it was in the forward pass."""
         kernel: _Kernel = getattr(ctx, "kernel", self.kernel)
-        return kernel.then()
+        return kernel
 
     def __getattr__(self, name: str) -> Any:
         kernel: _Kernel | None = self.__dict__.get("kernel")
@@ -245,7 +229,7 @@ class Activation(_KernelOperation, _ActivationOperation):
     def _activation_forward_impl(
         self, input_: torch.Tensor, quantizer: Quantizer | None
     ) -> torch.Tensor:
-        kernel = self.current_kernel()
+        kernel = self.kernel
         y: torch.Tensor = _kernels.activation_forward(
             kernel.text,
             input_,
@@ -302,7 +286,7 @@ class ScaledActivation(_KernelOperation):
         basic_op_kwargs: list[dict[str, Any]],
     ) -> tuple[torch.Tensor, ExtraOutputs]:
         name = type(self).__name__
-        kernel = self.current_kernel()
+        kernel = self.kernel
         (scales,) = basic_op_extra_inputs[0]
         dtype = _kernels.compute_dtype(name, input_)
         x = _kernels.foldable(input_)

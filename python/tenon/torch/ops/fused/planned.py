@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...._activation import DEFINED
 from ...._lib import DTYPES
 from ...._plan import Plan
 from ... import _call, _memory
@@ -172,9 +171,8 @@ class Planned(FusedOperation):
         if backward:
             named = zip(self._named, params, strict=True)
             wanted = tuple([p.requires_grad and self._dtype_of_grad(i) for (i, _), p in named])
-        # Names mean what they mean now.
         key = (
-            *(*texts, len(DEFINED), cols, dtype, on_cpu, of_params),
+            *(*texts, cols, dtype, on_cpu, of_params),
             *(wanted, *extra_grads, backward, input_grad),
         )
         try:
