@@ -50,7 +50,8 @@ Expr situglu(Expr a, Expr b, Expr beta1, Expr beta2) {
 
 std::span<const Activation> built_in_activations() {
   // clang-format off
-  static const std::vector<Activation> kRows{
+  // Never destroyed: hosts call from their own static destructors, too.
+  static const auto& kRows = *new std::vector<Activation>{
       {"gelu", 1, {}, [](const Args& in) { return gelu(in.x); }},
       {"gelu_erf", 1, {}, [](const Args& in) { return gelu_erf(in.x); }},
       {"silu", 1, {}, [](const Args& in) { return silu(in.x); }},

@@ -143,7 +143,7 @@ std::string_view trimmed(std::string_view text) {
 
 // Names in the text are bound now: a later definition changes no earlier one.
 Activation from_formula(const std::string& name, std::string_view text) {
-  static const std::vector<std::string> kInputs{"x", "a", "b"};
+  static const auto& kInputs = *new std::vector<std::string>{"x", "a", "b"};
   const Formula formula = parse(text, kInputs);
   const bool unary = !formula.used[1] && !formula.used[2];
   require(unary || !formula.used[0], "activation '", name,

@@ -1,6 +1,7 @@
 // What parameters start as.
 #include <cstring>
 
+#include "core/fp_mode.h"
 #include "core/philox.h"
 #include "tenon/error.h"
 #include "tenon/plan.h"
@@ -19,6 +20,7 @@ uint64_t stream_of(std::string_view name) {
 }  // namespace
 
 void Plan::initialise(size_t buffer, uint64_t seed, void* memory) const {
+  const FpMode ieee;
   require(buffer < buffers().size(), "plan: there is no buffer ", buffer, "; it has ",
           buffers().size());
   const Buffer& b = buffers()[buffer];

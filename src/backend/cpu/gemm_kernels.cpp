@@ -53,7 +53,7 @@ std::vector<const GemmKernel*> supported() {
 }  // namespace
 
 std::span<const GemmKernel* const> gemm_kernels() {
-  static const std::vector<const GemmKernel*> list = supported();
+  static const auto& list = *new std::vector<const GemmKernel*>(supported());
   return list;
 }
 

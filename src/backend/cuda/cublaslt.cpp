@@ -333,8 +333,9 @@ LoadedLt load_lt(const Library& library) {
 }
 
 const LoadedLt& cublaslt() {
-  static const LoadedLt kLoaded = load_lt(Library::open_nvidia(
-      "libcublasLt.so", "TENON_CUBLASLT", [](const Library& found) { return load_lt(found).why; }));
+  static const auto& kLoaded = *new LoadedLt(
+      load_lt(Library::open_nvidia("libcublasLt.so", "TENON_CUBLASLT",
+                                   [](const Library& found) { return load_lt(found).why; })));
   return kLoaded;
 }
 

@@ -122,7 +122,7 @@ constexpr std::string_view kForked =
     "it by spawn or exec, or use CUDA only after the fork";
 
 const Loaded& loaded() {
-  static const Loaded kLoaded = load();
+  static const auto& kLoaded = *new Loaded(load());
   return kLoaded;
 }
 

@@ -109,7 +109,7 @@ Loaded load() {
 }
 
 const Loaded& loaded() {
-  static const Loaded kLoaded = load();
+  static const auto& kLoaded = *new Loaded(load());
   return kLoaded;
 }
 
