@@ -463,17 +463,10 @@ TEST(Executor, ForeignRoundingModesChangeNothing) {
     std::vector<View> views;
     for (const Mat& m : all.out) views.push_back(m.view());
     const Chosen chosen = kernel_for(all.step, Device::cpu);
-    std::vector<float> memory(chosen.kernel->workspace(33) / 4 + 32);
     const std::vector<View> in{x.view(), g.view()};
-    const size_t skip = (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64 / 4;
     const unsigned before = _mm_getcsr();
     _mm_setcsr(mode);
-    chosen.kernel->run({.rows = 33,
-                        .in = in,
-                        .out = views,
-                        .parameters = {},
-                        .workspace = memory.data() + skip,
-                        .stream = nullptr});
+    execute(all.step, chosen, {.rows = 33, .in = in, .out = views, .parameters = {}}, {});
     const unsigned after = _mm_getcsr();
     _mm_setcsr(before);
     EXPECT_EQ(after & ~0x3fU, mode & ~0x3fU) << "the caller's mode is not restored";

@@ -318,11 +318,11 @@ std::vector<std::string> activation_names() {
 
 Activation activation(std::string_view text,
                       std::span<const std::pair<std::string, float>> parameters) {
-  const FpMode ieee;
   text = trimmed(text);
   const uint64_t meaning = definitions();
   std::optional<Activation> known = resolved().find(text, meaning);
   if (known && parameters.empty()) return *std::move(known);
+  const FpMode ieee;
   Activation f = resolved().keep(text, known ? *known : resolve(text), meaning);
   set_parameters(f, parameters);
   return f;

@@ -41,6 +41,7 @@ class Kernel {
   [[nodiscard]] virtual std::vector<std::string> texts_for(const RunArgs& /*call*/) const {
     return texts();
   }
+  // Called in IEEE arithmetic: nearest rounding, no traps, no flush to zero.
   virtual void run(const RunArgs& args) const = 0;
 };
 

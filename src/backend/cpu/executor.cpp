@@ -5,7 +5,6 @@
 #include "backend/cpu/grid.h"
 #include "backend/cpu/item.h"
 #include "backend/cpu/pool.h"
-#include "core/fp_mode.h"
 
 namespace tenon::cpu {
 
@@ -21,7 +20,6 @@ class Executor final : public Kernel {
   }
 
   void run(const RunArgs& args) const override {
-    const FpMode ieee;  // sums are finished in the calling thread
     const Grid g = make_grid(step_, args.rows);
     Leftovers left = no_leftovers(step_, g, static_cast<float*>(args.workspace));
     parallel_for(g.items(), [&](int64_t begin, int64_t end) {

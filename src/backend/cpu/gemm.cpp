@@ -7,7 +7,6 @@
 #include "backend/cpu/finish.h"
 #include "backend/cpu/gemm_pack.h"
 #include "backend/cpu/pool.h"
-#include "core/fp_mode.h"
 #include "core/scratch.h"
 
 namespace tenon::cpu {
@@ -359,7 +358,6 @@ class GemmStep final : public Kernel {
   }
 
   void run(const RunArgs& given) const override {
-    const FpMode ieee;  // sums are finished in the calling thread
     const Cut cut(step_, kernel_, group_floats_, given.rows);
     RunArgs args = given;
     args.rows = cut.rows;  // the body's

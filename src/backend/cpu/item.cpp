@@ -179,13 +179,16 @@ void Item::store_column(size_t k, int64_t row, int64_t rows) const {
 // Values that are the same in every tile of the item.
 void Item::fill_constants() {
   const int64_t width = col_end_ - col_begin_;
-  for (const auto& [id, value] : program_.constants) std::fill_n(slot_[id], kTile, value);
+  // As many as the largest tile has; a row's own numbers are one a row.
+  const int64_t rows = std::min(grid_.tile_rows, row_end_ - row_begin_);
+  const auto n = static_cast<size_t>(rows * std::max<int64_t>(grid_.tile_cols(), 1));
+  for (const auto& [id, value] : program_.constants) std::fill_n(slot_[id], n, value);
   for (size_t i = 0; i < step_.loads.size(); ++i) {
     const Load& l = step_.loads[i];
     if (l.from == Load::From::parameter) {
-      std::fill_n(slot_[i], kTile, args_.parameters[l.arg]);
+      std::fill_n(slot_[i], n, args_.parameters[l.arg]);
     } else if (l.from == Load::From::scalar) {
-      std::fill_n(slot_[i], kTile, load_one(loops_, l, args_.in[l.arg].data));
+      std::fill_n(slot_[i], n, load_one(loops_, l, args_.in[l.arg].data));
     } else if (l.from == Load::From::row) {
       float* row = row_[i];
       load_columns(loops_, l, args_.in[l.arg], 0, col_begin_, width, row);
@@ -193,7 +196,7 @@ void Item::fill_constants() {
         std::memcpy(row + r * width, row, static_cast<size_t>(width) * sizeof(float));
     }
   }
-  execute(program_.once, kTile);
+  execute(program_.once, n);
 }
 
 void Item::load(const Phase& phase, const Tile& t) {

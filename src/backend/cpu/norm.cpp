@@ -9,7 +9,6 @@
 #include "backend/cpu/grid.h"
 #include "backend/cpu/item.h"
 #include "backend/cpu/pool.h"
-#include "core/fp_mode.h"
 
 namespace tenon::cpu {
 
@@ -219,7 +218,6 @@ class NormKernel final : public Kernel {
   }
 
   void run(const RunArgs& args) const override {
-    const FpMode ieee;
     Call call{.args = args, .gamma = {}, .beta = {}};
     auto* memory = static_cast<float*>(args.workspace);
     if (norm_.gamma) call.gamma = row_vector(args, *norm_.gamma, norm_.shifts_gamma, memory);

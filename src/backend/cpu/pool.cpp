@@ -26,8 +26,8 @@ namespace {
 
 thread_local bool inside = false;
 
-void run_part(const Range& body, int64_t begin, int64_t end) {
-  const FpMode ieee;
+// In a mode that is set already: the caller's.
+void run_inside(const Range& body, int64_t begin, int64_t end) {
   inside = true;
   try {
     body(begin, end);
@@ -36,6 +36,11 @@ void run_part(const Range& body, int64_t begin, int64_t end) {
     throw;
   }
   inside = false;
+}
+
+void run_part(const Range& body, int64_t begin, int64_t end) {
+  const FpMode ieee;
+  run_inside(body, begin, end);
 }
 
 void relax() {
@@ -255,7 +260,7 @@ void parallel_for(int64_t n, const Range& body) {
   if (inside)
     body(0, n);
   else
-    run_part(body, 0, n);
+    run_inside(body, 0, n);
 }
 
 void set_parallel_for(std::function<void(int64_t n, const Range& body)> replacement) {
