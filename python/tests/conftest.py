@@ -10,6 +10,10 @@ from pathlib import Path
 # on machines where JAX would choose a GPU.
 _ON_CUDA = os.environ.get("TENON_TEST_DEVICE") == "cuda"
 os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if _ON_CUDA else "cpu")
+# Several devices, of the CPU, for what is sharded; read when JAX starts.
+os.environ["XLA_FLAGS"] = " ".join(
+    ["--xla_force_host_platform_device_count=8", *os.environ.get("XLA_FLAGS", "").split()]
+)
 if _ON_CUDA:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch needs memory too
     import torch

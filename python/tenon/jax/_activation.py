@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ._keys import Act, ActivationType, ActParams, act_of
+from ._sharding import largest, vary, varying
 from .cpp_extensions._primitives import NO_SECOND
 from .cpp_extensions.activation import backward, check_quantizer, forward
 from .quantize import DelayedScaleQuantizer, Quantizer
@@ -33,7 +34,10 @@ def activation(
     """
     act = act_of("activation", activation_type, act_params)
     check_quantizer("activation", quantizer)
-    return _activation(jnp.asarray(x), quantizer, act, (precision, rounding))
+    # What varies over a mesh is typed so outside of the rule, where transposing it adds gradients.
+    x = jnp.asarray(x)
+    x = vary(x, varying(x, *jax.tree.leaves(quantizer)))
+    return _activation(x, quantizer, act, (precision, rounding))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -52,7 +56,11 @@ def _forward(
         return y, (x, None)
     found = None
     if isinstance(quantizer, DelayedScaleQuantizer):
-        history = jnp.zeros_like(quantizer.amax_history).at[:1].set(y.amax)
+        # Shards share the quantizer, so its cotangent is the largest amax and not their sum.
+        amax, old = y.amax, jnp.asarray(quantizer.amax_history)
+        over = varying(amax) - varying(old)
+        amax = largest(amax, sorted(over)) if over else amax
+        history = jnp.zeros_like(old).at[:1].set(amax)
         found = replace(quantizer, scale=jnp.zeros_like(quantizer.scale), amax_history=history)
     return y.dequantize(), (x, found)
 

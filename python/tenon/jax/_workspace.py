@@ -28,14 +28,23 @@ def _has_cuda() -> bool:
 
 
 def size_of(
-    x: jax.Array, dz: jax.Array | None, act: Any, encoding: Any, attributes: dict[str, Any]
+    x: jax.Array,
+    dz: jax.Array | None,
+    act: Any,
+    encoding: Any,
+    attributes: dict[str, Any],
+    sums: Any = None,
 ) -> int:
-    """Bytes for a call on x [..., inputs, H], and dz backward; 0 where JAX has no CUDA device."""
+    """Bytes for a call on x [..., inputs, H], and dz backward; 0 where JAX has no CUDA device.
+
+    `sums` is the dtype of dbias.
+    """
     if not _has_cuda():
         return 0
     of_dz = None if dz is None else CODES[dz.dtype.name]
+    of_sums = None if sums is None else CODES[np.dtype(sums).name]
     asked = tuple(attributes.items())
-    return _measured(tuple(x.shape), CODES[x.dtype.name], of_dz, act, encoding, asked)
+    return _measured(tuple(x.shape), CODES[x.dtype.name], of_dz, act, encoding, asked, of_sums)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -46,6 +55,7 @@ def _measured(
     act: Any,
     encoding: Any,
     attributes: tuple[tuple[str, Any], ...],
+    of_sums: int | None,
 ) -> int:
     asked, settings = dict(attributes), dict(encoding.options)
     rows, cols = math.prod(shape[:-2]), shape[-2] * shape[-1]
@@ -96,7 +106,7 @@ def _measured(
             _lib.lib.tenon_forward(act.text.encode(), byref(call), options)
         else:
             if asked["is_dbias"]:
-                given["dbias"] = view(1, cols, code)
+                given["dbias"] = view(1, cols, code if of_sums is None else of_sums)
             given["grad"] = view(rows, shape[-1], of_dz)
             back = BackwardArgs(dx_encoded=POINTER(Tensor)(written), **given)
             _lib.lib.tenon_backward(act.text.encode(), byref(back), options)

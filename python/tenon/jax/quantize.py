@@ -7,6 +7,7 @@ ScaledTensor holds the codes and scale_inv = 1/scale: number = code * scale_inv.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from .._lib import SCALINGS
 from . import _ffi
+from ._sharding import Split, place, vary, varying
 
 __all__ = [
     "BlockScaleQuantizer",
@@ -92,22 +94,8 @@ class ScaledTensor:
         if scales.ndim > (1 if self.scaling in ("delayed", "current") else 2):
             # Made under vmap: one more axis in front, of data and scales alike.
             return jax.vmap(lambda t: t.dequantize(dtype))(self)
-        shape = self.shape
-        cut = len(shape) - self.k_axes
-        call = jax.ffi.ffi_call(
-            _ffi.DEQUANTIZE,
-            jax.ShapeDtypeStruct(shape, wanted),
-            vmap_method="sequential",
-        )
-        return call(
-            data,
-            scales,
-            scaling_mode=SCALINGS.index(self.scaling),
-            columnwise=columnwise,
-            swizzled=self.swizzled,
-            rows=int(np.prod(shape[:cut], dtype=np.int64)),
-            columns=int(np.prod(shape[cut:], dtype=np.int64)),
-        )
+        call = _Dequantize(self.scaling, columnwise, self.swizzled, self.k_axes, wanted)
+        return place(call, data, scales)[0]
 
 
 jax.tree_util.register_dataclass(
@@ -115,6 +103,50 @@ jax.tree_util.register_dataclass(
     data_fields=["data", "scale_inv", "columnwise_data", "columnwise_scale_inv", "amax"],
     meta_fields=["scaling", "dtype", "k_axes", "swizzled"],
 )
+
+
+@dataclass(frozen=True)
+class _Dequantize:
+    """The call of `ScaledTensor.dequantize`, on data and scales."""
+
+    scaling: str
+    columnwise: bool
+    swizzled: bool
+    k_axes: int
+    dtype: np.dtype
+    folds: ClassVar[bool] = False
+
+    def _shape(self, data: Any) -> tuple[int, ...]:
+        shape = tuple(data.shape)
+        if not self.columnwise or not _ffi.transposes(self.scaling):
+            return shape
+        return shape[self.k_axes :] + shape[: self.k_axes]
+
+    def split(self, *arrays: Any) -> Split | None:
+        """Along every axis, with one scale for the tensor."""
+        if self.scaling not in ("delayed", "current"):
+            return None
+        names = tuple(f"r{i}" for i in range(arrays[0].ndim))
+        turned = names[self.k_axes :] + names[: self.k_axes] if self.columnwise else names
+        return Split((names, ("one",)), (turned,), ("",), 0, ("one",))
+
+    def run(self, *arrays: Any, partial: bool = False) -> tuple[jax.Array, ...]:
+        """The call."""
+        axes = varying(*arrays)
+        shape = self._shape(arrays[0])
+        cut = len(shape) - self.k_axes
+        call = jax.ffi.ffi_call(
+            _ffi.DEQUANTIZE, jax.ShapeDtypeStruct(shape, self.dtype), vmap_method="sequential"
+        )
+        made = call(
+            *(vary(a, axes) for a in arrays),
+            scaling_mode=SCALINGS.index(self.scaling),
+            columnwise=self.columnwise,
+            swizzled=self.swizzled,
+            rows=math.prod(shape[:cut]),
+            columns=math.prod(shape[cut:]),
+        )
+        return (vary(made, axes),)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""The two FFI calls: shapes of their results, their attributes, their behaviour under vmap."""
+"""The two FFI calls: shapes of their results, their attributes, how they split and batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +14,7 @@ import numpy as np
 from ..._lib import SCALINGS
 from .. import _ffi, _workspace
 from .._keys import Act
+from .._sharding import Split, is_traced, place, vary, varying
 from ..quantize import QuantizeLayout
 
 _NOTHING: tuple[int, ...] = (0,)  # the shape of a result that is not asked for
@@ -59,56 +62,117 @@ class _Primitive:
 
     target: str
 
-    @classmethod
-    def _call(
-        cls,
-        operands: Sequence[Any],
-        results: Sequence[jax.ShapeDtypeStruct],
-        folds: bool,
-        refusal: str,
-        act: Act,
-        encoding: Encoding,
-        **attributes: Any,
-    ) -> list[jax.Array]:
-        *dz, x, _, _ = operands
-        size = _workspace.size_of(x, dz[0] if dz else None, act, encoding, attributes)
-        if size:  # the seventh result of one target, a sixth that the other one may have
-            results = [*results[:6], jax.ShapeDtypeStruct((size,), jnp.uint8)]
-        aliases = {len(operands) - 1: 4}
-        amax = encoding.scaling in ("delayed", "current")
-        if not amax and not attributes["output_amax_when_no_scaling"]:
-            # One that nobody reads would be copied from a constant, by a kernel of its own.
-            aliases = {}
-            operands = (*operands[:-1], np.zeros(_NOTHING, np.float32))
-            results = [*results[:4], jax.ShapeDtypeStruct(_NOTHING, jnp.float32), *results[5:]]
-        # Rows do not depend on one another, so a batch of plain ones folds into more rows; scales,
+
+@dataclass(frozen=True)
+class _Call:
+    """A primitive and everything but its arrays: dz (backward only), x, scale (delayed only)."""
+
+    primitive: type[ActLuPrimitive] | type[DActLuDBiasQuantizePrimitive]
+    target: str
+    act: Act
+    params: bytes  # of f32: numbers that are equal may differ in their sign
+    encoding: Encoding
+    attributes: tuple[tuple[str, Any], ...]
+
+    @property
+    def _backward(self) -> bool:
+        return self.primitive is DActLuDBiasQuantizePrimitive
+
+    def _wants(self, attribute: str) -> bool:
+        return bool(dict(self.attributes).get(attribute))
+
+    @property
+    def _wants_amax(self) -> bool:
+        scaled = self.encoding.scaling in ("delayed", "current")
+        return scaled or self._wants("output_amax_when_no_scaling")
+
+    @property
+    def results(self) -> list[int]:
+        """The numbers of the results that are asked for."""
+        rows, cols = self.encoding.layout.has_rowwise, self.encoding.layout.has_colwise
+        scaled = self.encoding.scaling != "none"
+        asked = (rows, cols, rows and scaled, cols and scaled, self._wants_amax)
+        return [i for i, a in enumerate((*asked, self._wants("is_dbias"))) if a]
+
+    @property
+    def folds(self) -> bool:
+        # Rows do not depend on one another, so a batch of plain ones is one of more rows; scales,
         # amax and dbias belong to the whole tensor, so there each element is a call of its own.
-        call = jax.ffi.ffi_call(
-            cls.target,
-            list(results),
-            vmap_method="broadcast_all" if folds else "sequential",
-            input_output_aliases=aliases,
+        return self.results == [0] and self.encoding.scaling == "none"
+
+    def split(self, *arrays: Any) -> Split | None:
+        """Along every axis but that of the inputs; scales of blocks and of a whole are not split."""
+        if self.encoding.scaling not in ("none", "delayed"):
+            return None
+        main = int(self._backward)
+        lead = tuple(f"r{i}" for i in range(arrays[main].ndim - 2))
+        columns = ("i", "h") if self._backward else ("h",)
+        one = ("one",)
+        operands = ((*lead, "h"),) * main + ((*lead, "i", "h"),)
+        if self.encoding.scaling == "delayed":
+            operands += (one,)
+        results = (lead + columns, columns + lead, one, one, one, ("i", "h"))
+        joins = ("", "", "", "", "max", "sum")
+        used = self.results
+        whole = ("i", "one") if one in (*operands, *(results[i] for i in used)) else ("i",)
+        return Split(
+            operands, tuple(results[i] for i in used), tuple(joins[i] for i in used), main, whole
         )
 
-        def primal(*arrays: jax.Array) -> list[jax.Array]:
-            return list(
-                call(
-                    *arrays,
-                    act=act.text,
-                    act_params=np.asarray(act.params, np.float32),
-                    scaling_mode=SCALINGS.index(encoding.scaling),
-                    quantize_layout=int(encoding.layout),
-                    **dict(encoding.options),
-                    **attributes,
-                )
-            )
+    def run(self, *arrays: Any, partial: bool = False) -> tuple[jax.Array, ...]:
+        """The call; `partial` sums are f32."""
+        attributes = dict(self.attributes)
+        count = 1 + self._backward
+        *dz, x = arrays[:count]
+        if self._backward:
+            results = self.primitive.abstract(x, self.encoding, attributes["is_dbias"])
+        else:
+            results = self.primitive.abstract(x, self.encoding)
+        if partial:
+            results[5] = jax.ShapeDtypeStruct(results[5].shape, jnp.float32)
+        sums = results[5].dtype if self._backward else None
+        size = _workspace.size_of(
+            x, dz[0] if dz else None, self.act, self.encoding, attributes, sums
+        )
+        if size:  # the seventh result of one target, a sixth that the other one may have
+            results = [*results[:6], jax.ShapeDtypeStruct((size,), jnp.uint8)]
+        # A traced function must capture no arrays, or it cannot be partitioned.
+        constant: Any = jax.lax.full if is_traced(arrays) else np.full
+        scale = arrays[count] if len(arrays) > count else constant((1,), 1, np.float32)
+        aliases = {count + 1: 4}
+        if not self._wants_amax:
+            # One that nobody reads would be copied from a constant, by a kernel of its own.
+            aliases = {}
+            results[4] = jax.ShapeDtypeStruct(_NOTHING, jnp.float32)
+        amax = constant(results[4].shape, 0, np.float32)
+        call = jax.ffi.ffi_call(
+            self.target,
+            results,
+            vmap_method="broadcast_all" if self.folds else "sequential",
+            input_output_aliases=aliases,
+        )
+        axes = varying(*arrays)
+        made = call(
+            *(vary(a, axes) for a in (*dz, x, scale, amax)),
+            act=self.act.text,
+            act_params=np.frombuffer(self.params, np.float32),
+            scaling_mode=SCALINGS.index(self.encoding.scaling),
+            quantize_layout=int(self.encoding.layout),
+            **dict(self.encoding.options),
+            **attributes,
+        )
+        return tuple(vary(made[i], axes) for i in self.results)
 
-        return _without_gradient(primal, refusal)(*operands)
+    def __call__(self, refusal: str, *arrays: Any) -> list[jax.Array | None]:
+        """All results, None for those not asked for; `refusal` is what a differentiation raises."""
+        made = iter(_without_gradient(functools.partial(place, self), refusal)(*arrays))
+        used = self.results
+        return [next(made) if i in used else None for i in range(6)]
 
 
 def _without_gradient(
-    primal: Callable[..., list[jax.Array]], refusal: str
-) -> Callable[..., list[jax.Array]]:
+    primal: Callable[..., tuple[jax.Array, ...]], refusal: str
+) -> Callable[..., tuple[jax.Array, ...]]:
     """`primal`, which refuses to be differentiated."""
     function = jax.custom_vjp(primal)
 
@@ -125,9 +189,9 @@ def _without_gradient(
 class ActLuPrimitive(_Primitive):
     """y = f(x) of x [..., inputs, H], encoded.
 
-    Operands: x, scale [1] (delayed scaling), amax [1]. Results: y [..., H], columnwise y,
-    scale_inv, columnwise scale_inv, updated amax [1]; those not asked for have no elements. Where
-    CUDA needs one, a workspace follows.
+    Operands of the target: x, scale [1] (delayed scaling), amax [1]. Results: y [..., H],
+    columnwise y, scale_inv, columnwise scale_inv, updated amax [1]; those not asked for have no
+    elements. Where CUDA needs one, a workspace follows.
     """
 
     target = _ffi.ACT_LU
@@ -141,30 +205,21 @@ class ActLuPrimitive(_Primitive):
     def bind(
         cls,
         x: jax.Array,
-        scale: jax.Array,
-        amax: jax.Array,
-        *,
+        *scale: jax.Array,
         act: Act,
         encoding: Encoding,
         output_amax_when_no_scaling: bool = False,
         refusal: str = NO_GRADIENT,
-    ) -> list[jax.Array]:
-        """The call; `refusal` is what a differentiation raises."""
-        return cls._call(
-            (x, scale, amax),
-            cls.abstract(x, encoding),
-            _folds(encoding) and not output_amax_when_no_scaling,
-            refusal,
-            act,
-            encoding,
-            output_amax_when_no_scaling=output_amax_when_no_scaling,
-        )
+    ) -> list[jax.Array | None]:
+        """The results, None where not asked for; `refusal` is what a differentiation raises."""
+        asked = (("output_amax_when_no_scaling", output_amax_when_no_scaling),)
+        return _Call(cls, cls.target, act, _bits(act.params), encoding, asked)(refusal, x, *scale)
 
 
 class DActLuDBiasQuantizePrimitive(_Primitive):
     """dx = dz * f'(x) of x [..., inputs, H], encoded, and dbias, its sums over the rows.
 
-    Operands: dz [..., H], x, scale [1], amax [1]. Results: dx [..., inputs, H], columnwise dx,
+    Operands of the target: dz [..., H], x, scale [1], amax [1]. Results: dx [..., inputs, H], columnwise dx,
     scale_inv, columnwise scale_inv, updated amax [1], dbias [inputs, H], workspace (for CUDA).
     """
 
@@ -185,27 +240,21 @@ class DActLuDBiasQuantizePrimitive(_Primitive):
         cls,
         dz: jax.Array,
         x: jax.Array,
-        scale: jax.Array,
-        amax: jax.Array,
-        *,
+        *scale: jax.Array,
         act: Act,
         encoding: Encoding,
         is_dbias: bool,
         output_amax_when_no_scaling: bool = False,
         refusal: str = NO_SECOND,
-    ) -> list[jax.Array]:
-        """The call; `refusal` is what a differentiation raises."""
-        return cls._call(
-            (dz, x, scale, amax),
-            cls.abstract(x, encoding, is_dbias),
-            _folds(encoding) and not output_amax_when_no_scaling and not is_dbias,
-            refusal,
-            act,
-            encoding,
-            is_dbias=is_dbias,
-            output_amax_when_no_scaling=output_amax_when_no_scaling,
+    ) -> list[jax.Array | None]:
+        """The results, None where not asked for; `refusal` is what a differentiation raises."""
+        asked = (
+            ("is_dbias", is_dbias),
+            ("output_amax_when_no_scaling", output_amax_when_no_scaling),
         )
+        call = _Call(cls, cls.target, act, _bits(act.params), encoding, asked)
+        return call(refusal, dz, x, *scale)
 
 
-def _folds(encoding: Encoding) -> bool:
-    return encoding.scaling == "none" and not encoding.layout.has_colwise
+def _bits(params: tuple[float, ...]) -> bytes:
+    return np.asarray(params, np.float32).tobytes()

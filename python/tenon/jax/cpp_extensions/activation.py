@@ -164,7 +164,7 @@ def backward(
         is_dbias=bool(is_dbias),
         output_amax_when_no_scaling=wants_amax and quantizer is None,
     )
-    return _value(results, x, quantizer, 2, wants_amax), results[5] if is_dbias else None
+    return _value(results, x, quantizer, 2, wants_amax), results[5]
 
 
 def _plain(op: str, name: str, value: Any) -> jax.Array:
@@ -227,22 +227,21 @@ def _encoding(
     )
 
 
-def _state(op: str, quantizer: Quantizer | None) -> tuple[Any, Any]:
-    """The scale of delayed scaling, and the amax to start from."""
-    amax = np.zeros(1, np.float32)
+def _state(op: str, quantizer: Quantizer | None) -> tuple[jax.Array, ...]:
+    """The scale, of delayed scaling only."""
     if not isinstance(quantizer, DelayedScaleQuantizer):
-        return np.ones(1, np.float32), amax
+        return ()
     scale = jnp.asarray(quantizer.scale)
     if scale.shape != (1,) or scale.dtype != jnp.float32:
         raise ValueError(
             f"{op}: the quantizer's scale is {scale.dtype}{list(scale.shape)}; it must be "
             "float32[1], one number for the tensor"
         )
-    return scale, amax
+    return (scale,)
 
 
 def _value(
-    results: list[jax.Array],
+    results: list[jax.Array | None],
     x: jax.Array,
     quantizer: Quantizer | None,
     k_axes: int,
@@ -251,13 +250,12 @@ def _value(
     data, columnwise, scale_inv, columnwise_scale_inv, amax = results[:5]
     if quantizer is None:
         return (data, amax) if wants_amax else data
-    rows, cols = quantizer.q_layout.has_rowwise, quantizer.q_layout.has_colwise
     return ScaledTensor(
-        data if rows else None,
-        scale_inv if rows else None,
-        columnwise if cols else None,
-        columnwise_scale_inv if cols else None,
-        amax if quantizer.scaling in ("delayed", "current") else None,
+        data,
+        scale_inv,
+        columnwise,
+        columnwise_scale_inv,
+        amax,
         quantizer.scaling,
         np.dtype(x.dtype),
         k_axes,
