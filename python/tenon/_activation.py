@@ -182,7 +182,7 @@ class Activation:
     gradients, `.gated()` is f(a)*b, `.scaled()` f(…)*s for each row.
     """
 
-    __slots__ = ("text",)
+    __slots__ = ("__weakref__", "text")  # jax.jit keeps weak references to functions
 
     def __init__(self, text: str) -> None:
         self.text = pinned(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from ctypes import POINTER
 from typing import Any, NamedTuple
 
@@ -82,6 +83,12 @@ def _found(op: str, name: str, x: Any) -> Any:
         raise TypeError(f"{op}: {name} is a masked array; fill it first, {name}.filled(0)")
     if isinstance(x, (np.ndarray, np.generic)):
         return np.asarray(x)
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.core.Tracer):
+        raise TypeError(
+            f"{op}: {name} is traced by JAX (jit, grad, vmap, ...) and has no numbers yet; inside "
+            "such functions use tenon.jax, e.g. tenon.jax.activation(x[..., None, :], ('gelu',))"
+        )
     if hasattr(x, "__dlpack__"):
         return _device.read(op, name, x) if _device.on_cuda(x) else _dlpack.read(op, name, x)
     if hasattr(x, "__array__"):

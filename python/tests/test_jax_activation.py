@@ -318,6 +318,34 @@ def test_mistakes_are_named(call, error, text):
         jax.eval_shape(call)
 
 
+FUSED = tenon.fuse(lambda x, y: x * tenon.sigmoid(y))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: jax.jit(tenon.gelu)(x),
+        lambda x: jax.jit(lambda x: tenon.gelu.backward(x, x).dx)(x),
+        lambda x: jax.jit(lambda b: tenon.gelu(np.ones((2, 4), np.float32), bias=b))(x[0]),
+        lambda x: jax.grad(lambda x: tenon.gelu(x).sum())(x),
+        lambda x: jax.vmap(tenon.gelu)(x),
+        lambda x: jax.jit(FUSED)(x, x),
+        lambda x: jax.jit(lambda x: FUSED.grad(x, x, x))(x),
+        lambda x: jax.jit(lambda x: tenon.quantize(x, "mxfp8").data)(x),
+        lambda x: jax.jit(tenon.l2_normalization)(x),
+    ],
+)
+def test_functions_of_arrays_in_memory_point_to_tenon_jax(call):
+    with pytest.raises(TypeError, match=r"traced by JAX.*use tenon\.jax"):
+        call(jnp.ones((3, 4)))
+
+
+def test_the_activation_that_the_message_names_is_the_same():
+    x = numbers((3, 4))
+    want = tenon.gelu(np.asarray(x))
+    np.testing.assert_array_equal(jax.jit(lambda x: activation(x[..., None, :], ("gelu",)))(x), want)
+
+
 def test_float64_is_refused():
     with jax.enable_x64(True), pytest.raises(TypeError, match="x is float64"):
         act_lu(jnp.ones((2, 1, 3), jnp.float64), ("gelu",))

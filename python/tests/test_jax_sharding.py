@@ -150,7 +150,7 @@ def test_a_layer_in_a_sharded_step():
     placed = put(w, mesh, P(None, None, "t")), put(x, mesh, P("d"))
     assert communication(step, *placed) == {"all-reduce"}
     for got, want in zip(jax.jit(step)(*placed), step(w, x), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(got, want, rtol=0, atol=3e-6 * np.abs(want).max())
 
 
 def test_partial_sums_are_added_before_they_are_rounded():
@@ -363,7 +363,7 @@ def test_results_vary_as_operands_do():
     same(mixed(dz, x[:2]), want)
 
 
-def test_empty_arrays_and_nameless_shardings():
+def test_nothing_to_do():
     mesh = mesh_of()
     for shape in ((0, 1, 5), (8, 1, 0)):
         x = put(jnp.zeros(shape), mesh, P("d"))
