@@ -1,5 +1,6 @@
 """What the installed package promises: size, import time, types, the command."""
 
+import email
 import re
 import shutil
 import subprocess
@@ -16,7 +17,12 @@ def run(*command):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif(not list(DIST.glob("*.whl")), reason="no wheel in dist/; ./dev wheel makes it")
+needs_wheel = pytest.mark.skipif(
+    not list(DIST.glob("*.whl")), reason="no wheel in dist/; ./dev wheel makes it"
+)
+
+
+@needs_wheel
 def test_the_wheel_is_small_and_for_every_python():
     (wheel,) = DIST.glob("*.whl")
     assert wheel.stat().st_size <= 10_000_000
@@ -25,6 +31,19 @@ def test_the_wheel_is_small_and_for_every_python():
     for part in ("tenon/py.typed", "tenon/lib/libtenon.so", "tenon/include/tenon/tenon.h"):
         assert part in names
     assert any(n.endswith("tenon-config.cmake") for n in names)
+
+
+@needs_wheel
+def test_the_wheel_names_its_licence():
+    """pip show prints the field License, or its expression; the text is a file."""
+    (wheel,) = DIST.glob("*.whl")
+    files = zipfile.ZipFile(wheel)
+    (info,) = (n for n in files.namelist() if n.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_bytes(files.read(info))
+    assert metadata["License-Expression"] == "Apache-2.0" and metadata["License"] is None
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    text = files.read(info.replace("METADATA", "licenses/LICENSE")).decode()
+    assert "Apache License" in text and "APPENDIX" in text
 
 
 def test_import_needs_neither_torch_nor_jax():
