@@ -343,7 +343,9 @@ def test_functions_of_arrays_in_memory_point_to_tenon_jax(call):
 def test_the_activation_that_the_message_names_is_the_same():
     x = numbers((3, 4))
     want = tenon.gelu(np.asarray(x))
-    np.testing.assert_array_equal(jax.jit(lambda x: activation(x[..., None, :], ("gelu",)))(x), want)
+    np.testing.assert_array_equal(
+        jax.jit(lambda x: activation(x[..., None, :], ("gelu",)))(x), want
+    )
 
 
 def test_float64_is_refused():

@@ -22,12 +22,21 @@ from tenon.jax import (  # noqa: E402
     quantize_dact_dbias,
 )
 
+# Compiling is most of what these tests do; LLVM's better code is of no use to them.
+jax.config.update("jax_disable_most_optimizations", True)
 DEVICES = jax.devices("cpu")
 pytestmark = pytest.mark.skipif(len(DEVICES) < 8, reason="JAX started with fewer than 8 devices")
 STRICT = {"precision": "strict"}
 KEYS = (("gelu",), ("silu", "linear"))
 # Of x [B, T, inputs, H]; the last two split what a call needs whole, or its columns.
-SPECS = (P("d"), P(None, "d"), P("d", "t"), P(("d", "t")), P(None, None, None, "t"), P("d", None, "t"))
+SPECS = (
+    P("d"),
+    P(None, "d"),
+    P("d", "t"),
+    P(("d", "t")),
+    P(None, None, None, "t"),
+    P("d", None, "t"),
+)
 QUANTIZERS = {
     "delayed": lambda layout: DelayedScaleQuantizer(
         q_layout=layout, scale=jnp.full(1, 3.7, jnp.float32)
@@ -96,9 +105,7 @@ def test_jit_has_the_bits_of_the_whole(spec, key):
     same(jax.jit(backward)(dzs, xs), backward(dz, x))
     same(forward(xs), forward(x))  # without jit
     same(backward(dzs, xs), backward(dz, x))
-    same(
-        jax.jit(forward, in_shardings=NamedSharding(mesh, spec))(x), forward(x)
-    )
+    same(jax.jit(forward, in_shardings=NamedSharding(mesh, spec))(x), forward(x))
     (dx, dbias), (_, sums) = (quantize_dact_dbias(*a, key, **STRICT) for a in ((dzs, xs), (dz, x)))
     same(dx, backward(dz, x))
     np.testing.assert_allclose(*(np.asarray(a, np.float32) for a in (dbias, sums)), rtol=2**-7)
@@ -226,8 +233,9 @@ def test_the_amax_of_a_gradient_is_the_largest(kind):
         same(jax.jit(jax.grad(loss))(q, xs).amax_history, want)
         inside = jax.shard_map(jax.grad(loss), in_specs=(P(), P("d")), out_specs=P())
         same(jax.jit(inside)(q, xs).amax_history, want)
-        sharded = jax.shard_map(lambda q, x: jax.lax.psum(loss(q, x), "d"), in_specs=(P(), P("d")),
-                                out_specs=P())
+        sharded = jax.shard_map(
+            lambda q, x: jax.lax.psum(loss(q, x), "d"), in_specs=(P(), P("d")), out_specs=P()
+        )
         same(jax.jit(jax.grad(sharded))(q, xs).amax_history, want)
 
 
@@ -340,9 +348,7 @@ def test_results_vary_as_operands_do():
     """A result that differs between devices must not pass for one that does not."""
     mesh = mesh_of()
     x = numbers((8, 1, 6))
-    wrong = jax.shard_map(
-        lambda x: act_lu(x, ("gelu",)), mesh=mesh, in_specs=P("d"), out_specs=P()
-    )
+    wrong = jax.shard_map(lambda x: act_lu(x, ("gelu",)), mesh=mesh, in_specs=P("d"), out_specs=P())
     with pytest.raises(ValueError, match="replication|varying"):
         wrong(x)
     q = DelayedScaleQuantizer()
@@ -383,7 +389,9 @@ def test_one_device_has_one_call():
         entry = text[text.index("ENTRY") :]
         found = set(re.findall(r" ([a-z][a-z-]*)\(", entry))
         extra = {"copy"} if "scaling_mode = 2" in entry else set()  # of the amax it starts from
-        assert found <= {"parameter", "constant", "custom-call", "get-tuple-element", "tuple"} | extra
+        assert (
+            found <= {"parameter", "constant", "custom-call", "get-tuple-element", "tuple"} | extra
+        )
         assert entry.count(" custom-call(") == 1
 
 

@@ -169,10 +169,9 @@ Tensor Frame::tensor(Format format, bool columnwise, Shape shape, const Buffer& 
 }
 
 void Frame::carry(const Buffer& from, const Buffer& to) const {
-  if (from.untyped_data() == to.untyped_data()) return;
+  if (from.untyped_data() == to.untyped_data() || to.size_bytes() == 0) return;
   require(from.size_bytes() == to.size_bytes(), op_, ": amax has ", from.size_bytes(),
           " bytes and the updated amax ", to.size_bytes(), "; they must be alike");
-  if (from.size_bytes() == 0) return;
   if (place_.device == Device::cpu) {
     if (!place_.initialises())
       std::memcpy(to.untyped_data(), from.untyped_data(), from.size_bytes());

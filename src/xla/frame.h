@@ -90,7 +90,7 @@ class Frame {
   // A tensor of one encoding; the format's dtype is that of the data.
   Tensor tensor(Format format, bool columnwise, Shape shape, const Buffer& data,
                 const Buffer& scale_inv);
-  // `to` starts as `from`, where the two are not one buffer.
+  // `to` starts as `from`, where the two are not one buffer; an empty `to` is not asked for.
   void carry(const Buffer& from, const Buffer& to) const;
 
  private:

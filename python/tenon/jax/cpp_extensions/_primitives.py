@@ -139,12 +139,13 @@ class _Call:
         # A traced function must capture no arrays, or it cannot be partitioned.
         constant: Any = jax.lax.full if is_traced(arrays) else np.full
         scale = arrays[count] if len(arrays) > count else constant((1,), 1, np.float32)
-        aliases = {count + 1: 4}
-        if not self._wants_amax:
-            # One that nobody reads would be copied from a constant, by a kernel of its own.
-            aliases = {}
+        if self._wants_amax:
+            amax, aliases = constant((1,), 0, np.float32), {count + 1: 4}
+        else:
+            # One that nobody reads would be copied from a constant, by a kernel of its own. The
+            # operand is anything: XLA (jaxlib 0.11.2) crashes on an empty one in a sharded loop.
+            amax, aliases = scale, {}
             results[4] = jax.ShapeDtypeStruct(_NOTHING, jnp.float32)
-        amax = constant(results[4].shape, 0, np.float32)
         call = jax.ffi.ffi_call(
             self.target,
             results,
