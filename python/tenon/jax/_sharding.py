@@ -1,4 +1,4 @@
-"""Calls on sharded arrays: each device computes its own part, and the parts' sums and maxima meet.
+"""Calls on sharded arrays: each device computes its own part; sums and maxima are then joined.
 
 A call names the axes of its operands and results. What happens depends on the mesh:
 - no mesh, or one device: the call itself;
@@ -96,7 +96,7 @@ def place(call: Call, *arrays: Any) -> tuple[Any, ...]:
 _compiled = jax.jit(place, static_argnums=0)
 
 
-def _axes(split: Split, names: Names, spec: Sequence[Any]) -> dict[str, Names]:
+def _axes(split: Split, names: Names, spec: PartitionSpec) -> dict[str, Names]:
     found = {}
     for name, over in zip(names, spec, strict=False):
         over = (over,) if isinstance(over, str) else over
@@ -209,7 +209,7 @@ def _automatic(call: Call, split: Split) -> Callable[..., tuple[Any, ...]]:
 
 
 def _even(axes: Axes, mesh: Mesh, names: Names, shaped: Any) -> Axes:
-    """Those of `axes` that divide evenly: XLA pads the other parts with what is no number of ours."""
+    """Those of `axes` that divide evenly; XLA pads other parts, and padding must not be summed."""
     return {
         name: over
         for name, over in axes.items()

@@ -78,13 +78,14 @@ class _Call:
     def _backward(self) -> bool:
         return self.primitive is DActLuDBiasQuantizePrimitive
 
-    def _wants(self, attribute: str) -> bool:
-        return bool(dict(self.attributes).get(attribute))
+    @property
+    def _wants_dbias(self) -> bool:
+        return ("is_dbias", True) in self.attributes
 
     @property
     def _wants_amax(self) -> bool:
         scaled = self.encoding.scaling in ("delayed", "current")
-        return scaled or self._wants("output_amax_when_no_scaling")
+        return scaled or ("output_amax_when_no_scaling", True) in self.attributes
 
     @property
     def results(self) -> list[int]:
@@ -92,7 +93,7 @@ class _Call:
         rows, cols = self.encoding.layout.has_rowwise, self.encoding.layout.has_colwise
         scaled = self.encoding.scaling != "none"
         asked = (rows, cols, rows and scaled, cols and scaled, self._wants_amax)
-        return [i for i, a in enumerate((*asked, self._wants("is_dbias"))) if a]
+        return [i for i, a in enumerate((*asked, self._wants_dbias)) if a]
 
     @property
     def folds(self) -> bool:
@@ -101,7 +102,7 @@ class _Call:
         return self.results == [0] and self.encoding.scaling == "none"
 
     def split(self, *arrays: Any) -> Split | None:
-        """Along every axis but that of the inputs; scales of blocks and of a whole are not split."""
+        """Along every axis but that of the inputs; other scalings need the whole tensor."""
         if self.encoding.scaling not in ("none", "delayed"):
             return None
         main = int(self._backward)
@@ -125,9 +126,9 @@ class _Call:
         count = 1 + self._backward
         *dz, x = arrays[:count]
         if self._backward:
-            results = self.primitive.abstract(x, self.encoding, attributes["is_dbias"])
+            results = DActLuDBiasQuantizePrimitive.abstract(x, self.encoding, self._wants_dbias)
         else:
-            results = self.primitive.abstract(x, self.encoding)
+            results = ActLuPrimitive.abstract(x, self.encoding)
         if partial:
             results[5] = jax.ShapeDtypeStruct(results[5].shape, jnp.float32)
         sums = results[5].dtype if self._backward else None
@@ -220,8 +221,9 @@ class ActLuPrimitive(_Primitive):
 class DActLuDBiasQuantizePrimitive(_Primitive):
     """dx = dz * f'(x) of x [..., inputs, H], encoded, and dbias, its sums over the rows.
 
-    Operands of the target: dz [..., H], x, scale [1], amax [1]. Results: dx [..., inputs, H], columnwise dx,
-    scale_inv, columnwise scale_inv, updated amax [1], dbias [inputs, H], workspace (for CUDA).
+    Operands of the target: dz [..., H], x, scale [1], amax [1]. Results: dx [..., inputs, H],
+    columnwise dx, scale_inv, columnwise scale_inv, updated amax [1], dbias [inputs, H], workspace
+    (for CUDA).
     """
 
     target = _ffi.DACT_LU
