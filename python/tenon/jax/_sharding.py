@@ -151,7 +151,9 @@ def _explicit(
             for a, s in zip(arrays, operands, strict=True)
         )
     )
-    # A gradient has the type of what it belongs to.
+    # They vary over manual axes around this mesh's, and a gradient has its operand's type.
+    outer = varying(*arrays)
+    results = tuple(vary(r, outer) for r in results)
     return tuple(
         jax.sharding.reshard(r, typed) if names == like else r
         for r, names in zip(results, split.results, strict=True)
