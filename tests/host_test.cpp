@@ -171,7 +171,11 @@ struct Static {
 };
 Static static_object;
 
+// The program anew: sanitizers allow no threads in a fork of one that has some.
+void fresh_program() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
+
 TEST(Host, CallsFromStaticDestructors) {
+  fresh_program();
   EXPECT_EXIT(
       {
         static_object.expected = results(kBlock);
@@ -182,6 +186,7 @@ TEST(Host, CallsFromStaticDestructors) {
 }
 
 TEST(Host, CallsFromExitHandlers) {
+  fresh_program();
   static std::vector<Numbers> expected;
   expected = results(kBlock);
   EXPECT_EXIT(
