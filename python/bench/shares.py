@@ -13,7 +13,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 ROW = 14
-NAMES = 300  # where bars begin
+LETTER = 7  # wider than the letters of any common sans-serif at 11 px, on the average of a name
 WIDTH = 360  # of a bar at the ceiling
 MOST = 1.1  # shares beyond are cut
 TICKS = (0.25, 0.5, 0.75, 0.9, 1.0)
@@ -48,16 +48,16 @@ def text(x: float, y: float, words: str, kind: str = "", end: bool = False) -> s
     return f'<text x="{x:g}" y="{y:g}"{attributes}>{escape(words)}</text>'
 
 
-def bar(y: float, case: Case) -> list[str]:
+def bar(start: int, y: float, case: Case) -> list[str]:
     share = case["share"]
     colour = next(c for least, c in COLOURS if share >= least)
     length = WIDTH * min(share, MOST)
     return [
-        text(NAMES - 6, y + ROW - 4, case["case"], end=True),
-        f'<rect x="{NAMES}" y="{y + 2:g}" width="{length:.1f}" height="{ROW - 4}" fill="{colour}">'
+        text(start - 6, y + ROW - 4, case["case"], end=True),
+        f'<rect x="{start}" y="{y + 2:g}" width="{length:.1f}" height="{ROW - 4}" fill="{colour}">'
         f"<title>{escape(case['case'])}: {case['us']:.1f} us, {case['tbps']:.2f} TB/s</title>",
         "</rect>",
-        text(NAMES + WIDTH * MOST + 4, y + ROW - 4, f"{100 * share:.1f}", "v"),
+        text(start + WIDTH * MOST + 4, y + ROW - 4, f"{100 * share:.1f}", "v"),
     ]
 
 
@@ -65,24 +65,29 @@ def picture(bench: dict[str, Any]) -> str:
     lines: list[str] = []
     y = 44.0
     top = y
-    for name, cases in groups(bench["cases"]):
+    shown = groups(bench["cases"])
+    longest = max((len(case["case"]) for _, cases in shown for case in cases), default=0)
+    start = 12 + LETTER * longest  # of the bars
+    for name, cases in shown:
         y += ROW
         lines.append(text(8, y + ROW - 4, name, "g"))
         y += ROW + 2
         for case in cases:
-            lines += bar(y, case)
+            lines += bar(start, y, case)
             y += ROW
     grid = []
     for tick in TICKS:
-        x = NAMES + WIDTH * tick
+        x = start + WIDTH * tick
         kind = "c" if tick == 1 else "t"
         grid.append(f'<line x1="{x:g}" y1="{top:g}" x2="{x:g}" y2="{y:g}" class="{kind}"/>')
         grid.append(text(x - 8, top - 4, f"{100 * tick:g}"))
-    width, height = NAMES + WIDTH * MOST + 50, y + 12
     title = (
         f"Share of the mix-matched ceiling in %: {bench['device']}, "
         f"{bench['dtype']} in, {bench['precision']}"
     )
+    heading = max(len(title), *(len(name) for name, _ in shown), 0)
+    width = max(start + WIDTH * MOST + 50, 16 + (LETTER + 1) * heading)  # headings are bold
+    height = y + 12
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '

@@ -50,3 +50,31 @@ def test_has_a_bar_of_its_share_for_each_case(monkeypatch):
     assert lengths == pytest.approx([shares.MOST * full, 0.75 * full, 0.5 * full, full], abs=0.1)
     assert all(float(r.get("x")) + float(r.get("width")) < float(root.get("width")) for r in bars)
     sys.modules.pop("shares")
+
+
+def extent(element):
+    """From where to where a text reaches at most: digits of DejaVu Sans, the widest common font."""
+    letter = {"g": 0.70 * 11, "v": 0.64 * 10}.get(element.get("class"), 0.64 * 11)
+    x, width = float(element.get("x")), letter * len(element.text)
+    return (x - width, x) if element.get("text-anchor") == "end" else (x, x + width)
+
+
+def test_no_label_is_cut(monkeypatch):
+    if not (BENCH / "shares.py").exists():
+        pytest.skip("the package has no benchmarks")
+    monkeypatch.syspath_prepend(str(BENCH))
+    import shares
+
+    long = "clamped_swiglu.bwd bf16 -> e4m3 block128x128 rowcol +dbias " + "x" * 60
+    pictures = [
+        shares.picture({"device": "d" * n, "dtype": "bf16", "precision": "native", "cases": cases})
+        for n in (1, 120)
+        for cases in ([], [case("gelu", "2:2", 3.0)], [case(long, "2:2, " * 40, 0.5)])
+    ]
+    pictures.append((BENCH.parents[1] / "docs" / "cuda-shares.svg").read_text())
+    for picture in pictures:
+        root = ElementTree.fromstring(picture)
+        for element in root.iter(f"{SVG}text"):
+            low, high = extent(element)
+            assert low >= 0 and high <= float(root.get("width")), element.text
+    sys.modules.pop("shares")
