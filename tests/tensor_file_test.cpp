@@ -2,7 +2,9 @@
 #include "cli/tensor_file.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <ctime>
 #include <memory>
 
 #include "support.h"
@@ -272,10 +274,73 @@ TEST(TensorFile, BadSafetensors) {
                {"notes.txt", "neither .npy nor .safetensors"});
 }
 
-TEST(TensorFile, FilesThatCannotBeMapped) {
-  expect_error([] { cli::MappedFile("no/such/file.npy"); }, Code::invalid_argument,
+// Neither depth nor counts may cost a stack, or time that grows with their square.
+TEST(TensorFile, DeepHeaders) {
+  const std::string open(200000, '['), close(200000, ']');
+  const std::string rest = R"("dtype":"F32","data_offsets":[0,0])";
+  const auto refused = [](const std::string& header, std::string_view part) {
+    const Copy copy(safetensors(header, ""));
+    expect_error([&] { parse_tensor_file("m.safetensors", copy.bytes()); }, Code::invalid_argument,
+                 {"m.safetensors", part});
+  };
+  refused(R"({"w":{"shape":)" + open + close + "," + rest + "}}", "in 'shape'");
+  refused(R"({"w":{"more":)" + open + close + "," + rest + "}}", "at most 16");
+  refused(R"({"__metadata__":)" + open + close + "}", "at most 16");
+  refused("{\"w\":" + open + close + "}", "at most 16");
+  std::string objects;
+  for (int i = 0; i < 200000; ++i) objects += "{\"a\":";
+  refused("{\"w\":" + objects, "at most 16");
+  std::string sizes = "1";
+  for (int i = 0; i < 200000; ++i) sizes += ",1";
+  refused(R"({"w":{"shape":[)" + sizes + "]," + rest + "}}", "more than 64 numbers");
+}
+
+TEST(TensorFile, ManyTensors) {
+  constexpr int kMany = 200000;
+  std::string header = "{";
+  for (int i = 0; i < kMany; ++i)
+    header += (i ? ",\"" : "\"") + std::to_string(i) +
+              R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
+  const Copy copy(safetensors(header + "}", ""));
+  const std::clock_t start = std::clock();  // of this process: other work does not count
+  EXPECT_EQ(parse_tensor_file("m.safetensors", copy.bytes()).tensors.size(), size_t{kMany});
+  // About a second; minutes where the time grows with the square.
+  EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 20);
+
+  header = "{\"0\":{}";
+  for (int i = 1; i <= 1 << 20; ++i) header += ",\"" + std::to_string(i) + "\":{}";
+  const Copy more(safetensors(header + "}", ""));
+  expect_error([&] { parse_tensor_file("m.safetensors", more.bytes()); }, Code::invalid_argument,
+               {"m.safetensors", "more than 1048576 tensors", "several files"});
+}
+
+TEST(TensorFile, FilesThatCannotBeOpened) {
+  expect_error([] { cli::open_file("no/such/file.npy"); }, Code::invalid_argument,
                {"no/such/file.npy", "cannot be opened"});
-  expect_error([] { cli::MappedFile("/"); }, Code::invalid_argument, {"not a regular file"});
+  expect_error([] { cli::open_file("/"); }, Code::invalid_argument, {"not a regular file"});
+}
+
+// A mapping of a file that shrinks is a SIGBUS.
+TEST(TensorFile, AFileThatShrinksIsAnError) {
+  char path[] = "/tmp/tenon-shrinks-XXXXXX";
+  const int fd = mkstemp(path);
+  ASSERT_GE(fd, 0);
+  const std::string data(size_t{1} << 20, '\0');
+  for (const auto& [descr, fortran] : {std::pair("<f4", false), {"<f8", false}, {"<f2", true}}) {
+    const int64_t rows = static_cast<int64_t>(data.size()) / 64 / (descr[2] - '0');
+    const std::string file =
+        npy(dictionary(descr, "(" + std::to_string(rows) + ", 64)", fortran), data);
+    ASSERT_EQ(pwrite(fd, file.data(), file.size(), 0), static_cast<ssize_t>(file.size()));
+    const TensorFile f = parse_tensor_file("w.npy", cli::open_file(path));
+    std::vector<float> buffer;
+    const cli::Tile tile{0, rows, 0, 64};
+    EXPECT_EQ(f.tensors[0].tile(tile, buffer).rows, rows);
+    ASSERT_EQ(ftruncate(fd, 4096), 0);
+    expect_error([&] { (void)f.tensors[0].tile(tile, buffer); }, Code::runtime,
+                 {path, "shrank while it was read", "run this again"});
+  }
+  close(fd);
+  unlink(path);
 }
 
 TEST(TensorFile, NamesAreFitToPrint) {

@@ -36,9 +36,13 @@ bool known(const Op& op) {
 
 }  // namespace
 
+std::string chain_file(const ChainArgs& args) {
+  return args.chain.starts_with('@') ? args.chain.substr(1) : "";
+}
+
 std::string chain_text(const ChainArgs& args) {
   if (!args.chain.starts_with('@')) return args.chain;
-  const std::string path = args.chain.substr(1);
+  const std::string path = chain_file(args);
   const std::string name = clean(path, 200);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                              std::fclose);
@@ -69,17 +73,6 @@ PlanRequest request_of(const ChainArgs& args) {
   r.options.rounding = named<Rounding>(kRoundings, args.rounding);
   r.options.device = named<Device>(kDevices, args.device);
   return r;
-}
-
-void write_file(std::string_view option, const std::string& path, std::string_view bytes) {
-  const std::string name = clean(path, 200);
-  std::FILE* f = std::fopen(path.c_str(), "wb");
-  require(f != nullptr, option, " ", name, " cannot be opened: ", std::strerror(errno),
-          "; give a path that can be written");
-  const bool written = std::fwrite(bytes.data(), 1, bytes.size(), f) == bytes.size();
-  const bool closed = std::fclose(f) == 0;
-  if (!written || !closed)
-    fail(Code::runtime, option, " ", name, " could not be written: ", std::strerror(errno));
 }
 
 Plan build(const Chain& chain, const PlanRequest& request) {

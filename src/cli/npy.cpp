@@ -20,7 +20,7 @@ struct NpyHeader {
 // The Python dictionary of an npy header: three keys, a string, a bool and a tuple.
 class NpyParser {
  public:
-  NpyParser(const std::string& file, std::string_view text) : file_(file), text_(text) {}
+  NpyParser(const std::string& file, std::string text) : file_(file), all_(std::move(text)) {}
 
   NpyHeader parse() {
     expect('{');
@@ -135,7 +135,8 @@ class NpyParser {
   }
 
   const std::string& file_;
-  std::string_view text_;
+  std::string all_;
+  std::string_view text_ = all_;
   size_t at_ = 0;
   NpyHeader header_;
 };
@@ -155,41 +156,44 @@ Stored npy_type(const std::string& file, const std::string& descr) {
 
 }  // namespace
 
-TensorFile parse_npy(const std::string& file, std::string_view bytes) {
-  constexpr size_t kMostHeader = size_t{1} << 20;
-  require(bytes.size() >= 10, file, " has ", bytes.size(),
+TensorFile parse_npy(const std::string& file, std::shared_ptr<const Bytes> source) {
+  const uint64_t size = source->size();
+  const std::string head = read_text(*source, 0, std::min<uint64_t>(size, 12));
+  require(size >= 10, file, " has ", size,
           " bytes; an npy file begins with at least 10, it is truncated, save it again");
-  const int major = static_cast<unsigned char>(bytes[6]);
-  const int minor = static_cast<unsigned char>(bytes[7]);
+  const int major = static_cast<unsigned char>(head[6]);
+  const int minor = static_cast<unsigned char>(head[7]);
   require(major >= 1 && major <= 3 && minor == 0, file, " has npy version ", major, ".", minor,
           "; 1.0, 2.0 and 3.0 are read, save it again with numpy.save");
   const size_t start = major == 1 ? 10 : 12;
-  require(bytes.size() >= start, file, " has ", bytes.size(), " bytes; npy version ", major,
-          ".0 begins with ", start, ", it is truncated, save it again");
-  const uint64_t length = little_endian(bytes.substr(8, start - 8));
-  require(length <= kMostHeader, file, ": the npy header is said to be ", length,
-          " bytes long; at most ", kMostHeader, " are read, the length is damaged");
-  require(length <= bytes.size() - start, file, ": the npy header is said to be ", length,
-          " bytes long, but ", bytes.size() - start,
+  require(size >= start, file, " has ", size, " bytes; npy version ", major, ".0 begins with ",
+          start, ", it is truncated, save it again");
+  const uint64_t length = little_endian(std::string_view(head).substr(8, start - 8));
+  require(length <= kMostNpyHeader, file, ": the npy header is said to be ", length,
+          " bytes long; at most ", kMostNpyHeader, " are read, the length is damaged");
+  require(length <= size - start, file, ": the npy header is said to be ", length,
+          " bytes long, but ", size - start,
           " follow; the file is truncated, copy or save it again");
-  const NpyHeader header = NpyParser(file, bytes.substr(start, length)).parse();
+  const NpyHeader header = NpyParser(file, read_text(*source, start, length)).parse();
 
   TensorFile result;
+  result.is_npy = true;
   StoredTensor t;
   t.name = file.substr(file.find_last_of('/') + 1);
   if (t.name.ends_with(".npy")) t.name.resize(t.name.size() - 4);
   t.type = npy_type(file, *header.descr);
   t.shape = *header.shape;
   t.fortran = *header.fortran && t.shape.size() > 1;
-  const int64_t size = bytes_of(t.type);
-  const auto want = static_cast<uint64_t>(count_elements(file, t.shape, size) * size);
-  const uint64_t have = bytes.size() - start - length;
+  const int64_t one = bytes_of(t.type);
+  const auto want = static_cast<uint64_t>(count_elements(file, t.shape, one) * one);
+  const uint64_t have = size - start - length;
   require(have >= want, file, ": its shape needs ", want, " bytes of data, but it holds ", have,
           "; the file is truncated, copy or save it again");
   require(have == want, file, " holds ", have - want,
           " bytes after its data; an npy file is one array, save each in a file of its own");
   t.matrix = fold(t.shape);
-  t.data = reinterpret_cast<const std::byte*>(bytes.data()) + start + length;
+  t.bytes = std::move(source);
+  t.offset = start + length;
   if (header.descr->ends_with("V2"))
     result.notes.push_back(str(file, ": ", *header.descr, " is read as bfloat16"));
   result.tensors.push_back(std::move(t));

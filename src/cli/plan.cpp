@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cli/chain_args.h"
+#include "cli/output_file.h"
 #include "tenon/error.h"
 
 namespace tenon::cli {
@@ -17,6 +18,7 @@ int plan(const PlanArgs& args) {
           ": it must be a positive number");
   require(args.tflops == 0 || args.gbps > 0, "plan --tflops ", args.tflops,
           ": a floor needs a bandwidth too; add --gbps");
+  if (!args.output.empty()) require_other_file("plan -o", args.output, chain_file(args));
   const Plan made = build(parse_chain(chain_text(args)), request_of(args));
   const int64_t rows = args.rows.value_or(ChainArgs::kRows);
   const Speed speed{.gbps = args.gbps, .gflops = 1e3 * args.tflops};

@@ -14,11 +14,16 @@ class Progress {
   enum class Lines : bool { no, yes };
   explicit Progress(size_t total, Lines lines = Lines::no)
       : total_(total), on_(isatty(STDERR_FILENO) != 0), lines_(lines == Lines::yes && !on_) {}
-  ~Progress() {
-    if (on_ && total_ > 0) std::fputs("\r\033[K", stderr);
-  }
+  ~Progress() { hide(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
+
+  // Before something else is printed, which would follow the bar on its line.
+  void hide() {
+    if (!on_ || shown_ == kNothing) return;
+    std::fputs("\r\033[K", stderr);
+    shown_ = kNothing;
+  }
 
   void step(const std::string& what) {
     ++done_;
@@ -36,7 +41,9 @@ class Progress {
   }
 
  private:
-  size_t total_, done_ = 0, shown_ = 101;
+  static constexpr size_t kNothing = 101;  // no percentage
+
+  size_t total_, done_ = 0, shown_ = kNothing;
   bool on_, lines_;
 };
 

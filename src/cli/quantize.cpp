@@ -1,16 +1,14 @@
 // `tenon quantize`: what a recipe does to the tensors of a file.
 #include <fmt/core.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "cli/measure.h"
+#include "cli/output_file.h"
 #include "cli/picture.h"
 #include "cli/progress.h"
 #include "cli/tensor_file.h"
@@ -150,17 +148,6 @@ void print_report(const Report& r) {
   }
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  const std::string name = clean(path, 200);
-  std::FILE* f = std::fopen(path.c_str(), "wb");
-  require(f != nullptr, "quantize --svg ", name, " cannot be opened: ", std::strerror(errno),
-          "; give a path that can be written");
-  const bool written = std::fwrite(text.data(), 1, text.size(), f) == text.size();
-  const bool closed = std::fclose(f) == 0;
-  if (!written || !closed)
-    fail(Code::runtime, "quantize --svg ", name, " could not be written: ", std::strerror(errno));
-}
-
 std::vector<Recipe> recipes_of(const QuantizeArgs& args) {
   constexpr float kLeast = 0x1p-126F;  // below, 1/scale is no number
   constexpr float kMost = std::numeric_limits<float>::max();
@@ -178,15 +165,8 @@ std::vector<Recipe> recipes_of(const QuantizeArgs& args) {
 
 int quantize(const QuantizeArgs& args) {
   const std::vector<Recipe> recipes = recipes_of(args);
-  struct stat in {};
-  struct stat out {};
-  const bool same = !args.svg.empty() && stat(args.file.c_str(), &in) == 0 &&
-                    stat(args.svg.c_str(), &out) == 0 && in.st_dev == out.st_dev &&
-                    in.st_ino == out.st_ino;
-  require(!same, "quantize --svg ", clean(args.svg, 200),
-          " is the tensor file itself; give the picture a path of its own");
-  const MappedFile mapped(args.file);
-  const TensorFile file = parse_tensor_file(args.file, mapped.bytes());
+  if (!args.svg.empty()) require_other_file("quantize --svg", args.svg, args.file);
+  const TensorFile file = parse_tensor_file(args.file, open_file(args.file));
   const std::vector<StoredTensor> tensors = select(file, args);
   for (const std::string& text : file.notes) note(text);
   const std::string name = clean(args.file, 200);
@@ -202,16 +182,18 @@ int quantize(const QuantizeArgs& args) {
       r.after.push_back(apply(recipe, t, r.before));
       progress.step(r.name);
       if (args.json) {
+        progress.hide();
         const auto line = as_json(args.file, t, r.before, r.after.back());
         fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
       }
     }
+    progress.hide();
     if (!args.json) print_report(r);
     if (!args.json && tensors.size() == 1) fmt::print("\n{}", text_histogram(r));
     if (!args.svg.empty() && drawn.size() < kMostPanels) drawn.push_back(std::move(r));
   }
   if (args.svg.empty()) return ok;
-  write_file(args.svg, svg_picture(name, drawn));
+  write_file("quantize --svg", args.svg, svg_picture(name, drawn));
   if (drawn.size() < tensors.size())
     note(str("the picture shows the first ", kMostPanels, " of ", tensors.size(),
              " tensors; choose with --tensor"));

@@ -11,6 +11,7 @@
 
 #include "backend/cuda/makers.h"
 #include "cli/chain_args.h"
+#include "cli/output_file.h"
 #include "cli/progress.h"
 #include "cli/reference.h"
 #include "cli/session.h"
@@ -41,12 +42,11 @@ class Inputs {
  public:
   explicit Inputs(const std::string& path) {
     if (path.empty()) return;
-    mapped_.emplace(path);
     file_ = clean(path, 200);
-    tensors_ = parse_tensor_file(path, mapped_->bytes());
+    tensors_ = parse_tensor_file(path, open_file(path));
     for (const std::string& note : tensors_.notes) fmt::print(stderr, "tenon: {}\n", note);
     // An array has no name of its own.
-    if (mapped_->bytes()[0] == std::byte{0x93})
+    if (tensors_.is_npy)
       for (StoredTensor& t : tensors_.tensors) t.name = "x";
   }
 
@@ -116,13 +116,19 @@ class Inputs {
     require(t.matrix.rows == b.rows(rows) && t.matrix.cols == b.cols, "run --input ", file_, ": '",
             b.name, "' is ", t.matrix.rows, " x ", t.matrix.cols, "; the chain wants ",
             shape_text(b, rows));
+    // Some rows at a time: a whole tensor would need its memory twice.
+    constexpr int64_t kElements = 1 << 20;
+    const auto [all, cols] = t.matrix;
+    const int64_t step = std::max<int64_t>(1, kElements / std::max<int64_t>(cols, 1));
     std::vector<float> buffer;
-    const View v = t.tile({0, t.matrix.rows, 0, t.matrix.cols}, buffer);
-    const auto size = info(v.dtype).bytes;
-    for (int64_t i = 0; i < t.elements(); ++i) {
-      uint32_t code = 0;
-      std::memcpy(&code, static_cast<const char*>(v.data) + i * size, static_cast<size_t>(size));
-      set(b, to, i, decode(v.dtype, code));
+    for (int64_t row = 0; row < all; row += step) {
+      const View v = t.tile({row, std::min(step, all - row), 0, cols}, buffer);
+      const auto size = info(v.dtype).bytes;
+      for (int64_t i = 0; i < v.rows * cols; ++i) {
+        uint32_t code = 0;
+        std::memcpy(&code, static_cast<const char*>(v.data) + i * size, static_cast<size_t>(size));
+        set(b, to, row * cols + i, decode(v.dtype, code));
+      }
     }
   }
   // A stream for each name, so that more tensors do not change the others.
@@ -135,7 +141,6 @@ class Inputs {
     for (int64_t i = 0; i < b.rows(rows) * b.cols; ++i) set(b, to, i, draw(engine));
   }
 
-  std::optional<MappedFile> mapped_;
   std::string file_;
   TensorFile tensors_;
 };
@@ -426,18 +431,18 @@ void print_json(const Report& r) {
 }
 
 std::string results(const Session& s) {
-  std::vector<StoredTensor> list;
+  std::vector<NamedTensor> list;
   for (const size_t i : with(s.plan(), kMade)) {
     const Buffer& b = s.plan().buffers()[i];
-    StoredTensor t;
+    NamedTensor t;
     t.name = b.name;
     t.type = b.dtype == DType::f32   ? Stored::f32
              : b.dtype == DType::f16 ? Stored::f16
                                      : Stored::bf16;
-    t.matrix = {b.rows(s.rows()), b.cols};
-    t.shape = {t.matrix.rows, t.matrix.cols};
+    t.shape = {b.rows(s.rows()), b.cols};
     if (b.rows == RowCount{0, 1, 1, 1}) t.shape = {b.cols};  // of a vector
-    t.data = static_cast<const std::byte*>(s.at(b.name));
+    t.data = {static_cast<const std::byte*>(s.at(b.name)),
+              static_cast<size_t>(b.rows(s.rows()) * b.cols * bytes_of(t.type))};
     list.push_back(std::move(t));
   }
   return safetensors_file(list);
@@ -458,6 +463,9 @@ int run(const ChainRunArgs& given) {
   }
   require(!args.tolerance || *args.tolerance >= 0, "run --tolerance ", args.tolerance.value_or(0),
           ": it must not be negative");
+  if (!args.output.empty())
+    for (const std::string& input : {args.input, chain_file(args)})
+      require_other_file("run --output", args.output, input);
   const Inputs inputs(args.input);
   inputs.size(args);
   const PlanRequest request = request_of(args);

@@ -1,8 +1,7 @@
-// Which format a file has, its memory, and its tensors as matrices.
+// Which format a file has, how it is read, and its tensors as matrices.
 #include "cli/tensor_file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 
 #include "cli/tensor_formats.h"
 #include "tenon/error.h"
@@ -19,8 +19,6 @@ namespace tenon::cli {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "files are read as they lie");
-
-constexpr size_t kMostDimensions = 64;  // numpy's own limit
 
 template <class T>
 T read(const std::byte* p) {
@@ -42,6 +40,53 @@ float element(Stored type, const std::byte* p) {
   }
   return 0;
 }
+
+class Memory final : public Bytes {
+ public:
+  explicit Memory(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  [[nodiscard]] uint64_t size() const override { return bytes_.size(); }
+  void read(uint64_t at, std::span<std::byte> to) const override {
+    const auto from = bytes_.subspan(at, to.size());
+    std::copy(from.begin(), from.end(), to.begin());
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+class File final : public Bytes {
+ public:
+  explicit File(const std::string& path) : name_(clean(path, 200)) {
+    fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    require(fd_ >= 0, name_, " cannot be opened: ", std::strerror(errno),
+            "; give a file that is there");
+    struct stat status {};
+    const bool regular = fstat(fd_, &status) == 0 && S_ISREG(status.st_mode);
+    if (!regular) close(fd_);
+    require(regular, name_, " is not a regular file; save it to one and give that");
+    size_ = static_cast<uint64_t>(status.st_size);
+  }
+  ~File() override { close(fd_); }
+
+  [[nodiscard]] uint64_t size() const override { return size_; }
+  void read(uint64_t at, std::span<std::byte> to) const override {
+    while (!to.empty()) {
+      const ssize_t n = pread(fd_, to.data(), to.size(), static_cast<off_t>(at));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail(Code::runtime, name_, " cannot be read: ", std::strerror(errno));
+      if (n == 0)
+        fail(Code::runtime, name_, " shrank while it was read: it had ", size_,
+             " bytes and ends at ", at, "; wait until it is written, then run this again");
+      at += static_cast<uint64_t>(n);
+      to = to.subspan(static_cast<size_t>(n));
+    }
+  }
+
+ private:
+  std::string name_;
+  int fd_ = -1;
+  uint64_t size_ = 0;
+};
 
 // One character of UTF-8, or its first byte where it is not well formed.
 struct Character {
@@ -103,75 +148,100 @@ std::string_view name_of(Stored type) {
 }
 int64_t bytes_of(Stored type) { return type == Stored::f64 ? 8 : type == Stored::f32 ? 4 : 2; }
 
-View StoredTensor::tile(const Tile& t, std::vector<float>& buffer) const {
-  const int64_t size = bytes_of(type);
-  if (!fortran && type != Stored::f64) {
-    constexpr DType kTypes[] = {DType::f16, DType::bf16, DType::f32};
-    return tenon::matrix(data + (t.row * matrix.cols + t.col) * size,
-                         kTypes[static_cast<size_t>(type)], t.rows, t.cols, matrix.cols);
-  }
-  // Where a row begins, and how far its neighbours lie.
-  std::vector<int64_t> start(static_cast<size_t>(t.rows));
-  int64_t step = 1;
-  if (fortran)
-    for (const int64_t n : std::span(shape).first(shape.size() - 1)) step *= n;
-  for (int64_t r = 0; r < t.rows; ++r) {
-    int64_t index = t.row + r;
-    start[static_cast<size_t>(r)] = index * matrix.cols;
-    if (!fortran) continue;
-    int64_t offset = 0;
-    int64_t stride = step;
-    for (size_t d = shape.size() - 1; d-- > 0; index /= shape[d]) {
-      stride /= shape[d];
-      offset += index % shape[d] * stride;
-    }
-    start[static_cast<size_t>(r)] = offset;
+namespace {
+
+// Rows as the file has them, or converted from f64 in pieces.
+void read_rows(const StoredTensor& s, const Tile& t, std::vector<float>& buffer) {
+  const int64_t size = bytes_of(s.type);
+  const int64_t row = t.cols * size;
+  const auto at = [&](int64_t r) {
+    return s.offset + static_cast<uint64_t>(((t.row + r) * s.matrix.cols + t.col) * size);
+  };
+  if (s.type != Stored::f64) {
+    buffer.resize(static_cast<size_t>((t.rows * row + 3) / 4));
+    const auto to = std::as_writable_bytes(std::span(buffer));
+    const bool whole = t.cols == s.matrix.cols;  // one piece of the file
+    const int64_t piece = whole ? t.rows * row : row;
+    for (int64_t r = 0; r < (whole ? 1 : t.rows); ++r)
+      s.bytes->read(at(r), to.subspan(static_cast<size_t>(r * row), static_cast<size_t>(piece)));
+    return;
   }
   buffer.resize(static_cast<size_t>(t.rows * t.cols));
-  constexpr int64_t kBlock = 16;  // columns of a Fortran matrix lie far apart
-  for (int64_t c0 = 0; c0 < t.cols; c0 += kBlock)
-    for (int64_t r = 0; r < t.rows; ++r)
-      for (int64_t c = c0; c < std::min(c0 + kBlock, t.cols); ++c)
-        buffer[static_cast<size_t>(r * t.cols + c)] =
-            element(type, data + (start[static_cast<size_t>(r)] + (t.col + c) * step) * size);
-  return tenon::matrix(buffer.data(), DType::f32, t.rows, t.cols);
+  std::vector<double> line(static_cast<size_t>(t.cols));
+  for (int64_t r = 0; r < t.rows; ++r) {
+    s.bytes->read(at(r), std::as_writable_bytes(std::span(line)));
+    std::ranges::transform(line, buffer.begin() + r * t.cols,
+                           [](double v) { return static_cast<float>(v); });
+  }
 }
 
-TensorFile parse_tensor_file(const std::string& path, std::span<const std::byte> bytes) {
+// A column of the folded matrix is `step` elements in the file, in another order than its rows.
+// What is near is read at once.
+void read_fortran(const StoredTensor& s, const Tile& t, std::vector<float>& buffer) {
+  constexpr int64_t kNear = 4096;  // bytes: about what a system call costs to copy
+  const int64_t size = bytes_of(s.type);
+  const std::span leading = std::span(s.shape).first(s.shape.size() - 1);
+  int64_t step = 1;
+  for (const int64_t n : leading) step *= n;
+  std::vector<std::pair<int64_t, int64_t>> places;  // in a column, and the row of the tile
+  for (int64_t r = 0; r < t.rows; ++r) {
+    int64_t index = t.row + r;
+    int64_t place = 0;
+    int64_t stride = step;
+    for (size_t d = leading.size(); d-- > 0; index /= leading[d]) {
+      stride /= leading[d];
+      place += index % leading[d] * stride;
+    }
+    places.emplace_back(place, r);
+  }
+  std::ranges::sort(places);
+  buffer.resize(static_cast<size_t>(t.rows * t.cols));
+  std::vector<std::byte> run;
+  for (int64_t c = 0; c < t.cols; ++c)
+    for (size_t i = 0, end = 0; i < places.size(); i = end) {
+      for (end = i + 1; end < places.size(); ++end)
+        if ((places[end].first - places[end - 1].first) * size > kNear) break;
+      const int64_t first = places[i].first;
+      run.resize(static_cast<size_t>((places[end - 1].first + 1 - first) * size));
+      s.bytes->read(s.offset + static_cast<uint64_t>(((t.col + c) * step + first) * size), run);
+      for (size_t k = i; k < end; ++k)
+        buffer[static_cast<size_t>(places[k].second * t.cols + c)] =
+            element(s.type, run.data() + (places[k].first - first) * size);
+    }
+}
+
+}  // namespace
+
+View StoredTensor::tile(const Tile& t, std::vector<float>& buffer) const {
+  if (fortran)
+    read_fortran(*this, t, buffer);
+  else
+    read_rows(*this, t, buffer);
+  const bool as_it_is = !fortran && (type == Stored::f16 || type == Stored::bf16);
+  const DType dtype = !as_it_is ? DType::f32 : type == Stored::f16 ? DType::f16 : DType::bf16;
+  return tenon::matrix(buffer.data(), dtype, t.rows, t.cols);
+}
+
+TensorFile parse_tensor_file(const std::string& path, std::shared_ptr<const Bytes> bytes) {
   const std::string file = clean(path, 200);
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const std::string text = read_text(*bytes, 0, std::min<uint64_t>(bytes->size(), 16));
   require(!text.empty(), file, " is empty; give an .npy or .safetensors file");
-  if (text.starts_with("\x93NUMPY")) return parse_npy(file, text);
+  if (text.starts_with("\x93NUMPY")) return parse_npy(file, std::move(bytes));
   require(!text.starts_with("PK\x03\x04"), file,
           " is a zip archive (.npz, .pt); give one .npy out of it, or save .safetensors");
   require(!file.ends_with(".npy"), file,
           " does not begin with \\x93NUMPY; it is not npy, save it with numpy.save");
   require(file.ends_with(".safetensors") || (text.size() > 8 && text[8] == '{'), file,
           " is neither .npy nor .safetensors; save it as one of the two");
-  return parse_safetensors(file, text);
+  return parse_safetensors(file, std::move(bytes));
 }
 
-MappedFile::MappedFile(const std::string& path) {
-  const std::string file = clean(path, 200);
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  require(fd >= 0, file, " cannot be opened: ", std::strerror(errno),
-          "; give a file that is there");
-  struct stat status {};
-  const bool regular = fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
-  size_ = regular ? static_cast<size_t>(status.st_size) : 0;
-  void* memory = size_ > 0 ? mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0) : nullptr;
-  const int error = errno;
-  close(fd);
-  require(regular, file, " is not a regular file; save it to one and give that");
-  if (memory == MAP_FAILED) {
-    size_ = 0;
-    fail(Code::runtime, file, " cannot be mapped: ", std::strerror(error));
-  }
-  data_ = static_cast<const std::byte*>(memory);
+TensorFile parse_tensor_file(const std::string& path, std::span<const std::byte> bytes) {
+  return parse_tensor_file(path, std::make_shared<Memory>(bytes));
 }
 
-MappedFile::~MappedFile() {
-  if (size_ > 0) munmap(const_cast<std::byte*>(data_), size_);
+std::shared_ptr<const Bytes> open_file(const std::string& path) {
+  return std::make_shared<File>(path);
 }
 
 std::string clean(std::string_view text, size_t most) {

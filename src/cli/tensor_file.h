@@ -1,8 +1,9 @@
-// Float tensors in .npy and .safetensors files, looked at where they lie in the mapped file.
+// Float tensors in .npy and .safetensors files, read a tile at a time.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,46 +23,57 @@ struct Tile {
   int64_t row = 0, rows = 0, col = 0, cols = 0;
 };
 
+// The bytes of a file. A mapping would end the process by SIGBUS where the file shrinks; a read
+// that falls short is an Error.
+class Bytes {
+ public:
+  Bytes() = default;
+  virtual ~Bytes() = default;
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+
+  [[nodiscard]] virtual uint64_t size() const = 0;
+  // All of `to`, from byte `at` on.
+  virtual void read(uint64_t at, std::span<std::byte> to) const = 0;
+};
+
 struct StoredTensor {
   std::string name;
   Stored type = Stored::f32;
   std::vector<int64_t> shape;
-  bool fortran = false;             // the first dimension is the fastest
-  const std::byte* data = nullptr;  // at any address
-  Shape matrix;                     // leading dimensions are rows
+  bool fortran = false;  // the first dimension is the fastest
+  std::shared_ptr<const Bytes> bytes;
+  uint64_t offset = 0;  // of its first element in `bytes`
+  Shape matrix;         // leading dimensions are rows
 
   [[nodiscard]] int64_t elements() const { return matrix.rows * matrix.cols; }
-  // A part of the matrix, in the file where it lies in rows there, else converted into `buffer`.
+  // A part of the matrix in `buffer`: f16 and bf16 as they are, all else as f32.
   [[nodiscard]] View tile(const Tile& t, std::vector<float>& buffer) const;
 };
 
 struct TensorFile {
   std::vector<StoredTensor> tensors;  // in the file's order of data
   std::vector<std::string> notes;     // what was left out or converted
+  bool is_npy = false;                // one array, named after the file
   std::vector<std::string> left_out;  // names of tensors whose dtype is none of ours
 };
 
-// Any fault is an Error that names the file, the value, the rule and the remedy. The tensors point
-// into `bytes`.
+// Any fault is an Error that names the file, the value, the rule and the remedy.
+TensorFile parse_tensor_file(const std::string& file, std::shared_ptr<const Bytes> bytes);
+// The same of bytes in memory, which the tensors point to.
 TensorFile parse_tensor_file(const std::string& file, std::span<const std::byte> bytes);
 
-// A .safetensors file of tensors that lie in rows, in the order given.
-std::string safetensors_file(std::span<const StoredTensor> tensors);
+// A regular file, open for as long as a tensor of it is there.
+std::shared_ptr<const Bytes> open_file(const std::string& path);
 
-// A file in memory for as long as this lives. It must not shrink meanwhile.
-class MappedFile {
- public:
-  explicit MappedFile(const std::string& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
-
- private:
-  const std::byte* data_ = nullptr;
-  size_t size_ = 0;
+struct NamedTensor {
+  std::string name;
+  Stored type = Stored::f32;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> data;
 };
+// A .safetensors file, in the order given.
+std::string safetensors_file(std::span<const NamedTensor> tensors);
 
 // Text from a file made fit for terminals and XML: what is not UTF-8, or steers a terminal,
 // becomes U+FFFD; what is longer than `most` characters ends in an ellipsis.
