@@ -1,6 +1,8 @@
 // The disk cache of kernels: what it keeps, and everything that must not be run.
 #include "backend/cuda/cache.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -8,6 +10,7 @@
 #include <algorithm>
 #include <csignal>
 #include <fstream>
+#include <future>
 #include <thread>
 
 #include "support.h"
@@ -117,6 +120,43 @@ TEST_F(DiskCache, ForeignEntriesAreNotRun) {
   fs::remove(a);
   fs::create_symlink("/etc/hostname", a);
   EXPECT_EQ(found(c, "a"), "");
+}
+
+// Nobody writes to it: opened as a file is, it would wait for ever.
+TEST_F(DiskCache, AFifoIsNoEntry) {
+  Cache c(folder, kLimit);
+  keep(c, "a", "image");
+  const fs::path file = only_file();
+  fs::remove(file);
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  auto answer = std::async(std::launch::async, [&] { return found(c, "a"); });
+  const bool answered = answer.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+  EXPECT_TRUE(answered) << "still waiting for a writer";
+  if (!answered) close(open(file.c_str(), O_WRONLY | O_NONBLOCK));  // which lets it go on
+  EXPECT_EQ(answer.get(), "");
+  EXPECT_TRUE(c.entries().empty());
+  keep(c, "a", "again");
+  EXPECT_EQ(found(c, "a"), "again");
+}
+
+// Writes fail as on a full disk; the old entry stays, and somebody can ask why.
+TEST_F(DiskCache, AFullDiskLosesOnlyTheNewEntry) {
+  Cache c(folder, kLimit);
+  keep(c, "a", "image");
+  EXPECT_EQ(c.why_lost(), "");
+  rlimit old{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{1000, old.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  keep(c, "a", std::string(5000, 'i'));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(found(c, "a"), "image");
+  EXPECT_NE(c.why_lost().find("could not be written: "), std::string::npos) << c.why_lost();
+  EXPECT_NE(c.why_lost().find(only_file().string()), std::string::npos) << c.why_lost();
+  keep(c, "b", std::string(kLimit, 'i'));
+  EXPECT_NE(c.why_lost().find("TENON_CACHE_MB"), std::string::npos) << c.why_lost();
 }
 
 TEST_F(DiskCache, AFolderThatOthersCanWriteToIsRefused) {

@@ -66,8 +66,10 @@ int warm(Cache& cache, const CacheArgs& args) {
   });
   fmt::print("{} kernels for {} in {}\n", kept, arch, cache.folder().string());
   if (static_cast<size_t>(kept) == texts.size()) return ok;
+  const std::string why = cache.why_lost();
   fail(Code::runtime, "cache warm: ", texts.size() - static_cast<size_t>(kept), " of ",
-       texts.size(), " kernels were not kept; raise TENON_CACHE_MB");
+       texts.size(), " kernels were not kept: ",
+       why.empty() ? "others took their place; raise TENON_CACHE_MB" : why);
 }
 
 }  // namespace

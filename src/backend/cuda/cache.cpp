@@ -98,7 +98,8 @@ std::optional<Parts> unpacked(const std::string& text) {
 }
 
 std::optional<std::string> read_file(const fs::path& file) {
-  const int f = open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  // O_NONBLOCK: a FIFO would wait for a writer.
+  const int f = open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (f < 0) return std::nullopt;
   struct stat s {};
   std::optional<std::string> text;
@@ -118,18 +119,20 @@ std::optional<std::string> read_file(const fs::path& file) {
   return text;
 }
 
-bool write_file(const fs::path& file, const std::string& text) {
+// 0, or why the file is not there as a whole.
+int write_file(const fs::path& file, std::string_view text) {
   const int f = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (f < 0) return false;
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t n = write(f, text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    done += static_cast<size_t>(n);
+  if (f < 0) return errno;
+  int error = 0;
+  while (error == 0 && !text.empty()) {
+    const ssize_t n = write(f, text.data(), text.size());
+    if (n >= 0)
+      text.remove_prefix(static_cast<size_t>(n));
+    else if (errno != EINTR)
+      error = errno;
   }
-  const bool closed = close(f) == 0;
-  return done == text.size() && closed;
+  if (close(f) != 0 && error == 0) error = errno;
+  return error;
 }
 
 fs::path default_folder() {
@@ -141,14 +144,24 @@ fs::path default_folder() {
   return {};
 }
 
-uint64_t default_limit() {
-  constexpr uint64_t kMegabyte = 1'000'000;
-  constexpr uint64_t kDefault = 512;  // some thousands of kernels
+struct Limit {
+  uint64_t bytes = 0;
+  std::string why;  // it is 0
+};
+Limit default_limit() {
+  constexpr double kMegabyte = 1e6;
+  constexpr double kDefault = 512;  // some thousands of kernels
   const char* given = std::getenv("TENON_CACHE_MB");
+  if (!given || !*given) return {static_cast<uint64_t>(kDefault * kMegabyte), {}};
   char* end = nullptr;
-  const double mb = given && *given ? std::strtod(given, &end) : kDefault;
-  const bool number = !end || (*end == '\0' && mb >= 0 && mb < 1e9);
-  return static_cast<uint64_t>((number ? mb : kDefault) * kMegabyte);
+  const double mb = std::strtod(given, &end);
+  const std::string text(std::string_view(given).substr(0, 32));
+  if (*end != '\0' || !(mb >= 0 && mb < 1e9))
+    return {0, str("TENON_CACHE_MB is '", text, "'; it must be from 0 to 1e9 megabytes, e.g. 512")};
+  const auto bytes = static_cast<uint64_t>(mb * kMegabyte);
+  if (bytes == 0 && mb > 0)
+    return {0, str("TENON_CACHE_MB is '", text, "', less than a byte; give megabytes, e.g. 512")};
+  return {bytes, bytes == 0 ? "TENON_CACHE_MB is 0" : ""};
 }
 
 int64_t seconds_of(const struct stat& s) { return s.st_mtim.tv_sec; }
@@ -156,16 +169,20 @@ int64_t seconds_of(const struct stat& s) { return s.st_mtim.tv_sec; }
 }  // namespace
 
 Cache& Cache::shared() {
-  static Cache cache(default_folder(), default_limit());
+  static Cache cache = [] {
+    Limit limit = default_limit();
+    return Cache(default_folder(), limit.bytes, std::move(limit.why));
+  }();
   return cache;
 }
 
-Cache::Cache(fs::path folder, uint64_t limit) : folder_(std::move(folder)), limit_(limit) {}
+Cache::Cache(fs::path folder, uint64_t limit, std::string why_no_limit)
+    : folder_(std::move(folder)), limit_(limit), why_no_limit_(std::move(why_no_limit)) {}
 
 std::string Cache::why_off() const {
   if (folder_.empty())
     return "there is neither TENON_CACHE_DIR, XDG_CACHE_HOME nor HOME; set TENON_CACHE_DIR";
-  if (limit_ == 0) return "TENON_CACHE_MB is 0";
+  if (limit_ == 0) return why_no_limit_;
   std::error_code ignored;
   fs::create_directories(folder_.parent_path(), ignored);
   mkdir(folder_.c_str(), 0700);
@@ -207,13 +224,31 @@ void Cache::keep(const CacheKey& key, const CachedImage& image, const std::strin
   if (!why_off().empty()) return;
   const std::string text = packed(
       {key.compiler, key.arch, name, key.source, image.is_ptx ? "ptx" : "cubin", image.image});
-  if (text.size() > std::min(limit_, kMostBytes)) return;
+  if (text.size() > std::min(limit_, kMostBytes)) {
+    lose(str("a kernel of ", text.size(), " bytes is too large; raise TENON_CACHE_MB"));
+    return;
+  }
   make_room(text.size());
   static std::atomic<uint64_t> count{0};
   const fs::path file = file_of(key);
   fs::path own = file;
   own += str(".", getpid(), ".", count++, kUnfinished);
-  if (!write_file(own, text) || rename(own.c_str(), file.c_str()) != 0) unlink(own.c_str());
+  int error = write_file(own, text);
+  if (error == 0 && rename(own.c_str(), file.c_str()) != 0) error = errno;
+  if (error == 0) return;
+  unlink(own.c_str());
+  lose(str(file.string(), " could not be written: ", std::strerror(error),
+           "; make room or set TENON_CACHE_DIR"));
+}
+
+void Cache::lose(std::string why) {
+  const std::lock_guard guard(lock_);
+  why_lost_ = std::move(why);
+}
+
+std::string Cache::why_lost() const {
+  const std::lock_guard guard(lock_);
+  return why_lost_;
 }
 
 std::vector<Cache::Entry> Cache::entries() const {
