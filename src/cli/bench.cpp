@@ -23,6 +23,8 @@ namespace {
 
 constexpr Shape kCudaShape{16384, 14336};
 constexpr Shape kCpuShape{2048, 4096};
+// Six tensors of f32 still fit between the addresses that cases are planned with.
+constexpr int64_t kMostElements = int64_t{1} << 36;
 
 Shape shape_named(const std::string& text) {
   Shape s;
@@ -40,12 +42,16 @@ std::vector<Shape> shapes_of(const BenchArgs& args) {
   std::vector<Shape> shapes;
   for (const std::string& s : args.shapes) shapes.push_back(shape_named(s));
   Shape one = args.device == "cuda" ? kCudaShape : kCpuShape;
-  require(args.rows >= 0 && args.cols >= 0, "bench: --rows and --cols must be positive");
+  require(args.rows >= 0 && args.cols >= 0, "bench: --rows is ", args.rows, " and --cols ",
+          args.cols, "; both must be positive");
   require(shapes.empty() || (args.rows == 0 && args.cols == 0),
           "bench: --shape and --rows or --cols are both given; leave one of them out");
   if (args.rows) one.rows = args.rows;
   if (args.cols) one.cols = args.cols;
   if (shapes.empty()) shapes.push_back(one);
+  for (const Shape& s : shapes)
+    require(s.rows <= kMostElements / s.cols, "bench: a shape of ", s.rows, " x ", s.cols,
+            "; at most ", kMostElements, " elements are timed, give smaller --rows or --cols");
   return shapes;
 }
 

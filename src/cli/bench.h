@@ -42,7 +42,7 @@ struct BenchResult {
   double share_lo = 0, share_hi = 0;  // the quartiles of the rounds
   int64_t bytes = 0;                  // that must move
   bool checked = false;               // that all of its results were written
-  int registers = 0, local_bytes = 0, threads = 0, kernels = 0;
+  int registers = 0, local_bytes = 0, threads = 0, kernels = 0;  // on a GPU
   std::string error = {};
 };
 
@@ -54,7 +54,7 @@ struct BenchNumber {
 
 struct BenchReport {
   std::string device;
-  bool gigabytes = false;  // a second: what a CPU moves
+  bool on_gpu = false;  // has registers, local memory and blocks of threads; moves TB/s
   std::vector<BenchResult> results;
   std::vector<BenchNumber> ceilings, costs;
 };

@@ -26,7 +26,7 @@ double microseconds(const std::function<void()>& f) {
 // Pages that start at a line.
 class Memory {
  public:
-  explicit Memory(size_t bytes) : bytes_(bytes), all_(new char[bytes + kLine]) {}
+  Memory(std::string_view what, size_t bytes) : bytes_(bytes), all_(allocated(what, bytes)) {}
   [[nodiscard]] char* data() const {
     const auto address = reinterpret_cast<uintptr_t>(all_.get());
     return all_.get() + (kLine - address % kLine) % kLine;
@@ -35,6 +35,14 @@ class Memory {
 
  private:
   static constexpr size_t kLine = 4096;
+  static char* allocated(std::string_view what, size_t bytes) {
+    try {
+      return new char[bytes + kLine];
+    } catch (const std::bad_alloc&) {
+      fail(Code::runtime, "bench: there is no memory for the ", what, ", ", bytes,
+           " bytes; give fewer --rows or --cols");
+    }
+  }
   size_t bytes_;
   std::unique_ptr<char[]> all_;
 };
@@ -74,7 +82,6 @@ void move(const Memory& out, const Memory& in, int64_t read, int64_t write) {
 }  // namespace
 
 void bench_cpu(const BenchArgs& args, const std::vector<Shape>& shapes, BenchReport& report) {
-  report.gigabytes = true;
   report.device = str("cpu, ", threads(), " threads");
   print_head(args, report);
   const DType dtype = *dtype_named(args.dtype);
@@ -88,7 +95,8 @@ void bench_cpu(const BenchArgs& args, const std::vector<Shape>& shapes, BenchRep
       for (const BenchCall& c : e.calls)
         workspace = std::max(workspace, c.kernel->workspace(c.rows));
     }
-    const Memory in_memory(in), number_memory(numbers), out_memory(out), work(workspace);
+    const Memory in_memory("inputs", in), number_memory("scales", numbers),
+        out_memory("results", out), work("workspace", workspace);
     fill_normal(in_memory, dtype);
     std::fill_n(reinterpret_cast<float*>(number_memory.data()), numbers / sizeof(float), 1.0F);
     std::memset(out_memory.data(), 0, out);
@@ -129,6 +137,7 @@ void bench_cpu(const BenchArgs& args, const std::vector<Shape>& shapes, BenchRep
                     .bytes = e.bytes()};
       set_shares(r, std::move(shares));
       report.results.push_back(std::move(r));
+      progress.hide();
       print_case(args, report, report.results.back());
     }
   }

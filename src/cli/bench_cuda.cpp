@@ -194,6 +194,7 @@ class Bench {
     for (const auto& [mixes, members] : groups) {
       progress.step(members.front()->mix_names());
       for (BenchResult& r : run_group(mixes, members)) {
+        progress.hide();
         print_case(args_, report_, r);
         done.emplace(r.c.name(), std::move(r));
       }
@@ -451,6 +452,7 @@ class Bench {
 void bench_cuda(const BenchArgs& args, const std::vector<Shape>& shapes, BenchReport& report) {
   const cuda::CurrentContext context;
   const cuda::DeviceInfo device = cuda::device_info(context.device());
+  report.on_gpu = true;
   report.device = str(device.name, ", ", device.arch());
   print_head(args, report);
   // First, while nothing has been compiled yet.

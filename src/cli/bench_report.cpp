@@ -2,11 +2,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "cli/bench.h"
+#include "cli/output_file.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 
@@ -16,9 +16,9 @@ namespace {
 
 // In the report's unit.
 double rate(const BenchReport& report, const BenchResult& r) {
-  return r.terabytes * (report.gigabytes ? 1e3 : 1);
+  return r.terabytes * (report.on_gpu ? 1 : 1e3);
 }
-const char* unit(const BenchReport& report) { return report.gigabytes ? "GB/s" : "TB/s"; }
+const char* unit(const BenchReport& report) { return report.on_gpu ? "TB/s" : "GB/s"; }
 
 std::string shape_text(const Shape& s) { return str(s.rows, "x", s.cols); }
 
@@ -83,8 +83,8 @@ void print_pivots(const BenchReport& report) {
         quantised[r.c.columnwise].add(row_of(r.c), std::string(info(r.c.out.scaling).name),
                                       cell_of(report, r));
     }
-    fmt::print("\n{}: share of the ceiling in %, {}; * has local memory\n", shape_text(s),
-               unit(report));
+    fmt::print("\n{}: share of the ceiling in %, {}{}\n", shape_text(s), unit(report),
+               report.on_gpu ? "; * has local memory" : "");
     plain.print("plain");
     quantised[false].print("rowwise");
     quantised[true].print("row and column");
@@ -95,43 +95,42 @@ nlohmann::ordered_json json_of(const BenchNumber& n) {
   return {{"what", n.what}, {"value", n.value}, {"unit", n.unit}};
 }
 
-void write_file(const BenchArgs& args, const BenchReport& report) {
+void save(const BenchArgs& args, const BenchReport& report) {
   nlohmann::ordered_json all{{"tenon", version()},
                              {"device", report.device},
                              {"dtype", args.dtype},
                              {"precision", args.precision},
                              {"shots", args.shots}};
-  for (const BenchResult& r : report.results)
-    all["cases"].push_back({{"case", r.c.name()},
-                            {"op", r.c.op},
-                            {"direction", r.c.backward ? "bwd" : "fwd"},
-                            {"dtype", info(r.c.out.dtype).name},
-                            {"scaling", info(r.c.out.scaling).name},
-                            {"columnwise", r.c.columnwise},
-                            {"dbias", r.c.dbias},
-                            {"rows", r.shape.rows},
-                            {"cols", r.shape.cols},
-                            {"mix", r.mix},
-                            {"us", r.microseconds},
-                            {"ceiling_us", r.ceiling_microseconds},
-                            {"tbps", r.terabytes},
-                            {"share", r.share},
-                            {"share_lo", r.share_lo},
-                            {"share_hi", r.share_hi},
-                            {"maker", r.makers},
-                            {"kernel", r.kernel},
-                            {"kernels", r.kernels},
-                            {"threads", r.threads},
-                            {"registers", r.registers},
-                            {"local_bytes", r.local_bytes},
-                            {"error", r.error}});
+  for (const BenchResult& r : report.results) {
+    nlohmann::ordered_json j{{"case", r.c.name()},
+                             {"op", r.c.op},
+                             {"direction", r.c.backward ? "bwd" : "fwd"},
+                             {"dtype", info(r.c.out.dtype).name},
+                             {"scaling", info(r.c.out.scaling).name},
+                             {"columnwise", r.c.columnwise},
+                             {"dbias", r.c.dbias},
+                             {"rows", r.shape.rows},
+                             {"cols", r.shape.cols},
+                             {"mix", r.mix},
+                             {"us", r.microseconds},
+                             {"ceiling_us", r.ceiling_microseconds},
+                             {"tbps", r.terabytes},
+                             {"share", r.share},
+                             {"share_lo", r.share_lo},
+                             {"share_hi", r.share_hi},
+                             {"maker", r.makers},
+                             {"error", r.error}};
+    if (report.on_gpu)
+      j.update({{"kernel", r.kernel},
+                {"kernels", r.kernels},
+                {"threads", r.threads},
+                {"registers", r.registers},
+                {"local_bytes", r.local_bytes}});
+    all["cases"].push_back(std::move(j));
+  }
   for (const BenchNumber& n : report.ceilings) all["ceilings"].push_back(json_of(n));
   for (const BenchNumber& n : report.costs) all["costs"].push_back(json_of(n));
-  std::ofstream file(args.file);
-  file << all.dump(1) << "\n";
-  file.close();
-  if (!file)
-    fail(Code::runtime, "bench: cannot write ", args.file, "; give a path in a folder of yours");
+  write_file("bench --save", args.file, all.dump(1) + "\n");
 }
 
 // "2:0, 4:1+1" as "2r0w 4r2w".
@@ -182,24 +181,28 @@ void print_head(const BenchArgs& args, const BenchReport& report) {
   if (args.json) return;
   fmt::print("{}; {} in, {}, medians of {} shots\n", report.device, args.dtype, args.precision,
              args.shots);
-  fmt::print("{:<52} {:<10} {:>8} {:>6} {:>6}  {:>4} {:>5} {:>4}  {}\n", "case", "mix", "us",
-             unit(report), "share", "regs", "local", "thr", "maker");
+  fmt::print("{:<52} {:<10} {:>8} {:>6} {:>6}  {}{}\n", "case", "mix", "us", unit(report), "share",
+             report.on_gpu ? fmt::format("{:>4} {:>5} {:>4}  ", "regs", "local", "thr") : "",
+             "maker");
 }
 
 void print_case(const BenchArgs& args, const BenchReport& report, const BenchResult& r) {
   if (args.json)
     fmt::print("{}\n", line_of(args, r));
   else if (r.error.empty())
-    fmt::print("{:<52} {:<10} {:>8.1f} {:>6.2f} {:>6.1f}  {:>4} {:>5} {:>4}  {}\n", r.c.name(),
-               r.mix, r.microseconds, rate(report, r), 100 * r.share, r.registers, r.local_bytes,
-               r.threads, r.makers);
+    fmt::print("{:<52} {:<10} {:>8.1f} {:>6.2f} {:>6.1f}  {}{}\n", r.c.name(), r.mix,
+               r.microseconds, rate(report, r), 100 * r.share,
+               report.on_gpu
+                   ? fmt::format("{:>4} {:>5} {:>4}  ", r.registers, r.local_bytes, r.threads)
+                   : "",
+               r.makers);
   else
     fmt::print("{:<52} {}\n", r.c.name(), r.error);
   std::fflush(stdout);
 }
 
 void print_summary(const BenchArgs& args, const BenchReport& report) {
-  if (!args.file.empty()) write_file(args, report);
+  if (!args.file.empty()) save(args, report);
   if (args.json) return;
   if (!report.ceilings.empty()) fmt::print("\n");
   for (const BenchNumber& n : report.ceilings)

@@ -55,7 +55,9 @@ void for_each(size_t n, Run run, What what) {
       const std::optional<std::string> line = run(i);
       const std::lock_guard guard(printing);
       progress.step(what(i));
-      if (line) fmt::print("{}\n", *line);
+      if (!line) continue;
+      progress.hide();
+      fmt::print("{}\n", *line);
     }
   });
 }
@@ -212,6 +214,7 @@ class Pipeline {
     progress_.step(what);
     if (!wrong) return;
     ++sums.failed;
+    progress_.hide();
     fmt::print("{}\n", *wrong);
     std::fflush(stdout);  // a run that is cut short must not lose what it found
   }

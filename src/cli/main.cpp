@@ -1,7 +1,11 @@
 // The `tenon` command.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <new>
+#include <system_error>
 
 #include "cli/commands.h"
 #include "tenon/error.h"
@@ -213,11 +217,25 @@ int command(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const auto unwritten = [](int error) {
+    std::fprintf(stderr,
+                 "tenon: the standard output could not be written: %s; make room or send it "
+                 "elsewhere\n",
+                 std::strerror(error));
+    return tenon::cli::failed;
+  };
   try {
     const int code = command(argc, argv);
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-    std::fprintf(stderr, "tenon: the output could not be written\n");
+    return unwritten(errno);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr,
+                 "tenon: %s: its tensors are too large for the memory of this machine; give fewer "
+                 "--rows or --cols, smaller ops or a smaller file\n",
+                 argc > 1 ? argv[1] : "");
     return tenon::cli::failed;
+  } catch (const std::system_error& e) {  // fmt could not print
+    return unwritten(e.code().value());
   } catch (const tenon::Error& e) {
     std::fprintf(stderr, "tenon: %s\n", e.what());
     return e.code() == tenon::Code::invalid_argument ? tenon::cli::usage : tenon::cli::failed;
