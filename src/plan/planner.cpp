@@ -233,7 +233,8 @@ std::shared_ptr<PlanData> Planner::plan() {
     d.request.cols = read.value_or(0);
   }
   at_.reset();
-  require(r.cols > 0, "plan: the chain does not say how wide its input is; give the columns");
+  require(r.cols > 0, "plan: the chain does not say how wide its input is; give the columns, ",
+          "`--cols` on the command line and `cols` in a request");
   require(r.cols <= kMostCols, "plan: the input has ", r.cols, " columns; it may have at most ",
           kMostCols);
 

@@ -1,4 +1,5 @@
 // Activations: any formula, gated or not, with what is kept of its input.
+#include "expr/nearest.h"
 #include "ops/activation.h"
 #include "plan/stage_parts.h"
 #include "tenon/error.h"
@@ -167,9 +168,15 @@ std::pair<Activation, Arguments> activation_op(const Op& op, const std::string& 
       f = activation(op.name);
     } catch (const Error&) {
       std::string known;
-      for (const OpKind& k : op_kinds()) known += str(known.empty() ? "" : ", ", k.name);
+      Nearest nearest(op.name);
+      for (const OpKind& k : op_kinds()) {
+        known += str(known.empty() ? "" : ", ", k.name);
+        nearest.offer(k.name);
+      }
+      for (const std::string& name : activation_names()) nearest.offer(name);
       const bool wrapped = op.name == "gated" || op.name == "scaled";
-      fail(Code::invalid_argument, who, ": there is no op of this name; ",
+      fail(Code::invalid_argument, who, ": there is no op of this name",
+           wrapped ? std::string() : nearest.text(), "; ",
            wrapped ? str("write act(\"", op.name, "(…)\"); ") : "", "ops are ", known,
            ", act(\"formula\") and every activation");
     }
