@@ -133,6 +133,12 @@ class Call {
     buffers_.emplace_back(n);
     return buffers_.back().memory.get();
   }
+  // Numbers of noise.
+  void* filled(size_t n) {
+    auto* p = static_cast<uint8_t*>(memory(n));
+    fill(p, n, true);
+    return p;
+  }
   const tenon_view* keep(const tenon_view& v, Use use) {
     if (use != Use::ignored)
       parts_.push_back({v, use == Use::written || use == Use::updated, use == Use::updated});
@@ -1049,6 +1055,188 @@ void define(Call& c) {
   c.run([&] { return tenon_define(text, body); });
 }
 
+struct ChainText {
+  const char* text;
+  int64_t cols;  // of the input; 0: the chain says
+};
+constexpr std::array<ChainText, 18> kChains{
+    {{"linear(8,16) bias gelu linear(16,8) bias", 0},
+     {"gelu", 33},
+     {"bias swiglu scale(0.5)", 66},
+     {"linear(33,64) bias swiglu linear(32,33) bias dropout(0.1) add", 0},
+     {"make_extra_output>r layernorm linear(24,40) bias silu linear(40,24) bias add<r", 0},
+     {"rmsnorm(65) relu", 65},
+     {"l2norm dropout(0.5)", 17},
+     {"layernorm(64, zero_centered_gamma=true, eps=0.1) quantize", 64},
+     {"reshape(16) gelu reshape(64)", 32},
+     {"act(\"x*x/(1 + x*x)\") scale(-2) identity", 7},
+     {"act(\"scaled(swiglu)\") make_extra_output", 16},
+     {"all_reduce gelu all_gather reduce_scatter", 8},
+     {"clamped_swiglu(layout=\"interleaved(4)\", limit=2) elu(alpha=0.5)", 64},
+     {"quantize linear(160,48) quantize gelu", 0},
+     {"mine bias mine", 5},
+     {"linear(130,1) srelu linear(1,130)", 0},
+     {"swiglu swiglu rmsnorm linear(4,4)", 16},
+     {"dropout(0.1) gelu dropout(1) bias add", 40}}};
+constexpr std::array<const char*, 16> kChainOps{
+    "gelu",    "bias",        "linear(8,8)", "linear(8,16)",     "swiglu",   "add",
+    "rmsnorm", "layernorm",   "l2norm",      "scale(0.5)",       "quantize", "dropout(0.25)",
+    "mine",    "reshape(16)", "identity",    "make_extra_output"};
+
+int mine_forward(void* /*user*/, int64_t /*rows*/, const tenon_view* x, const tenon_view* y,
+                 char* why, size_t capacity) {
+  if (x->rows == y->rows && x->cols == y->cols && x->dtype == y->dtype) {
+    for (int64_t r = 0; r < y->rows; ++r)
+      std::memcpy(static_cast<char*>(y->data) + r * y->stride * size_of(y->dtype),
+                  static_cast<const char*>(x->data) + r * x->stride * size_of(x->dtype),
+                  static_cast<size_t>(y->cols * size_of(y->dtype)));
+    return 0;
+  }
+  std::snprintf(why, capacity, "other shapes");
+  return 1;
+}
+int mine_backward(void* user, int64_t rows, const tenon_view* /*x*/, const tenon_view* dy,
+                  const tenon_view* dx, char* why, size_t capacity) {
+  return mine_forward(user, rows, dy, dx, why, capacity);
+}
+
+// How many buffers a plan has: the only count that tenon_plan_sizes takes.
+size_t buffers_of(const Call& c, const tenon_plan* plan) {
+  std::vector<int64_t> bytes;
+  for (size_t n = 1; n < 1000; ++n) {
+    bytes.assign(n, 0);
+    if (tenon_plan_sizes(plan, 1 << 10, bytes.data(), n, nullptr) == TENON_OK) return n;
+  }
+  c.check(false, "no number of buffers is right");
+  return 0;
+}
+
+void describe(Call& c, const tenon_plan* plan, int64_t rows, bool right) {
+  constexpr std::array<const char*, 3> kFormats{"text", "json", "html"};
+  const char* format = c.in.pick(kFormats);
+  size_t size = 0;
+  const int code = tenon_plan_describe(plan, rows, format, nullptr, 0, &size);
+  c.check((code == TENON_OK) == (*tenon_last_error() == '\0'), "code and message disagree");
+  c.check(code == TENON_OK || !right, "a plan that can be run cannot be described");
+  if (code != TENON_OK) return;
+  const size_t capacity = c.in.one_in(3) ? c.in.below(size + 2) : size + 1;
+  std::vector<char> text(capacity, 'x');
+  c.check(tenon_plan_describe(plan, rows, format, text.data(), capacity, nullptr) == TENON_OK,
+          "the same description fails");
+  if (capacity > 0)
+    c.check(std::find(text.begin(), text.end(), '\0') != text.end(), "no final zero");
+}
+
+// Both passes with memory of exactly the sizes that the plan asks for.
+void run_plan(Call& c, const tenon_plan* plan, bool backward, int64_t rows, bool runs) {
+  constexpr int64_t kMostBytes = 1 << 24;
+  const size_t count = buffers_of(c, plan);
+  std::vector<int64_t> bytes(count);
+  int64_t workspace = 0, total = 0;
+  const int code = tenon_plan_sizes(plan, rows, bytes.data(), count, &workspace);
+  describe(c, plan, rows, code == TENON_OK);
+  if (code != TENON_OK) {
+    c.check(rows < 1 || rows % 8 != 0 || rows > kMany, "sizes of a right row count");
+    std::vector<void*> nothing(count);
+    c.check(tenon_plan_run(plan, 0, rows, nothing.data(), count, nullptr, 0, nullptr) != TENON_OK,
+            "a row count without sizes runs");
+    return;
+  }
+  for (const int64_t n : bytes) {
+    c.check(n >= 0, "a negative size");
+    total = n > kMostBytes ? kMostBytes : total + n;
+  }
+  c.check(workspace >= 0, "a negative workspace");
+  if (!runs || total + workspace >= kMostBytes) return;
+  std::vector<void*> memory;
+  for (const int64_t n : bytes) memory.push_back(c.filled(static_cast<size_t>(n)));
+  void* const work = c.filled(static_cast<size_t>(workspace));
+  size_t given = count;
+  if (c.in.one_in(16)) {
+    given = c.in.below(count);
+    c.check(tenon_plan_run(plan, 0, rows, memory.data(), given, work, 0, nullptr) != TENON_OK,
+            "a plan runs with too few buffers");
+    return;
+  }
+  const auto unchanged = static_cast<int32_t>(c.in.one_in(8));
+  const int forward = tenon_plan_run(plan, 0, rows, memory.data(), count, work, 0, nullptr);
+  c.check(forward == TENON_OK, "a right forward run fails");
+  const int again = tenon_plan_run(plan, 1, rows, memory.data(), count, work, unchanged, nullptr);
+  c.check((again == TENON_OK) == backward, "backward is there and fails, or is not and runs");
+}
+
+void plan(Call& c) {
+  c.what = "tenon_plan_build";
+  ChainText chain = c.in.pick(kChains);
+  std::string text = chain.text;
+  if (c.in.one_in(3)) {
+    text.clear();
+    for (size_t n = 1 + c.in.below(10); n > 0; --n) text += std::string(c.in.pick(kChainOps)) + " ";
+    chain.cols = c.in.one_in(4) ? static_cast<int64_t>(c.in.below(40)) : 8;
+    c.odd = true;  // widths may not fit
+  }
+  tenon_plan_request r{};
+  r.cols = chain.cols;
+  r.dtype = static_cast<int32_t>(c.in.below(3));
+  r.parameter_dtype_given = static_cast<int32_t>(c.in.below(2));
+  r.parameter_dtype = static_cast<int32_t>(c.in.below(3));
+  constexpr std::array<const char*, 7> kRecipes{nullptr,   "none",  "none", "delayed",
+                                                "current", "mxfp8", "block"};
+  constexpr std::array<const char*, 4> kKeeps{nullptr, "input", "fp8", "recompute"};
+  if (const char* recipe = c.in.pick(kRecipes)) r.recipe = c.text_or_noise(recipe);
+  if (const char* keep = c.in.pick(kKeeps)) r.keep = c.text_or_noise(keep);
+  r.recipe_e4m3 = static_cast<int32_t>(c.in.below(2));
+  r.evaluation = static_cast<int32_t>(c.in.below(2));
+  r.forward_only = static_cast<int32_t>(c.in.below(2));
+  r.no_input_grad = static_cast<int32_t>(c.in.one_in(4));
+  const size_t grads = c.in.one_in(4) ? 1 + c.in.below(4) : 0;
+  auto* list = static_cast<tenon_grad_request*>(c.memory(grads * sizeof(tenon_grad_request)));
+  for (size_t i = 0; i < grads; ++i) {
+    list[i] = tenon_grad_request{};
+    list[i].unwanted = static_cast<int32_t>(c.in.below(2));
+    list[i].dtype_given = static_cast<int32_t>(c.in.below(2));
+    list[i].dtype = static_cast<int32_t>(c.in.below(3));
+    list[i].accumulate = static_cast<int32_t>(c.in.below(2));
+  }
+  if (grads > 0) {
+    c.odd = true;  // there may be fewer
+    r.parameter_grads = list;
+    r.parameter_grad_count = grads;
+  }
+  tenon_opaque_op mine{};
+  mine.name = "mine";
+  mine.forward = mine_forward;
+  mine.backward = mine_backward;
+  r.opaque_ops = &mine;
+  r.opaque_op_count = 1;
+  constexpr std::array<int64_t, 6> kWrong{-1, kHuge, kLowest, int64_t{1} << 40, 0, 1};
+  if (c.spoil(40)) r.cols = c.in.pick(kWrong);
+  if (c.spoil(60)) r.dtype = -1, c.must = true;
+  if (c.spoil(60)) r.opaque_op_count = SIZE_MAX, c.must = true;
+  if (c.spoil(60)) r.parameter_grad_count = kMany, c.must = true;
+  if (c.spoil(60)) mine.forward = nullptr, c.must = true;
+  const char* words = c.text_or_noise(text);
+  const auto* request = c.in.one_in(200) ? (c.odd = c.must = true, nullptr) : c.sized(r);
+  // A plan for CUDA can be made anywhere, but not run.
+  const bool runs = !c.in.one_in(8);
+  const tenon_options* options = c.options();
+  tenon_options cuda{};
+  cuda.size = sizeof cuda;
+  cuda.device = TENON_CUDA;
+  if (!runs) options = &cuda;
+  tenon_plan* made = nullptr;
+  c.run([&] {
+    tenon_plan_free(made);
+    return tenon_plan_build(words, request, options, &made);
+  });
+  c.check(c.ok == (made != nullptr), "a handle without a plan, or a plan without a handle");
+  if (!c.ok) return;
+  constexpr std::array<int64_t, 12> kRows{
+      8, 16, 1, 2, 3, 5, 0, -1, kHuge, kLowest, int64_t{1} << 40, 128};
+  run_plan(c, made, r.forward_only == 0, c.in.pick(kRows), runs);
+  tenon_plan_free(made);
+}
+
 void small_functions(Call& c) {
   switch (c.in.below(4)) {
     case 0: {
@@ -1114,7 +1302,7 @@ void small_functions(Call& c) {
 }
 
 void one_call(Bytes& in) {
-  const size_t function = in.below(16);
+  const size_t function = in.below(20);
   Call c(in);
   switch (function) {
     case 0:
@@ -1142,8 +1330,10 @@ void one_call(Bytes& in) {
       return run(c);
     case 14:
       return define(c);
-    default:
+    case 15:
       return small_functions(c);
+    default:
+      return plan(c);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "fuzz_support.h"
 #include "tenon/chain.h"
 #include "tenon/error.h"
+#include "tenon/plan.h"
 
 namespace {
 
@@ -32,6 +33,23 @@ bool reads(std::string_view text, Chain& chain) {
   }
 }
 
+// A plan of it for no device, described; or an Error.
+void through_plan(const Chain& chain) {
+  constexpr size_t kMostOps = 16;  // more of them only take longer
+  if (chain.size() > kMostOps) return;
+  PlanRequest request;
+  request.cols = 64;
+  request.options.device = Device::null;
+  try {
+    const Plan plan = Plan::build(chain, request);
+    plan.check_rows(24);
+    for (const Buffer& b : plan.buffers())
+      check(b.bytes(24) >= 0, "a negative size", print_chain(chain));
+    check(!plan.describe(24).empty(), "no description", print_chain(chain));
+  } catch (const Error&) {
+  }
+}
+
 // What is read can be printed, and that reads as the same.
 bool through_chain(std::string_view text) {
   Chain chain, back;
@@ -41,6 +59,7 @@ bool through_chain(std::string_view text) {
   check(reads(canonical, back), "the canonical form is refused", text);
   check(back == chain, "the canonical form reads as something else", text);
   check(print_chain(back) == canonical, "the canonical form is not canonical", text);
+  through_plan(chain);
   return true;
 }
 
@@ -51,8 +70,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return 0;
 }
 
-#if defined(TENON_FUZZ_MAIN)
-
 namespace {
 
 using namespace tenon::test;  // NOLINT: a test program
@@ -60,12 +77,18 @@ using namespace tenon::test;  // NOLINT: a test program
 constexpr std::string_view kBytes = "ab().,:=<>+-\"\\# \n019eE_\0\xff";
 constexpr std::array<const char*, 8> kNames{"linear", "bias", "swiglu", "add",
                                             "eps",    "_1",   "E5",     "rmsnorm"};
+// Ops that a plan of 64 columns takes.
+constexpr std::array<const char*, 14> kOps{
+    "linear(64,64)", "bias",        "gelu",         "scale(0.5)",       "rmsnorm",
+    "layernorm",     "l2norm",      "add",          "act(\"x*x\")",     "swiglu linear(32,64)",
+    "quantize",      "dropout(.1)", "elu(alpha=2)", "make_extra_output"};
 constexpr std::array<const char*, 14> kValues{
     "512",  "-0",   ".5",   "1e-5",    "+3.25E+7", "1e308",        "4.9e-324",
     "gelu", "true", "\"\"", "\"x*x\"", "\"#<\"",   "\"\\\"\\\\\"", "99999999999999999999"};
 constexpr std::array<const char*, 6> kBlanks{"", "", " ", "\n", "\r\n\t", "# c\n"};
 
 std::string item(Generator& r) {
+  if (below(r, 2)) return pick(r, kOps);
   const auto blank = [&] { return pick(r, kBlanks); };
   std::string out = pick(r, kNames) + blank();
   if (below(r, 2)) {
@@ -94,14 +117,14 @@ std::string example(Generator& r) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const long iterations = argc > 1 ? std::atol(argv[1]) : 100000;
-  Generator random(argc > 2 ? static_cast<uint32_t>(std::atol(argv[2])) : 1);
-  long read = 0;
-  for (long i = 0; i < iterations; ++i) read += through_chain(example(random));
-  std::printf("%ld chains, %ld of them valid\n", iterations, read);
-  // A generator that makes nothing valid would test nothing.
-  return read * 4 > iterations ? 0 : 1;
+#if defined(TENON_FUZZ_MAIN)
+
+int main(int argc, char** argv) { return seeded_run("chains", argc, argv, example, through_chain); }
+
+#else
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t most, unsigned seed) {
+  return mutate_or_make(data, size, most, seed, example);
 }
 
 #endif

@@ -1,8 +1,11 @@
 // What seeded runs of the fuzzers share: choices, mutations, noise.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <string_view>
@@ -49,4 +52,36 @@ inline std::string noise(Generator& r) {
   return text;
 }
 
+// A seeded run. One that makes hardly anything valid would test nothing.
+template <class Example, class Through>
+int seeded_run(const char* what, int argc, char** argv, Example example, Through through) {
+  const long iterations = argc > 1 ? std::atol(argv[1]) : 20000;
+  Generator random(argc > 2 ? static_cast<uint32_t>(std::atol(argv[2])) : 1);
+  long valid = 0;
+  for (long i = 0; i < iterations; ++i) valid += through(example(random)) ? 1 : 0;
+  std::printf("%ld %s, %ld of them valid\n", iterations, what, valid);
+  return valid * 4 > iterations ? 0 : 1;
+}
+
 }  // namespace tenon::test
+
+#if !defined(TENON_FUZZ_MAIN)
+
+extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t most);
+
+namespace tenon::test {
+
+// libFuzzer's own mutations, and now and then an example, since chance finds no valid header.
+template <class Example>
+size_t mutate_or_make(uint8_t* data, size_t size, size_t most, unsigned seed, Example example) {
+  if (seed % 16 != 0) return LLVMFuzzerMutate(data, size, most);
+  Generator random(seed);
+  const std::string text = example(random);
+  const size_t used = std::min(text.size(), most);
+  std::copy_n(text.begin(), used, data);
+  return used;
+}
+
+}  // namespace tenon::test
+
+#endif
