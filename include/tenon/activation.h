@@ -1,6 +1,9 @@
 // Activations as data: a name, inputs, parameters and a formula. One registry serves everyone.
 #pragma once
 
+#include "tenon/cxx20.h"
+#ifdef TENON_CXX20
+
 #include <functional>
 #include <limits>
 #include <memory>
@@ -93,3 +96,5 @@ Expr call(const Activation& f, std::span<const Expr> inputs, std::span<const Exp
 }  // namespace tenon
 
 #pragma GCC visibility pop
+
+#endif

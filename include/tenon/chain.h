@@ -1,6 +1,9 @@
 // Chains of ops and their text: `linear(512,2048) bias swiglu linear(1024,512) add<res:out`.
 #pragma once
 
+#include "tenon/cxx20.h"
+#ifdef TENON_CXX20
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -56,3 +59,5 @@ std::string print_chain(std::span<const Op> chain);
 }  // namespace tenon
 
 #pragma GCC visibility pop
+
+#endif

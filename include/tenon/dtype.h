@@ -1,6 +1,9 @@
 // The number formats, one table row each, and their exact conversions from and to fp32.
 #pragma once
 
+#include "tenon/cxx20.h"
+#ifdef TENON_CXX20
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -154,3 +157,5 @@ constexpr uint32_t encode(DType d, float v) {
 }
 
 }  // namespace tenon
+
+#endif

@@ -2,6 +2,9 @@
 // remedy.
 #pragma once
 
+#include "tenon/cxx20.h"
+#ifdef TENON_CXX20
+
 #include <array>
 #include <charconv>
 #include <stdexcept>
@@ -62,3 +65,5 @@ void require(bool holds, const Parts&... parts) {
 }
 
 }  // namespace tenon
+
+#endif

@@ -1,6 +1,9 @@
 // Scalar formulas: a hash-consed graph of words, built by ordinary C++ expressions.
 #pragma once
 
+#include "tenon/cxx20.h"
+#ifdef TENON_CXX20
+
 #include <array>
 #include <cstdint>
 #include <span>
@@ -198,3 +201,5 @@ std::string formula_text(const Graph& graph, std::span<const uint32_t> roots,
 }  // namespace tenon
 
 #pragma GCC visibility pop
+
+#endif

@@ -1,6 +1,9 @@
 // How a tensor is encoded in memory: its dtype, its scaling mode, and the shapes that follow.
 #pragma once
 
+#include "tenon/cxx20.h"
+#ifdef TENON_CXX20
+
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -173,3 +176,5 @@ struct Tensor {
 };
 
 }  // namespace tenon
+
+#endif

@@ -1,6 +1,9 @@
 // How precisely and where a call runs, and how gated tensors are laid out.
 #pragma once
 
+#include "tenon/cxx20.h"
+#ifdef TENON_CXX20
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -60,3 +63,5 @@ constexpr std::optional<Layout> layout_named(std::string_view name) {
 }
 
 }  // namespace tenon
+
+#endif

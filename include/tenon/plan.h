@@ -1,6 +1,9 @@
 // A chain of ops planned into steps, forward and backward, for any number of rows.
 #pragma once
 
+#include "tenon/cxx20.h"
+#ifdef TENON_CXX20
+
 #include <array>
 #include <functional>
 #include <map>
@@ -186,3 +189,5 @@ class Plan {
 }  // namespace tenon
 
 #pragma GCC visibility pop
+
+#endif

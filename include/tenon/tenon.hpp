@@ -1,6 +1,9 @@
 // The C++ API: activations, fused functions and their gradients on matrices in memory.
 #pragma once
 
+#include "tenon/cxx20.h"
+#ifdef TENON_CXX20
+
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -220,3 +223,5 @@ void set_parallel_for(ParallelFor replacement);
 }  // namespace tenon
 
 #pragma GCC visibility pop
+
+#endif

@@ -1,6 +1,9 @@
 // A matrix in memory that somebody else owns.
 #pragma once
 
+#include "tenon/cxx20.h"
+#ifdef TENON_CXX20
+
 #include <cstdint>
 
 #include "tenon/dtype.h"
@@ -26,3 +29,5 @@ inline View matrix(const void* data, DType dtype, int64_t rows, int64_t cols, in
 }
 
 }  // namespace tenon
+
+#endif

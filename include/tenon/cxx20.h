@@ -1,0 +1,9 @@
+// Whether the compiler reads C++20. Otherwise the headers of the C++ API are empty, so that this is
+// the only error in them.
+#pragma once
+
+#if __cplusplus > 201703L  // g++ 10 gives less than 202002 for -std=c++20
+#define TENON_CXX20
+#else
+#error "Tenon's C++ headers need C++20: compile with -std=c++20 (tenon/tenon.h is plain C)"
+#endif
