@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._once import once
+from .._quantized import QuantizedTensor, handle
 from . import _kernels
 from .op import BasicOperation, OperationContext, check_result
 
@@ -75,6 +76,8 @@ class Call:
             if stop < count and fuser._encoded_inputs[stop]:
                 following = ops[stop].get_input_quantizer()
             preceding = ctxs[start].prev_op_grad_output_quantizer
+            if not stage.trusted:
+                x = _asked(x, ctxs[start].input_requires_grad)
             if stage.quick and not kwargs[start]:
                 x = op.op_forward(  # type: ignore[operator]
                     ctxs[start],
@@ -113,7 +116,9 @@ class Call:
     ) -> tuple[Any, ...]:
         """Extra inputs of a basic op; one that its own fused op makes is None."""
         return tuple(
-            given[source] if isinstance(source, int) else made.get(source)
+            given[source]
+            if isinstance(source, int)
+            else _asked(made.get(source), source[0] >= self.first)
             for source in self.routes.sources[index]
         )
 
@@ -245,6 +250,21 @@ class Call:
             elif grad is not None:
                 before = pending.get(source)
                 pending[source] = grad if before is None else before + grad
+
+
+def _asked(t: Any, wanted: bool) -> Any:
+    """`t`, or where a gradient is wanted an alias that says so in `requires_grad`.
+
+    Nothing is recorded inside an autograd function, so that the values between ops say no.
+    """
+    if not wanted or t is None or t.requires_grad:
+        return t
+    if isinstance(t, torch.Tensor):
+        return t.detach().requires_grad_() if t.is_floating_point() else t
+    if isinstance(t, QuantizedTensor):
+        t = t.detach()
+        t._handle = handle(t.shape, t.dtype, t.device).requires_grad_()
+    return t
 
 
 _PARTS = ("data", "scale_inv", "columnwise_data", "columnwise_scale_inv")

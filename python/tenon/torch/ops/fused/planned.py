@@ -134,14 +134,14 @@ class Planned(FusedOperation):
         read_here = {s for sources in routes.sources[start:stop] for s in sources}
         read_later = {s for sources in routes.sources[stop:] for s in sources}
         self._before, self._behind = [""] * len(ops), [""] * len(ops)  # what is around their texts
-        self._given: list[tuple[int, int, bool]] = []  # extra inputs: op, slot, by the caller
+        self._given: list[tuple[int, int]] = []  # extra inputs: op, slot
         self._made: list[tuple[int, int]] = []  # extra outputs that leave
         for i, op in enumerate(ops):
             for slot, source in enumerate(routes.sources[start + i]):
                 if isinstance(source, tuple) and source[0] >= start:
                     self._behind[i] += f"<c{source[0]}_{source[1]}"
                 else:
-                    self._given.append((i, slot, isinstance(source, int)))
+                    self._given.append((i, slot))
             for slot in range(op.num_extra_outputs):
                 key = (start + i, slot)
                 leaves = key in routes.outputs or key in read_later
@@ -268,12 +268,12 @@ class Planned(FusedOperation):
             return no
         extras: list[torch.Tensor] = []
         wanted: list[bool] = []
-        for i, slot, callers in self._given:
+        for i, slot in self._given:
             t = basic_op_extra_inputs[i][slot]
             if not _plain(t, dtype) or t.device != device:
                 return no
             extras.append(_call.contiguous(t))
-            wanted.append(basic_op_ctxs[i].requires_grad and (t.requires_grad or not callers))
+            wanted.append(basic_op_ctxs[i].requires_grad and t.requires_grad)
         first, last = basic_op_ctxs[0], basic_op_ctxs[-1]
         wants_dx = first.requires_grad and first.input_requires_grad
         ready = self.ready(cols, dtype, x.is_cpu, params, wanted, last.requires_grad, wants_dx)
@@ -282,7 +282,7 @@ class Planned(FusedOperation):
         leads = self._leads(lead, ready.cols) if self._reshapes else None
         if self._reshapes and leads is None:
             return no
-        for (i, _, _), t in zip(self._given, extras, strict=True):
+        for (i, _), t in zip(self._given, extras, strict=True):
             here = lead if leads is None else leads[i]
             if isinstance(self._ops[i], ScaledActivation):
                 fits = t.numel() == math.prod(here)
@@ -318,7 +318,7 @@ class Planned(FusedOperation):
         if last.requires_grad:
             last.save_for_backward(*[tensors[i] for i in ready.kept], *saved)
             last.ready, last.rows, last.input_shape = ready, rows, input_.shape
-            last.extra_shapes = [basic_op_extra_inputs[i][slot].shape for i, slot, _ in self._given]
+            last.extra_shapes = [basic_op_extra_inputs[i][slot].shape for i, slot in self._given]
         if not self._routed:
             return y, self._none
         outputs: list[list[Any]] = [[None] * op.num_extra_outputs for op in self._ops]
@@ -377,7 +377,7 @@ class Planned(FusedOperation):
                 grad = op.deliver(grad)
             params[i].append(grad)
         extras: list[list[Any]] = [[None] * op.num_extra_inputs for op in self._ops]
-        for (i, slot, _), grad in zip(self._given, of_extras, strict=True):
+        for (i, slot), grad in zip(self._given, of_extras, strict=True):
             extras[i][slot] = grad
         return dx, params, extras
 
