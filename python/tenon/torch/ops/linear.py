@@ -85,10 +85,6 @@ class Linear(FusedOperation):
         for op in self.basic_ops:
             op.reset_parameters()  # type: ignore[operator]
 
-    def weight_changed(self) -> None:
-        """To be called after a write through `weight.data`: see BasicLinear.weight_changed."""
-        self.basic_ops[0].weight_changed()  # type: ignore[operator]
-
     def extra_repr(self) -> str:
         bias = self.bias is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}"

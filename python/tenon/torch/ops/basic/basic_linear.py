@@ -22,9 +22,9 @@ class BasicLinear(BasicOperation):
     """y = x·Wᵀ with W of shape [out_features, in_features]; dx = g·W, dW = gᵀ·x.
 
     It computes in W's dtype, or autocast's. Forward quantizers 0 and 1 encode x and W, backward
-    quantizer 0 encodes g; the products then run on the encoded values. With
-    `accumulate_into_main_grad`, dW is added to `weight.main_grad`, rounded to its dtype only, and
-    `weight.grad` stays as it is.
+    quantizer 0 encodes g; the products then run on the encoded values. W is encoded in every
+    forward. With `accumulate_into_main_grad`, dW is added to `weight.main_grad`, rounded to its
+    dtype only, and `weight.grad` stays as it is.
     """
 
     def __init__(
@@ -59,8 +59,6 @@ class BasicLinear(BasicOperation):
                 f"BasicLinear: dtype={weight.dtype}; it must be float32, float16 or bfloat16"
             )
         self.weight = torch.nn.Parameter(weight)
-        # The weight as last encoded, with the quantizer, storage and version it is of.
-        self._encoded: tuple[Any, tuple[Any, ...]] | None = None
         if not weight.is_meta:
             self.reset_parameters()
 
@@ -82,9 +80,6 @@ class BasicLinear(BasicOperation):
 
     def num_quantizers(self, mode: str) -> int:
         return 2 if mode == "forward" else 1
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_encoded": None}
 
     def plan_text(self) -> str | None:
         for quantizers in self._quantizers.values():
@@ -116,7 +111,10 @@ class BasicLinear(BasicOperation):
         dtype = _kernels.compute_dtype("BasicLinear", weight, input_)
         # An operand that is encoded is kept that way, and decoded for each product.
         x = _kernels.encode(input_, self.get_quantizer("forward", 0))
-        w = self._encoded_weight(weight, self.get_quantizer("forward", 1))
+        # Neither its address nor its version proves that a weight is unchanged: fused optimisers,
+        # FSDP and .data write without a trace. So it is encoded in every forward.
+        quantizer = self.get_quantizer("forward", 1)
+        w: Any = weight if quantizer is None else quantizer(weight.detach())
         x_plain, w_plain = _kernels.plain(x, dtype), _kernels.plain(w, dtype)
         _cuda.same("BasicLinear: the input", x_plain, "BasicLinear: weight", w_plain)
         if ctx.requires_grad:
@@ -126,22 +124,6 @@ class BasicLinear(BasicOperation):
                 kept_x = x_plain if isinstance(x, torch.Tensor) else x
             ctx.save_for_backward(kept_x, w_plain if isinstance(w, torch.Tensor) else w)
         return x_plain, w_plain
-
-    def weight_changed(self) -> None:
-        """Drops the encoded weight; needed after a write that torch does not count, by .data."""
-        self._encoded = None
-
-    def _encoded_weight(self, weight: torch.Tensor, quantizer: Quantizer | None) -> Any:
-        if quantizer is None:
-            return weight
-        weight = weight.detach()
-        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
-            return quantizer(weight)  # a replay finds another weight in its place
-        version = None if weight.is_inference() else weight._version
-        key = (quantizer, weight.data_ptr(), version)
-        if self._encoded is None or self._encoded[1] != key:
-            self._encoded = (quantizer(weight), key)
-        return self._encoded[0]
 
     def op_forward(
         self,
