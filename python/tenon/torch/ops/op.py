@@ -395,15 +395,14 @@ def basic_ops(op: FusibleOperation) -> list[BasicOperation]:
     return [op]
 
 
-def materialised(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """The parameter, or where it is on the meta device a new one on the default device."""
-    if not parameter.is_meta:
-        return parameter
-    device = torch.get_default_device()
-    if device.type == "meta":
-        device = torch.device("cpu")
-    made = torch.empty_like(parameter, device=device)
-    return torch.nn.Parameter(made, requires_grad=parameter.requires_grad)
+def with_numbers(op: str, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """The parameter, unless it is on the meta device."""
+    if parameter.is_meta:
+        raise RuntimeError(
+            f"{op}: {name} is on the meta device, where it has no numbers; give it memory with "
+            "to_empty(device=...) and then values with reset_parameters() or load_state_dict()"
+        )
+    return parameter
 
 
 def check_number(op: str, name: str, value: Any) -> None:

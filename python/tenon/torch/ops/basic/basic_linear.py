@@ -10,7 +10,7 @@ import torch
 
 from ... import _cuda
 from .. import _kernels
-from ..op import BasicOperation, OperationContext, check_size, materialised
+from ..op import BasicOperation, OperationContext, check_size, with_numbers
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -59,21 +59,15 @@ class BasicLinear(BasicOperation):
                 f"BasicLinear: dtype={weight.dtype}; it must be float32, float16 or bfloat16"
             )
         self.weight = torch.nn.Parameter(weight)
-        if not weight.is_meta:
-            self.reset_parameters()
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """W is drawn as nn.Linear draws it: uniform in ±1/sqrt(in_features)."""
-        self.weight = materialised(self.weight)
         if self._rng_state_tracker_function is None:
             torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         else:
             with self._rng_state_tracker_function().fork():
                 torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-
-    def pre_first_fuser_forward(self) -> None:
-        if self.weight.is_meta:
-            self.reset_parameters()
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}"
@@ -102,6 +96,7 @@ class BasicLinear(BasicOperation):
                 "would not see through it, so bake it in, e.g. remove_parametrizations(op, "
                 "'weight') or prune.remove(op, 'weight')"
             )
+        with_numbers("BasicLinear", "weight", weight)
         if input_.shape[-1:] != (self.in_features,):
             columns = input_.shape[-1] if len(input_.shape) else "no"
             raise ValueError(

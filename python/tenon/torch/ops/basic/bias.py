@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _kernels
-from ..op import BasicOperation, OperationContext, materialised
+from ..op import BasicOperation, OperationContext, with_numbers
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -38,17 +38,15 @@ class Bias(BasicOperation):
             )
         self.local_size = size
         self.bias = torch.nn.Parameter(torch.empty(size, device=device, dtype=dtype))
-        if not self.bias.is_meta:
-            self.reset_parameters()
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """b = 0."""
-        self.bias = materialised(self.bias)
         torch.nn.init.zeros_(self.bias)
 
-    def pre_first_fuser_forward(self) -> None:
-        if self.bias.is_meta:
-            self.reset_parameters()
+    def numbers(self) -> torch.Tensor:
+        """b for a kernel."""
+        return with_numbers("Bias", "bias", self.bias).detach()
 
     def extra_repr(self) -> str:
         return str(self.local_size)
@@ -67,7 +65,7 @@ class Bias(BasicOperation):
         dtype = _kernels.compute_dtype("Bias", input_)
         if ctx.requires_grad:
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
-        y = _kernels.bias_dropout_add(_kernels.plain(input_), dtype, bias=self.bias.detach())
+        y = _kernels.bias_dropout_add(_kernels.plain(input_), dtype, bias=self.numbers())
         return _kernels.encode(y, next_op_input_quantizer)
 
     def op_backward(

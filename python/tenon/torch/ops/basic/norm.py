@@ -10,7 +10,7 @@ import torch
 
 from ... import _call, _cuda
 from .. import _kernels
-from ..op import BasicOperation, OperationContext, check_number, materialised
+from ..op import BasicOperation, OperationContext, check_number, with_numbers
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -59,20 +59,13 @@ class Norm(BasicOperation):
                     f"{name}: dtype={made.dtype}; it must be float32, float16 or bfloat16"
                 )
             self.register_parameter(parameter, torch.nn.Parameter(made))
-        if not made.is_meta:
-            self.reset_parameters()
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """weight = 1, or 0 where it is zero-centred; bias = 0."""
         for name, value in self.weights.values():
-            p = materialised(getattr(self, name))
-            setattr(self, name, p)
             centered = name == "weight" and self.zero_centered_gamma
-            torch.nn.init.constant_(p, value - centered)
-
-    def pre_first_fuser_forward(self) -> None:
-        if any(p.is_meta for p in self.parameters()):
-            self.reset_parameters()
+            torch.nn.init.constant_(getattr(self, name), value - centered)
 
     def extra_repr(self) -> str:
         shape = ", ".join(map(str, self.normalized_shape))
@@ -93,7 +86,7 @@ class Norm(BasicOperation):
     def _weights(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
         for key, (name, _) in self.weights.items():
-            p = getattr(self, name).detach()
+            p = with_numbers(type(self).__name__, name, getattr(self, name)).detach()
             told = f"{type(self).__name__}: {name}"
             if p.dtype not in _call.PLAIN:
                 raise _call.refusal(p, told)

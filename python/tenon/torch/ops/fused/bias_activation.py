@@ -44,7 +44,7 @@ class BiasActivation(FusedOperation):
         basic_op_kwargs: list[dict[str, Any]],
     ) -> tuple[torch.Tensor, ExtraOutputs]:
         bias, activation = self.bias, self.activation
-        kernel, b = activation.kernel, bias.bias.detach()
+        kernel, b = activation.kernel, bias.numbers()
         dtype = _kernels.compute_dtype("BiasActivation", input_)
         x = _kernels.foldable(input_)
         y = _kernels.activation_forward(

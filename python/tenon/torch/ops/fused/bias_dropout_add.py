@@ -85,7 +85,7 @@ class ForwardBiasDropoutAdd(_BiasDropoutAdd):
         y = _kernels.bias_dropout_add(
             x,
             dtype,
-            bias=None if bias is None else bias.bias.detach(),
+            bias=None if bias is None else bias.numbers(),
             residual=residual,
             p=0.0 if state is None else dropout.p,
             random=state,

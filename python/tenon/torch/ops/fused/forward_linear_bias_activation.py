@@ -8,7 +8,14 @@ import torch
 
 from .. import _kernels
 from ..basic import Activation, BasicLinear, Bias
-from ..op import BasicOperation, ExtraOutputs, FusedOperation, FusibleOperation, OperationContext
+from ..op import (
+    BasicOperation,
+    ExtraOutputs,
+    FusedOperation,
+    FusibleOperation,
+    OperationContext,
+    with_numbers,
+)
 from ._window import ours, replace
 
 if TYPE_CHECKING:
@@ -66,7 +73,7 @@ class ForwardLinearBiasActivation(FusedOperation):
         b: torch.Tensor | None = None
         if self.bias is not None:
             b = self.bias._parameters["bias"]
-            if b is not None and b.dtype != x.dtype:
+            if b is not None and with_numbers("Bias", "bias", b).dtype != x.dtype:
                 b = b.to(x.dtype)
         y = torch.nn.functional.linear(x, w, b)
         if self.activation is None:
