@@ -268,7 +268,7 @@ def l2normalization_backward_fused_(
     (dx,) = once(
         "l2normalization_backward",
         lambda: (_norm.l2normalization_backward(grad_output, x, rsqrt_norm),),
-        (grad_output, x),
+        (grad_output, x, rsqrt_norm),
     )
     assert dx is not None
     return dx

@@ -22,6 +22,8 @@ class Call:
 
     input_requires_grad = False
     device_type = "cpu"
+    # For inputs that gradients depend on, but that are not saved.
+    stand_ins: tuple[torch.Tensor, ...] = ()
 
     def __init__(
         self,
@@ -43,6 +45,9 @@ class Call:
         self.ctxs: list[OperationContext] = []
         self.packed: list[list[Any]] = []
         self.refused: set[int] = set()  # where stages begin that gave way to others
+
+    def name(self) -> str:
+        return " + ".join(type(op).__name__ for op in self.basic_ops)
 
     def forward(self, input_: Any, extra_inputs: Sequence[torch.Tensor]) -> Any:
         """The output, or (output, *extra outputs)."""
@@ -158,6 +163,14 @@ class Call:
             self.packed.append(entries)
             ctx.saved_tensors = ()
         return flat
+
+    def forgets(self, t: torch.Tensor, flat: Sequence[torch.Tensor | None]) -> bool:
+        """Whether gradients may depend on the input `t`, which is not among what was saved."""
+        if any(s is t for s in flat):
+            return False
+        # Our own ops keep numbers nowhere else.
+        numbers = any(s is not None and s.dtype.is_floating_point for s in flat)
+        return numbers or not all(stage.trusted for stage in self.forward_stages)
 
     def unpack(self, flat: Sequence[torch.Tensor | None]) -> None:
         """Puts the saved tensors back."""
@@ -282,6 +295,13 @@ def _take_apart(quantized: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     return shell, parts
 
 
+def _stand_in(t: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory that depends on `t` in autograd's graph."""
+    with torch.enable_grad():
+        nothing = torch.empty(0, dtype=torch.int64, device=t.device)
+        return (t if t.dim() else t.unsqueeze(0)).index_select(0, nothing)
+
+
 class FuserFunction(torch.autograd.Function):
     """A whole fuser call as one node; parameters are inputs, so that autograd sees them."""
 
@@ -292,8 +312,12 @@ class FuserFunction(torch.autograd.Function):
         # A quantised input comes with the tensor that stands for it in the graph.
         extra_inputs = tensors[: call.routes.num_inputs]
         outputs = call.forward(input_ if encoded is None else encoded, extra_inputs)
-        func_ctx.save_for_backward(*call.pack())
+        saved = call.pack()
+        func_ctx.save_for_backward(*saved)
         func_ctx.call = call
+        for t in (input_, *tensors):
+            if t is not None and t.requires_grad and not t.is_leaf and call.forgets(t, saved):
+                call.stand_ins = (*call.stand_ins, _stand_in(t))
         if not call.routes.outputs:
             return outputs
         # Autograd wants a tensor of its own for each output.
@@ -324,12 +348,12 @@ class FuserFunction(torch.autograd.Function):
             grad_input, extras, parameters = results
             return grad_input, *extras, *parameters
 
-        name = " + ".join(type(op).__name__ for op in call.basic_ops)
-        watched: tuple[Any, ...] = grads
         if torch.is_grad_enabled():
-            # Gradients depend on inputs that need not be among the saved tensors.
-            watched = (*grads, torch.empty(0, requires_grad=True))
-            return (None, None, *once(name, compute, watched))
+            # What the gradients depend on. Saved inputs bring their own history.
+            nodes = [node for node, _ in func_ctx.next_functions]
+            leaves = [node.variable for node in nodes if hasattr(node, "variable")]
+            watched = (*grads, *saved, *leaves, *call.stand_ins)
+            return (None, None, *once(call.name(), compute, watched))
         return (None, None, *compute())
 
 
