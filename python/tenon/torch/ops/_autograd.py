@@ -22,8 +22,6 @@ class Call:
 
     input_requires_grad = False
     device_type = "cpu"
-    # For inputs that gradients depend on, but that are not saved.
-    stand_ins: tuple[torch.Tensor, ...] = ()
 
     def __init__(
         self,
@@ -45,6 +43,7 @@ class Call:
         self.ctxs: list[OperationContext] = []
         self.packed: list[list[Any]] = []
         self.refused: set[int] = set()  # where stages begin that gave way to others
+        self.stand_ins: list[torch.Tensor] = []
 
     def name(self) -> str:
         return " + ".join(type(op).__name__ for op in self.basic_ops)
@@ -295,11 +294,15 @@ def _take_apart(quantized: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     return shell, parts
 
 
+_nothing: dict[torch.device, torch.Tensor] = {}
+
+
 def _stand_in(t: torch.Tensor) -> torch.Tensor:
     """A tensor without memory that depends on `t` in autograd's graph."""
-    with torch.enable_grad():
-        nothing = torch.empty(0, dtype=torch.int64, device=t.device)
-        return (t if t.dim() else t.unsqueeze(0)).index_select(0, nothing)
+    nothing = _nothing.get(t.device)
+    if nothing is None:
+        nothing = _nothing[t.device] = torch.empty(0, dtype=torch.int64, device=t.device)
+    return (t if t.dim() else t.unsqueeze(0)).index_select(0, nothing)
 
 
 class FuserFunction(torch.autograd.Function):
@@ -315,9 +318,11 @@ class FuserFunction(torch.autograd.Function):
         saved = call.pack()
         func_ctx.save_for_backward(*saved)
         func_ctx.call = call
+        # Where gradients may depend on an input that is not saved, a second derivative must find
+        # it all the same. Leaves are found by the node.
         for t in (input_, *tensors):
             if t is not None and t.requires_grad and not t.is_leaf and call.forgets(t, saved):
-                call.stand_ins = (*call.stand_ins, _stand_in(t))
+                call.stand_ins.append(t)
         if not call.routes.outputs:
             return outputs
         # Autograd wants a tensor of its own for each output.
@@ -366,5 +371,9 @@ _transforming: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 def run(call: Call, encoded: Any, input_: Any, *tensors: torch.Tensor) -> Any:
     """`FuserFunction.apply`."""
     if _direct is None or _transforming is None or _transforming():
-        return FuserFunction.apply(call, encoded, input_, *tensors)
-    return _direct(call, encoded, input_, *tensors)
+        result = FuserFunction.apply(call, encoded, input_, *tensors)
+    else:
+        result = _direct(call, encoded, input_, *tensors)
+    if call.stand_ins:  # inputs so far; made here, where autograd records
+        call.stand_ins = [_stand_in(t) for t in call.stand_ins]
+    return result
