@@ -177,6 +177,8 @@ def column(t: torch.Tensor, name: str) -> View:
     if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES:
         raise refusal(t, name)
     t = resolved(t)
+    if t.dim() > 1:
+        t = t.contiguous()
     stride = 1 if t.is_contiguous() else t.stride(0)
     v = View(t.data_ptr(), t.numel(), 1, stride, _PLAIN_CODES[t.dtype])
     v.owner = t
@@ -291,6 +293,11 @@ def quantize(options: Options | None, **views: Any) -> None:
 
 def state_pointer(state: torch.Tensor) -> Any:
     """Five int64 numbers of a random state, in place."""
+    if state.shape != (5,) or state.dtype != torch.int64 or not state.is_contiguous():
+        raise ValueError(
+            f"tenon: dropout: the random state is {state.dtype} of shape {tuple(state.shape)}; it "
+            "must be five int64 numbers in a row"
+        )
     return cast(state.data_ptr(), _RandomPtr)
 
 

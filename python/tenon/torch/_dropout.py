@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .. import _lib
-from . import _call, _watch
+from . import _call, _saved, _watch
 from ._once import Gradients, once
 
 Tensor = torch.Tensor
@@ -113,7 +113,9 @@ class _BiasDropoutAdd(torch.autograd.Function):
         options: _lib.Options,
     ) -> Tensor:
         # The call moves the state on; the gradient draws from where it was.
-        ctx.save_for_backward(None if random is None else random.clone())
+        random_then = None if random is None else random.clone()
+        ctx.save_for_backward(random_then)
+        ctx.kinds = _saved.kinds((random_then,))
         ctx.like = tuple(None if t is None else (t.shape, t.dtype) for t in (x, bias, residual))
         ctx.p, ctx.options = p, options
         return _forward(x, bias, residual, p, random, options)
@@ -121,6 +123,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (random,) = ctx.saved_tensors
+        _saved.check("tenon: bias_dropout_add", ctx.kinds, (random,))
         grad, p, options = grads[0], ctx.p, ctx.options
         like = [one if n else None for one, n in zip(ctx.like, ctx.needs_input_grad, strict=False)]
         # d residual is the gradient itself; so is dx where nothing is dropped.

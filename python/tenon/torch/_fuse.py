@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import _lib
-from . import _call
+from . import _call, _saved
 from ._once import Gradients, once
 from ._symbols import Unknown, formula
 from ._watch import watched
@@ -102,13 +102,14 @@ def _view(t: Tensor, shape: torch.Size) -> _lib.View:
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernel: Kernel, shape: torch.Size, *tensors: Tensor) -> Tensor:
-        ctx.kernel = kernel
+        ctx.kernel, ctx.kinds = kernel, _saved.kinds(tensors)
         ctx.save_for_backward(*tensors)
         return kernel.forward(shape, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         kernel, tensors, needs = ctx.kernel, ctx.saved_tensors, ctx.needs_input_grad[2:]
+        _saved.check(f"tenon: {kernel.name}", ctx.kinds, tensors)
         found = once(
             kernel.name,
             lambda: kernel.backward(grads[0], tensors, needs),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .. import _lib
-from . import _call, _watch
+from . import _call, _saved, _watch
 from ._once import once
 
 Tensor = torch.Tensor
@@ -17,14 +17,15 @@ class _L2Normalization(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float, options: _lib.Options) -> tuple[Tensor, Tensor]:
         y, r = _normalized(x, eps, options)
-        ctx.options = options
+        ctx.options, ctx.kinds = options, _saved.kinds((x, r))
         ctx.save_for_backward(x, r)
         ctx.mark_non_differentiable(r)
         return y, r
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, r = ctx.saved_tensors
+        x, r = saved = ctx.saved_tensors
+        _saved.check("tenon: l2normalization", ctx.kinds, saved)
         grad, options = grads[0], ctx.options
         (dx,) = once(
             "l2normalization",

@@ -18,7 +18,7 @@ import torch
 
 from .. import _activation, _lib
 from .._activation import Activation, activation_info, resolve
-from . import _call, _watch
+from . import _call, _saved, _watch
 from ._dropout import bias_dropout_add, dropout
 from ._norm import l2normalization
 from ._once import Gradients, once
@@ -40,6 +40,7 @@ Tensor = torch.Tensor
 class _Form(NamedTuple):
     """What a call is, apart from its tensors."""
 
+    name: str
     act: bytes
     inputs: int
     layout: bytes | None
@@ -71,6 +72,7 @@ def _form(
     text = (made._with(params) if params else made).text
     found = activation_info(text)
     form = _Form(
+        made.name,
         (f"scaled({text})" if scaled and not found["scaled"] else text).encode(),
         found["inputs"],
         None if layout == "stacked" else _lib.encoded(layout, f"tenon: {made.name}: the layout"),
@@ -168,7 +170,10 @@ class _Elementwise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         form, (grad,), (x,) = ctx.form, grads, ctx.saved_tensors
-        return None, once(form.act.decode(), lambda: (_derivative(form, grad, x),), (grad, x))[0]
+        # Autograd gives grad as y was, and y was as x.
+        if x.dtype != grad.dtype or x.shape != grad.shape or x.is_cpu != grad.is_cpu:
+            _saved.check(f"tenon: {form.name}", _saved.kinds((grad,)), (x,))
+        return None, once(form.name, lambda: (_derivative(form, grad, x),), (grad, x))[0]
 
 
 def _derivative(form: _Form, grad: Tensor, x: Tensor) -> Tensor:
@@ -178,7 +183,7 @@ def _derivative(form: _Form, grad: Tensor, x: Tensor) -> Tensor:
             raise _call.refusal(t, name)
     if grad.shape != x.shape:
         raise ValueError(
-            f"tenon: {form.act.decode()} backward: grad has shape {tuple(grad.shape)}, x "
+            f"tenon: {form.name} backward: grad has shape {tuple(grad.shape)}, x "
             f"{tuple(x.shape)}; they must be equal"
         )
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -209,7 +214,7 @@ def _out_shape(form: _Form, x: Any, b: Any) -> tuple[int, ...]:
         return shape
     if not shape:
         raise ValueError(
-            f"tenon: {form.act.decode()}: x is 0-d, but a gated input holds two halves in its last "
+            f"tenon: {form.name}: x is 0-d, but a gated input holds two halves in its last "
             "dimension; give a and b as tensors, or at least two numbers"
         )
     return (*shape[:-1], shape[-1] // 2)
@@ -259,15 +264,17 @@ class _Activation(torch.autograd.Function):
         encoded: QuantizedTensor | None,
     ) -> Tensor:
         ctx.form = form
+        ctx.kinds = _saved.kinds((x, b, bias, scale))
         ctx.save_for_backward(x, b, bias, scale)
         return _forward(form, x, b, bias, scale, out_dtype, encoded)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         form, grad, needs = ctx.form, grads[0], ctx.needs_input_grad[1:5]
-        x, b, bias, scale = ctx.saved_tensors
+        x, b, bias, scale = saved = ctx.saved_tensors
+        _saved.check(f"tenon: {form.name}", ctx.kinds, saved)
         found = once(
-            form.act.decode(),
+            form.name,
             lambda: _backward(form, grad, x, b, bias, scale, needs),
             (grad, x, b, bias, scale),
         )

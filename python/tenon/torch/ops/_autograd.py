@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import _saved
 from .._once import once
 from .._quantized import QuantizedTensor, handle
 from . import _kernels
@@ -42,6 +43,11 @@ class Call:
         self.kwargs = kwargs
         self.ctxs: list[OperationContext] = []
         self.packed: list[list[Any]] = []
+        self.kinds: list[_saved.Kind] = []
+        # Shape and device of the input of each forward stage, by its first op, and of each extra
+        # output.
+        self.inputs: dict[int, tuple[torch.Size, torch.device]] = {}
+        self.extras: dict[tuple[int, int], tuple[torch.Size, torch.device]] = {}
         self.refused: set[int] = set()  # where stages begin that gave way to others
         self.stand_ins: list[torch.Tensor] = []
 
@@ -80,6 +86,7 @@ class Call:
             if stop < count and fuser._encoded_inputs[stop]:
                 following = ops[stop].get_input_quantizer()
             preceding = ctxs[start].prev_op_grad_output_quantizer
+            self.inputs[start] = x.shape, x.device
             if not stage.trusted:
                 x = _asked(x, ctxs[start].input_requires_grad)
             if stage.quick and not kwargs[start]:
@@ -143,6 +150,9 @@ class Call:
                 )
             for slot, tensor in enumerate(outputs):
                 made[index, slot] = tensor
+                if tensor is not None:
+                    check_result(stage.op, "fuser_forward", tensor)
+                    self.extras[index, slot] = tensor.shape, tensor.device
 
     def pack(self) -> list[torch.Tensor | None]:
         """Takes the saved tensors out of the contexts, quantised ones in their parts."""
@@ -161,6 +171,7 @@ class Call:
                     entries.append((shell, tuple(parts)))
             self.packed.append(entries)
             ctx.saved_tensors = ()
+        self.kinds = _saved.kinds(flat)
         return flat
 
     def forgets(self, t: torch.Tensor, flat: Sequence[torch.Tensor | None]) -> bool:
@@ -172,7 +183,9 @@ class Call:
         return numbers or not all(stage.trusted for stage in self.forward_stages)
 
     def unpack(self, flat: Sequence[torch.Tensor | None]) -> None:
-        """Puts the saved tensors back."""
+        """Puts the saved tensors back, which hooks and writes to .data may have changed."""
+        if _saved.kinds(flat) != self.kinds:
+            _saved.check(self.name(), self.kinds, flat)
         at = 0
         for ctx, entries in zip(self.ctxs, self.packed, strict=False):
             saved: list[Any] = []
@@ -205,6 +218,8 @@ class Call:
                 assert isinstance(op, BasicOperation)
                 grad, grads_of_op = op.call_backward(self.ctxs[start], grad)
                 self._place_parameters(op, start, grads_of_op, parameter_grads)
+                if not stage.trusted:
+                    self._check(stage, grad)
                 continue
             grad, grads_of_ops, grads_of_extras = op.fuser_backward(
                 self.ctxs[start:stop],
@@ -217,9 +232,21 @@ class Call:
                 self._place_parameters(op, i, of_op, parameter_grads)
             for i, of_extras in zip(stage.indices, grads_of_extras or (), strict=False):
                 self._place_extras(i, of_extras, pending, extra_grads)
+            if not stage.trusted:
+                self._check(stage, grad)
         if grad is not None:
             grad = _kernels.plain(grad)
         return grad, extra_grads, [g for group in parameter_grads for g in group]
+
+    def _check(self, stage: Stage, grad: Any) -> None:
+        """Refuses what an op that is not ours gave for its input's gradient."""
+        op, wanted = stage.op, self.ctxs[stage.start].input_requires_grad
+        if grad is not None or wanted:
+            check_result(op, "op_backward" if stage.direct else "fuser_backward", grad)
+            if stage.start in self.inputs:
+                _saved.check_gradient(
+                    type(op).__name__, "its input", grad, *self.inputs[stage.start]
+                )
 
     def _reversed(self) -> Iterator[Stage]:
         for stage in reversed(self.backward_stages):
@@ -260,6 +287,8 @@ class Call:
             if isinstance(source, int):
                 placed[source] = grad
             elif grad is not None:
+                name = type(self.basic_ops[index]).__name__
+                _saved.check_gradient(name, "an extra input", grad, *self.extras[source])
                 before = pending.get(source)
                 pending[source] = grad if before is None else before + grad
 

@@ -292,7 +292,7 @@ def l2_normalization(
 
 def l2_normalization_backward(grad: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
     """dx = r*(g - x*r^2*sum(x*g))."""
-    grad = _call.foldable(grad)
+    grad, x = _call.foldable(grad), _call.foldable(x)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _call.l2_normalization_backward(
         _call.view(grad, "grad"),

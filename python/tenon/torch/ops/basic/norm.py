@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import _call, _cuda
+from ... import _call, _cuda, _saved
 from .. import _kernels
 from ..op import BasicOperation, OperationContext, check_number, with_numbers
 
@@ -97,6 +97,17 @@ class Norm(BasicOperation):
             found[key] = _call.contiguous(p.to(found["gamma"].dtype) if found else p)
         return found
 
+    def _check(self, x: Any) -> torch.dtype:
+        """The dtype that it computes in, if `x` ends in normalized_shape."""
+        name, shape = type(self).__name__, self.normalized_shape
+        dtype = _kernels.compute_dtype(name, x)
+        if tuple(x.shape[-len(shape) :]) != shape:
+            raise ValueError(
+                f"{name}: the input {tuple(x.shape)} does not end in {shape}, which is "
+                "normalized_shape"
+            )
+        return dtype
+
     def op_forward(
         self,
         ctx: OperationContext,
@@ -105,21 +116,17 @@ class Norm(BasicOperation):
         prev_op_grad_output_quantizer: Quantizer | None = None,
         next_op_input_quantizer: Quantizer | None = None,
     ) -> torch.Tensor:
-        name, shape = type(self).__name__, self.normalized_shape
-        dtype = _kernels.compute_dtype(name, input_)
-        if tuple(input_.shape[-len(shape) :]) != shape:
-            raise ValueError(
-                f"{name}: the input {tuple(input_.shape)} does not end in {shape}, which is "
-                "normalized_shape"
-            )
+        name, dtype = type(self).__name__, self._check(input_)
         x = _kernels.plain(input_, dtype)
         if not _call.dense(x):
             raise _call.refusal(x, f"{name}: the input")
         x = _call.contiguous(x)
         statistics = self.statistics if ctx.requires_grad else ()
-        y, *made = _kernels.norm(self._text(), x, self._weights(x), statistics)
+        weights = self._weights(x)
+        y, *made = _kernels.norm(self._text(), x, weights, statistics)
         if ctx.requires_grad:
             ctx.save_for_backward(x, *made)
+            ctx.weights = _saved.kinds(list(weights.values()))
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
         return _kernels.encode(y, next_op_input_quantizer)
 
@@ -127,13 +134,21 @@ class Norm(BasicOperation):
         self, ctx: OperationContext, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]:
         x, *made = ctx.saved_tensors
+        name, weights = type(self).__name__, self._weights(x)
+        self._check(x)
+        _saved.check_gradient(name, "its output", grad_output, x.shape, x.device)
+        made = [t if t.dim() == 1 else t.reshape(-1) for t in made]
+        rows = torch.Size((x.numel() // self.width(),)), torch.float32, x.device
+        _saved.check(name, [rows] * len(self.statistics), made, "statistic")
+        if hasattr(ctx, "weights"):  # a user's forward fusion leaves none
+            _saved.check(name, ctx.weights, list(weights.values()), "parameter")
         parameters = [getattr(self, name) for name, _ in self.weights.values()]
         dx, grads = _kernels.norm_backward(
             self._text(),
             _call.contiguous(_kernels.plain(grad_output, x.dtype)),
             _call.contiguous(x),
             {n: _call.contiguous(t) for n, t in zip(self.statistics, made, strict=True)},
-            self._weights(x),
+            weights,
             ctx.input_requires_grad,
             [p.requires_grad for p in parameters],
         )

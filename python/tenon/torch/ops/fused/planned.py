@@ -11,7 +11,7 @@ import torch
 
 from ...._lib import DTYPES
 from ...._plan import Plan
-from ... import _call, _memory
+from ... import _call, _memory, _saved
 from ..._dropout import random_state
 from .. import _gemm, _kernels
 from ..basic import (
@@ -318,6 +318,7 @@ class Planned(FusedOperation):
         if last.requires_grad:
             last.save_for_backward(*[tensors[i] for i in ready.kept], *saved)
             last.ready, last.rows, last.input_shape = ready, rows, input_.shape
+            last.output, last.made = (y.shape, device), [t.shape for t in made]
             last.extra_shapes = [basic_op_extra_inputs[i][slot].shape for i, slot in self._given]
         if not self._routed:
             return y, self._none
@@ -339,9 +340,10 @@ class Planned(FusedOperation):
         buffers = ready.plan.buffers
         dtype = _TYPES[buffers[ready.dy].dtype]
         memory = ready.memory()
+        shape, device = ctx.output
+        _saved.check_gradient(self.told(), "its output", grad_output, shape, device)
         alive = [_call.contiguous(_kernels.plain(grad_output, dtype))]
         memory[ready.dy] = alive[0].data_ptr()
-        device = alive[0].device
         layout = ready.layout(rows)
         # Hooks may have changed how they lie.
         kept = [_call.contiguous(t) for t in ctx.saved_tensors]
@@ -349,12 +351,13 @@ class Planned(FusedOperation):
             memory[ready.tensors[i]] = t.data_ptr()
         for i, block, begin in layout.places:
             memory[i] = kept[len(ready.kept) + block].data_ptr() + begin
-        for at, (i, slot) in zip(ready.dextra_out, self._made, strict=True):
+        for at, (i, slot), shape in zip(ready.dextra_out, self._made, ctx.made, strict=True):
             if at is None:
                 continue
             given = basic_op_grad_extra_outputs[i][slot]
             if given is None:
-                given = torch.zeros(buffers[at].shape(rows), dtype=dtype, device=device)
+                given = torch.zeros(shape, dtype=dtype, device=device)
+            _saved.check_gradient(self.told(), "an extra output", given, shape, device)
             alive.append(_call.contiguous(_kernels.plain(given, dtype)))
             memory[at] = alive[-1].data_ptr()
 
@@ -380,6 +383,9 @@ class Planned(FusedOperation):
         for (i, slot), grad in zip(self._given, of_extras, strict=True):
             extras[i][slot] = grad
         return dx, params, extras
+
+    def told(self) -> str:
+        return " + ".join(type(op).__name__ for op in self._ops)
 
     def width(self) -> int | None:
         """The columns of the input, where the ops tell."""

@@ -1,0 +1,44 @@
+"""What a backward pass gets is what its forward pass left: kernels read by address and size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Kind = tuple[torch.Size, torch.dtype, torch.device] | None
+
+
+def kinds(tensors: Sequence[torch.Tensor | None]) -> list[Kind]:
+    """Shape, dtype and device of each."""
+    return [None if t is None else (t.shape, t.dtype, t.device) for t in tensors]
+
+
+def check(
+    op: str, then: Sequence[Kind], tensors: Sequence[Any], what: str = "saved tensor"
+) -> None:
+    """Refuses tensors that are not of the kinds that the forward pass had."""
+    now = kinds(tensors)
+    if now == then:
+        return
+    for i, (a, b) in enumerate(zip(now, then, strict=True)):
+        if a != b:
+            raise RuntimeError(
+                f"{op}: {what} {i} is {_told(a)}, but it was {_told(b)} in the forward pass; "
+                "saved_tensors_hooks must give back what they were given, and .data may get other "
+                "values between the passes, but no other shape, dtype or device"
+            )
+
+
+def check_gradient(op: str, name: str, grad: Any, shape: Sequence[int], device: Any) -> None:
+    """Refuses a gradient, plain or quantised, of another shape or device than its tensor."""
+    if grad.shape != shape or grad.device != device:
+        raise RuntimeError(
+            f"{op}: the gradient of {name} has the shape {tuple(grad.shape)} on {grad.device}; it "
+            f"must be {tuple(shape)} on {device}, as {name} is"
+        )
+
+
+def _told(kind: Kind) -> str:
+    return "None" if kind is None else f"{tuple(kind[0])} {kind[1]} on {kind[2]}"
