@@ -23,6 +23,7 @@ class Call:
 
     input_requires_grad = False
     device_type = "cpu"
+    kinds: list[_saved.Kind]  # of what is saved
 
     def __init__(
         self,
@@ -43,7 +44,6 @@ class Call:
         self.kwargs = kwargs
         self.ctxs: list[OperationContext] = []
         self.packed: list[list[Any]] = []
-        self.kinds: list[_saved.Kind] = []
         # Shape and device of the input of each forward stage, by its first op, and of each extra
         # output.
         self.inputs: dict[int, tuple[torch.Size, torch.device]] = {}
@@ -80,13 +80,15 @@ class Call:
         """x behind the stages; their extra outputs go to `made`."""
         ops, kwargs, ctxs = self.basic_ops, self.kwargs, self.ctxs
         fuser, count, plain = self.fuser, len(ops), self.routes.plain
+        recorded = self.first < count
         for stage in stages:
             op, start, stop = stage.op, stage.start, stage.stop
             following = None
             if stop < count and fuser._encoded_inputs[stop]:
                 following = ops[stop].get_input_quantizer()
             preceding = ctxs[start].prev_op_grad_output_quantizer
-            self.inputs[start] = x.shape, x.device
+            if recorded:
+                self.inputs[start] = x.shape, x.device
             if not stage.trusted:
                 x = _asked(x, ctxs[start].input_requires_grad)
             if stage.quick and not kwargs[start]:
@@ -287,8 +289,9 @@ class Call:
             if isinstance(source, int):
                 placed[source] = grad
             elif grad is not None:
-                name = type(self.basic_ops[index]).__name__
-                _saved.check_gradient(name, "an extra input", grad, *self.extras[source])
+                if source in self.extras:  # not where a fused op made it for itself
+                    name = type(self.basic_ops[index]).__name__
+                    _saved.check_gradient(name, "an extra input", grad, *self.extras[source])
                 before = pending.get(source)
                 pending[source] = grad if before is None else before + grad
 
