@@ -258,7 +258,7 @@ def test_linear_is_a_linear():
     torch.manual_seed(0)
     given = torch.nn.Linear(4, 3)
     op = ops.Linear(4, 3)
-    assert list(op.state_dict()) == ["basic_ops.0.weight", "basic_ops.1.bias"]
+    assert list(op.state_dict()) == ["weight", "bias"]
     op.load_state_dict(given.state_dict())
     x = torch.randn(2, 4)
     torch.testing.assert_close(op(x), given(x))
@@ -645,13 +645,6 @@ def test_forward_mode_and_tracers_are_refused():
                 model(forward_ad.make_dual(x, torch.ones_like(x)))
         with pytest.raises(NotImplementedError, match="see nothing of Tenon's kernels"):
             torch.jit.trace(model, (x,))
-
-
-def test_weights_without_a_parameter_are_refused():
-    op = ops.BasicLinear(4, 4)
-    torch.nn.utils.parametrizations.orthogonal(op, "weight")
-    with pytest.raises(NotImplementedError, match="remove_parametrizations"):
-        op(torch.ones(2, 4))
 
 
 def test_extra_inputs_are_tensors():

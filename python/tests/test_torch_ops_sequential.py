@@ -229,10 +229,10 @@ def test_state_dict_round_trip():
     model = ops.Sequential(*mlp(), ops.BasicLinear(8, 4), ops.Bias(4))
     state = model.state_dict()
     assert list(state) == [
-        "0.basic_ops.0.weight",
-        "0.basic_ops.1.bias",
-        "2.basic_ops.0.weight",
-        "2.basic_ops.1.bias",
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
         "3.weight",
         "4.bias",
     ]

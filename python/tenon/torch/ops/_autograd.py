@@ -12,6 +12,7 @@ from .. import _saved
 from .._once import once
 from .._quantized import QuantizedTensor, handle
 from . import _kernels
+from .basic import Reshape
 from .op import BasicOperation, OperationContext, check_result
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Call:
         num_parameters: list[int],
         first: int,
         kwargs: list[dict[str, Any]],
+        computed: dict[int, dict[str, torch.Tensor]],
     ) -> None:
         self.fuser = fuser
         self.basic_ops = fuser._basic_ops
@@ -42,6 +44,8 @@ class Call:
         self.num_parameters = num_parameters
         self.first = first
         self.kwargs = kwargs
+        # Parameters that are not registered under their names, by op; names while they are saved.
+        self.computed: dict[int, Any] = computed
         self.ctxs: list[OperationContext] = []
         self.packed: list[list[Any]] = []
         # Shape and device of the input of each forward stage, by its first op, and of each extra
@@ -60,6 +64,8 @@ class Call:
         ctxs = self.ctxs = [OperationContext() for _ in ops]
         for ctx in ctxs[: self.first]:
             ctx.requires_grad = ctx.input_requires_grad = False
+        for i, named in self.computed.items():
+            ctxs[i]._computed = named
         if self.first < count:
             ctxs[self.first].input_requires_grad = self.input_requires_grad
         for i in fuser._encoded_grads:
@@ -102,6 +108,8 @@ class Call:
                 assert isinstance(op, BasicOperation)
                 x = op.call_forward(ctxs[start], x, preceding, following, kwargs[start])
             else:
+                if not stage.trusted:
+                    self._tell_shapes(stage, x.shape)
                 result = op.fuser_forward(
                     ctxs[start:stop],
                     x,
@@ -151,10 +159,32 @@ class Call:
                     f"{basic_op.num_extra_outputs}"
                 )
             for slot, tensor in enumerate(outputs):
+                if not isinstance(tensor, torch.Tensor) and self._wanted(index, slot, stage.stop):
+                    raise TypeError(
+                        f"{name}: fuser_forward gave a {type(tensor).__name__} for extra output "
+                        f"{slot} of {type(basic_op).__name__}; it must be a torch.Tensor, since "
+                        "the caller or a later op reads it"
+                    )
                 made[index, slot] = tensor
                 if tensor is not None:
                     check_result(stage.op, "fuser_forward", tensor)
                     self.extras[index, slot] = tensor.shape, tensor.device
+
+    def _tell_shapes(self, stage: Stage, shape: Sequence[int] | None) -> None:
+        """To each Reshape that a fusion of the user's covers, what its backward pass goes by."""
+        for i in stage.indices:
+            op = self.basic_ops[i]
+            if shape is None:
+                return
+            if isinstance(op, Reshape):
+                self.ctxs[i].input_shape = shape
+            shape = op.output_shape(shape)
+
+    def _wanted(self, index: int, slot: int, stop: int) -> bool:
+        """Whether the caller or an op from `stop` on reads an extra output."""
+        routes = self.routes
+        later = (source for sources in routes.sources[stop:] for source in sources)
+        return (index, slot) in routes.outputs or (index, slot) in later
 
     def pack(self) -> list[torch.Tensor | None]:
         """Takes the saved tensors out of the contexts, quantised ones in their parts."""
@@ -173,6 +203,10 @@ class Call:
                     entries.append((shell, tuple(parts)))
             self.packed.append(entries)
             ctx.saved_tensors = ()
+        for i, named in self.computed.items():
+            flat.extend(named.values())
+            self.computed[i] = tuple(named)
+            self.ctxs[i]._computed = None
         self.kinds = _saved.kinds(flat)
         return flat
 
@@ -203,6 +237,9 @@ class Call:
                         at += 1
                     saved.append(whole)
             ctx.saved_tensors = tuple(saved)
+        for i, names in self.computed.items():
+            self.ctxs[i]._computed = dict(zip(names, flat[at:], strict=False))
+            at += len(names)
 
     def backward(self, grads: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
         """(input gradient, extra-input gradients, parameter gradients)."""
@@ -268,7 +305,7 @@ class Call:
         grads = tuple(grads or ())
         if len(grads) == wanted:
             placed[index] = grads
-        elif grads or any(p.requires_grad for p in self.basic_ops[index].parameters()):
+        elif grads or _trains(self.basic_ops[index]):
             raise RuntimeError(
                 f"{type(op).__name__}: {len(grads)} parameter gradients for "
                 f"{type(self.basic_ops[index]).__name__}; it has {wanted} parameters, give a "
@@ -309,6 +346,10 @@ def _asked(t: Any, wanted: bool) -> Any:
         t = t.detach()
         t._handle = handle(t.shape, t.dtype, t.device).requires_grad_()
     return t
+
+
+def _trains(op: BasicOperation) -> bool:
+    return any(p.requires_grad for p in op.parameter_holder().parameters())
 
 
 _PARTS = ("data", "scale_inv", "columnwise_data", "columnwise_scale_inv")
@@ -382,6 +423,8 @@ class FuserFunction(torch.autograd.Function):
             finally:
                 for ctx in call.ctxs:
                     ctx.saved_tensors = ()
+                for i in call.computed:
+                    call.ctxs[i]._computed = None
             grad_input, extras, parameters = results
             return grad_input, *extras, *parameters
 

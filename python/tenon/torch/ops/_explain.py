@@ -10,10 +10,10 @@ import torch
 
 from ..._html import Text, pre
 from ..._plan import Plan, frame
-from .basic import Reshape
+from ._hooks import why_called
 from .fused import Planned
 from .fuser import OperationFuser, Stage, stage_name
-from .op import BasicOperation, FusibleOperation, basic_ops, is_ours
+from .op import BasicOperation, FusibleOperation, basic_ops
 from .sequential import Sequential
 
 __all__ = ["explain", "page"]
@@ -33,7 +33,7 @@ def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
     if isinstance(module, Sequential):
         groups = module.groups()
     elif isinstance(module, FusibleOperation):
-        groups = [(module._alone(), [0])]
+        groups = [(module, [0])]
     else:
         raise TypeError(
             f"explain: {type(module).__name__} is neither a tenon.torch.ops.Sequential nor an "
@@ -49,6 +49,9 @@ def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
     lines: list[str] = []
     for part, indices in groups:
         where = f"{indices[0]}" if len(indices) == 1 else f"{indices[0]}-{indices[-1]}"
+        called = part if isinstance(part, FusibleOperation) else None
+        if called is not None:
+            part = called._alone()
         if not isinstance(part, OperationFuser):
             lines.append(f"module {where}: {type(part).__name__}, by itself")
             wanted = wanted or any(p.requires_grad for p in part.parameters())
@@ -56,7 +59,8 @@ def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
             continue
         first, count = _first(part, wanted), part._num_basic_ops
         node = "one node of autograd" if first < count else "no gradient"
-        lines.append(f"modules {where}: {node}")
+        why = called is not None and why_called(called)
+        lines.append(f"modules {where}: {node}" + (f", called by itself: {why}" if why else ""))
         ops: set[int] = set()  # that a plan runs
         for stage, plan, rows, behind in _planned(part, shape, dtype, on_cpu, first, wanted):
             if plan is not None:
@@ -107,7 +111,7 @@ def _on_cpu(part: torch.nn.Module | OperationFuser) -> bool:
 
 def _first(part: OperationFuser, wanted: bool) -> int:
     """The first basic op that has a backward pass."""
-    _, counts, first = part.parameters()
+    _, counts, first, _ = part.parameters()
     return len(counts) if not torch.is_grad_enabled() else 0 if wanted else first
 
 
@@ -135,15 +139,7 @@ def _planned(
 
 def _behind(stage: Stage, shape: Shape) -> Shape:
     for op in basic_ops(stage.op):
-        if shape is None or not len(shape) or not is_ours(op):
-            return None
-        if isinstance(op, Reshape):
-            try:
-                shape = torch.empty(*shape, device="meta").reshape(op.shape).shape
-            except RuntimeError:
-                return None
-        else:
-            shape = (*shape[:-1], op.plan_cols(shape[-1]))
+        shape = None if shape is None else op.output_shape(shape)
     return shape
 
 

@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
 
-from .op import BasicOperation
+if TYPE_CHECKING:
+    from .op import BasicOperation
 
 # An extra input comes from the caller, by number, or from (basic op, slot) of an earlier one.
 Source = int | tuple[int, int]
 
 
-class Routes:
-    """Extra tensors, in the order of basic ops and slots; named channels join them inside."""
+class _Any:
+    """Contains everything."""
 
-    def __init__(self, ops: Sequence[BasicOperation]) -> None:
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+ANY: Container[str] = _Any()
+
+
+class Routes:
+    """Extra tensors, in the order of basic ops and slots; named channels join them inside.
+
+    A channel `before` the ops is an input from the caller, and one read `after` them an output to
+    the caller: the ops are then a part of a longer chain, or an op alone.
+    """
+
+    def __init__(
+        self,
+        ops: Sequence[BasicOperation],
+        before: Container[str] = (),
+        after: Container[str] = (),
+    ) -> None:
         self.sources: list[list[Source]] = []
         self.num_inputs = 0
-        # The op that reads each extra input of the caller.
+        # The op that reads each extra input of the caller, and the channel that it is of.
         self.readers: list[int] = []
-        # (op, slot) of the extra outputs the caller sees, in order.
+        self.fed: list[str | None] = []
+        # (op, slot) of the extra outputs that the caller sees, in order; of each its channel and
+        # whether it is one that the user asked for.
         self.outputs: list[tuple[int, int]] = []
+        self.given: list[tuple[str | None, bool]] = []
         producers: dict[str, tuple[int, int]] = {}
-        used: set[str] = set()
+        joined = False
         for i, op in enumerate(ops):
             sources: list[Source] = []
             for slot in range(op.num_extra_inputs):
                 name = op._input_channels.get(slot)
-                if name is None:
+                if name in producers:
+                    sources.append(producers[name])
+                    joined = True
+                elif name is None or name in before:
                     sources.append(self.num_inputs)
                     self.readers.append(i)
+                    self.fed.append(name)
                     self.num_inputs += 1
-                elif name in producers:
-                    sources.append(producers[name])
-                    used.add(name)
                 else:
                     raise ValueError(
                         f"{type(op).__name__}: extra input {slot} reads channel {name!r}, which no "
@@ -48,13 +73,9 @@ class Routes:
                             "another op; choose another name"
                         )
                     producers[channel] = (i, slot)
-                if shown:
+                if shown or channel in after:
                     self.outputs.append((i, slot))
-        for op in ops:
-            for channel, shown in op._output_channels.values():
-                if not shown and channel not in used:
-                    raise ValueError(
-                        f"{type(op).__name__}: channel {channel!r} is hidden from the caller and "
-                        "read by no op; drop output_to_caller=False or the channel"
-                    )
-        self.plain = self.num_inputs == 0 and not self.outputs and not used
+                    self.given.append((channel, shown))
+        made = any(op.num_extra_outputs for op in ops)
+        # Whether no extra tensor takes part.
+        self.plain = self.num_inputs == 0 and not made and not joined

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from .. import _watch
 from .._quantized import QuantizedTensor
@@ -68,15 +71,20 @@ class OperationFuser:
     """A list of operations, fused at the first call.
 
     Calling it gives the output, or (output, *extra outputs). Ops are fused again after a fusion was
-    registered or taken back.
+    registered or taken back. `before` and `after` are channels as in `Routes`.
     """
 
-    def __init__(self, ops: Sequence[FusibleOperation]) -> None:
+    def __init__(
+        self,
+        ops: Sequence[FusibleOperation],
+        before: Container[str] = (),
+        after: Container[str] = (),
+    ) -> None:
         self._ops = list(ops)
         self._basic_ops: list[BasicOperation] = [b for op in ops for b in basic_ops(op)]
         self._num_basic_ops = len(self._basic_ops)
         self._no_kwargs = [_NOTHING] * self._num_basic_ops
-        self._routes = Routes(self._basic_ops)
+        self._routes = Routes(self._basic_ops, before, after)
         for op in self._basic_ops:
             op._channels_locked = True
         self.num_extra_inputs = self._routes.num_inputs
@@ -98,23 +106,39 @@ class OperationFuser:
             for i, op in enumerate(self._basic_ops[:-1])
             if _may_have(op, "get_grad_output_quantizer")
         ]
-        # Ops without children have their parameters in one place, which is quick to read.
-        self._leaves = [(i, op, not op._modules) for i, op in enumerate(self._basic_ops)]
+        # Each op with the place of its parameters, and their names where it tells them.
+        self._holders = [
+            (i, op, op.parameter_holder()._parameters, op.parameter_names)
+            for i, op in enumerate(self._basic_ops)
+        ]
 
-    def parameters(self) -> tuple[list[torch.nn.Parameter], list[int], int]:
-        """All parameters, how many each basic op has, and the first op with a trainable one."""
-        flat: list[torch.nn.Parameter] = []
+    def parameters(
+        self,
+    ) -> tuple[list[torch.Tensor], list[int], int, dict[int, dict[str, torch.Tensor]]]:
+        """All parameters, how many each basic op has, the first op with a trainable one, and by
+        op and name those of ops that have computed ones, e.g. by a parametrization."""
+        flat: list[torch.Tensor] = []
         counts = [0] * self._num_basic_ops
         first = self._num_basic_ops
-        for i, op, leaf in self._leaves:
+        computed: dict[int, dict[str, torch.Tensor]] = {}
+        for i, op, holder, names in self._holders:
             before = len(flat)
-            for p in op._parameters.values() if leaf else op.parameters():
+            if names is None:
+                found: Iterable[Any] = holder.values()
+                if op._modules or op._forward_pre_hooks:
+                    found = _registered(op)
+            else:
+                found = [holder.get(name) for name in names]
+                if any([p is None for p in found]):
+                    found = [_read(op, name) for name in names]
+                    computed[i] = dict(zip(names, found, strict=True))
+            for p in found:
                 if p is not None:
                     flat.append(p)
                     if i < first and p.requires_grad:
                         first = i
             counts[i] = len(flat) - before
-        return flat, counts, first
+        return flat, counts, first, computed
 
     def plan(self) -> tuple[list[Stage], list[Stage]]:
         """(forward, backward) stages; made anew when a fusion is registered or taken back."""
@@ -137,8 +161,7 @@ class OperationFuser:
         ops: list[FusibleOperation] = []
         for op in self._ops:
             # A fused op that runs nothing itself, such as Linear, only names its basic ops.
-            own = _defines(op, "fuser_forward") or _defines(op, "fuser_backward")
-            ops.extend([op] if own else basic_ops(op))
+            ops.extend([op] if runs_itself(op) else basic_ops(op))
         ops = self._apply(_registry.FORWARD_BACKWARD, ops)
         forward = self._apply(_registry.FORWARD, _expand(ops, "fuser_forward"))
         backward = self._apply(_registry.BACKWARD, _expand(ops, "fuser_backward"))
@@ -229,7 +252,7 @@ class OperationFuser:
                     "torch.Tensor"
                 )
             encoded, tracked = input, input._handle
-        flat, counts, first = self.parameters()
+        flat, counts, first, computed = self.parameters()
         _watch.check(tracked, *extra_inputs, *flat)
         if not torch.is_grad_enabled():
             first = self._num_basic_ops
@@ -249,12 +272,15 @@ class OperationFuser:
             for stage in forward:
                 for i in stage.indices if stage.trusted else ():
                     self._basic_ops[i].check_kwargs(basic_op_kwargs[i])
-        call = Call(self, forward, backward, counts, first, basic_op_kwargs)
+        call = Call(self, forward, backward, counts, first, basic_op_kwargs, computed)
         if first == self._num_basic_ops:
             return call.forward(input, extra_inputs)
         call.input_requires_grad = tracked is not None and tracked.requires_grad
         call.device_type = "cpu" if input.is_cpu else "cuda"
         return run(call, encoded, tracked, *extra_inputs, *flat)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """None: a copy of a module makes its own fuser when it is called."""
 
     def _name(self) -> str:
         return " + ".join(type(op).__name__ for op in self._ops)
@@ -268,12 +294,43 @@ def stage_name(stage: Stage) -> str:
     return f"{type(op).__name__}({', '.join(type(b).__name__ for b in op.basic_ops)})"
 
 
+def runs_itself(op: FusibleOperation) -> bool:
+    """Whether an op has code of its own for a pass, and does not only name its basic ops."""
+    return _defines(op, "fuser_forward") or _defines(op, "fuser_backward")
+
+
 def _defines(op: FusibleOperation, method: str) -> bool:
     """Whether an op has its own `fuser_forward` or `fuser_backward`."""
     if method in op.__dict__:
         return True
     function = getattr(type(op), method)
     return function not in (getattr(BasicOperation, method), getattr(FusibleOperation, method))
+
+
+def _read(op: BasicOperation, name: str) -> torch.Tensor:
+    """A parameter that is not registered under its name: what computes it gives a tensor."""
+    found = getattr(op, name, None)
+    if not isinstance(found, torch.Tensor):
+        raise TypeError(
+            f"{type(op).__name__}: {name} is a {type(found).__name__}; it must be a parameter or "
+            "a tensor"
+        )
+    return found
+
+
+def _registered(op: BasicOperation) -> Iterator[torch.nn.Parameter]:
+    """The parameters of an op that does not name them."""
+    reparametrized = "parametrizations" in op._modules or any(
+        isinstance(hook, (BasePruningMethod, SpectralNorm, WeightNorm))
+        for hook in op._forward_pre_hooks.values()
+    )
+    if reparametrized:
+        raise NotImplementedError(
+            f"{type(op).__name__}: a parameter is parametrized or pruned, and it is not known "
+            "which gradients op_backward gives; name them in the class in that order, e.g. "
+            'parameter_names = ("weight",), and read them by self.parameter(ctx, "weight")'
+        )
+    return op.parameters()
 
 
 def _may_have(op: BasicOperation, getter: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .basic import BasicLinear, Bias
-from .op import BasicOperation, FusedOperation
+from .op import FusedOperation, PartOperation
 
 __all__ = ["Linear"]
 
@@ -15,10 +15,13 @@ __all__ = ["Linear"]
 class Linear(FusedOperation):
     """y = x·Wᵀ + b: a `BasicLinear` and, if `bias`, a `Bias`, which fuse with their neighbours.
 
-    `weight` and `bias` are those of the basic ops; W is drawn as torch.nn.Linear draws it, b is 0.
-    A state dict has the keys `basic_ops.0.weight` and `basic_ops.1.bias`; one of torch.nn.Linear
-    is accepted as well.
+    `weight` and `bias` are its own parameters, saved as torch.nn.Linear saves them; the basic ops
+    read them there. W is drawn as torch.nn.Linear draws it, b is 0. A state dict with the keys
+    `basic_ops.0.weight` and `basic_ops.1.bias` is accepted as well.
     """
+
+    weight: torch.nn.Parameter
+    bias: torch.nn.Parameter | None
 
     def __init__(
         self,
@@ -45,40 +48,23 @@ class Linear(FusedOperation):
             rng_state_tracker_function=rng_state_tracker_function,
             accumulate_into_main_grad=accumulate_into_main_grad,
         )
-        ops: list[BasicOperation] = [linear]
+        ops: list[PartOperation] = [linear]
         if bias:
             ops.append(Bias(out_features, device=device, dtype=dtype))
         super().__init__(ops)
         self.in_features = in_features
         self.out_features = out_features
-
-    @property
-    def weight(self) -> torch.nn.Parameter:
-        """W, [out_features, in_features]."""
-        weight = self.basic_ops[0].weight
-        assert isinstance(weight, torch.nn.Parameter)
-        return weight
-
-    @property
-    def bias(self) -> torch.nn.Parameter | None:
-        """b, [out_features], or None."""
-        if len(self.basic_ops) < 2:
-            return None
-        bias = self.basic_ops[1].bias
-        assert isinstance(bias, torch.nn.Parameter)
-        return bias
+        for op in ops:
+            op.move_parameters(self)
+        if not bias:
+            self.register_parameter("bias", None)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight":
-            self.basic_ops[0].weight = value
-        elif name == "bias":
-            if len(self.basic_ops) < 2 or value is None:
-                raise ValueError(
-                    "Linear: whether it has a bias is fixed; make a Linear with bias=True or False"
-                )
-            self.basic_ops[1].bias = value
-        else:
-            super().__setattr__(name, value)
+        if name == "bias" and (value is None or len(self.basic_ops) < 2):
+            raise ValueError(
+                "Linear: whether it has a bias is fixed; make a Linear with bias=True or False"
+            )
+        super().__setattr__(name, value)
 
     def reset_parameters(self) -> None:
         """Draws W anew and sets b to 0."""
@@ -86,14 +72,15 @@ class Linear(FusedOperation):
             op.reset_parameters()  # type: ignore[operator]
 
     def extra_repr(self) -> str:
-        bias = self.bias is not None
+        bias = len(self.basic_ops) > 1
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}"
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        # The keys of torch.nn.Linear.
+        # Keys of the basic ops: what Transformer Engine saves.
         for i, name in enumerate(("weight", "bias")):
-            if prefix + name in state_dict:
-                state_dict[f"{prefix}basic_ops.{i}.{name}"] = state_dict.pop(prefix + name)
+            theirs = f"{prefix}basic_ops.{i}.{name}"
+            if theirs in state_dict and prefix + name not in state_dict:
+                state_dict[prefix + name] = state_dict.pop(theirs)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

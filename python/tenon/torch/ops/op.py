@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import _hooks
+from ._routes import ANY
+
 if TYPE_CHECKING:
     from ..quantizer import Quantizer
     from .fuser import OperationFuser
+    from .sequential import Sequential
 
 __all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext"]
 
@@ -35,6 +39,8 @@ class OperationContext:
     requires_grad: bool = True
     input_requires_grad: bool = True
     prev_op_grad_output_quantizer: Quantizer | None = None
+    # Parameters that are computed, by a parametrization or a hook: one tensor for the whole call.
+    _computed: dict[str, torch.Tensor] | None = None
 
     if TYPE_CHECKING:
 
@@ -98,6 +104,12 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
             "used for the forward pass only"
         )
 
+    register_forward_pre_hook = _hooks.counted("register_forward_pre_hook")
+    register_forward_hook = _hooks.counted("register_forward_hook")
+    register_full_backward_pre_hook = _hooks.counted("register_full_backward_pre_hook")
+    register_full_backward_hook = _hooks.counted("register_full_backward_hook")
+    register_backward_hook = _hooks.counted("register_backward_hook")
+
     # A fuser of this op alone, for calls outside a Sequential.
     _own_fuser: OperationFuser | None = None
 
@@ -106,7 +118,7 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
         if fuser is None:
             from .fuser import OperationFuser
 
-            fuser = OperationFuser([self])
+            fuser = OperationFuser([self], ANY, ANY)
             self.__dict__["_own_fuser"] = fuser
         return fuser
 
@@ -117,7 +129,7 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles build their own fuser.
-        return {k: v for k, v in self.__dict__.items() if k != "_own_fuser"}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_own_fuser", "_parts")}
 
 
 def _op_forward(self: Any, ctx: OperationContext, input_: torch.Tensor, **kwargs: Any) -> Any:
@@ -143,6 +155,9 @@ class BasicOperation(FusibleOperation, abc.ABC):
 
     num_extra_inputs: int = 0
     num_extra_outputs: int = 0
+    # The tensors that `op_backward` gives gradients of. Those named here may be parametrized or
+    # pruned, and are read by `parameter`; None: the registered parameters, which may not be.
+    parameter_names: tuple[str, ...] | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,6 +214,17 @@ class BasicOperation(FusibleOperation, abc.ABC):
     def get_grad_output_quantizer(self) -> Quantizer | None:
         return self.get_quantizer("backward", 0) if self.num_quantizers("backward") else None
 
+    def parameter(self, ctx: OperationContext, name: str) -> torch.Tensor:
+        """The parameter `name` as the call of `ctx` reads it, in both passes."""
+        if ctx._computed is not None:
+            return ctx._computed[name]
+        found: Any = self.parameter_holder()._parameters.get(name)
+        return getattr(self, name) if found is None else found
+
+    def parameter_holder(self) -> torch.nn.Module:
+        """The module that has the op's parameters: the op itself, or the one it is part of."""
+        return self
+
     def plan_text(self) -> str | None:
         """The op as a chain's text says it now; None where no plan can run it."""
         return None
@@ -207,25 +233,48 @@ class BasicOperation(FusibleOperation, abc.ABC):
         """How many columns its output has in a plan."""
         return cols
 
+    def output_shape(self, shape: Sequence[int]) -> tuple[int, ...] | None:
+        """The shape of the output for an input of `shape`; None where it is not known."""
+        if not len(shape) or not is_ours(self):
+            return None
+        return *shape[:-1], self.plan_cols(shape[-1])
+
     def set_extra_input_channel(self, index: int, name: str) -> None:
         """Takes extra input `index` from the channel `name`, not from the caller."""
-        self._check_channel("input", index, self.num_extra_inputs)
+        self._check_channel("input", index, self.num_extra_inputs, name)
         self._input_channels[index] = name
 
     def set_extra_output_channel(
         self, index: int, name: str, output_to_caller: bool = True
     ) -> None:
         """Sends extra output `index` to the channel `name`, and to the caller if asked."""
-        self._check_channel("output", index, self.num_extra_outputs)
+        self._check_channel("output", index, self.num_extra_outputs, name)
+        if not isinstance(output_to_caller, bool):
+            raise TypeError(
+                f"{type(self).__name__}: output_to_caller={output_to_caller!r}; it must be True or "
+                "False"
+            )
         self._output_channels[index] = (name, output_to_caller)
 
-    def _check_channel(self, kind: str, index: int, count: int) -> None:
-        name = type(self).__name__
+    def _check_channel(self, kind: str, index: int, count: int, channel: Any) -> None:
+        op = type(self).__name__
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise TypeError(f"{op}: extra {kind} {index!r}; its number is a whole number")
         if not 0 <= index < count:
-            raise ValueError(f"{name}: extra {kind} {index}; it has {count}, counted from 0")
+            raise ValueError(f"{op}: extra {kind} {index}; it has {count}, counted from 0")
+        if not isinstance(channel, str):
+            raise TypeError(
+                f"{op}: the channel of extra {kind} {index} is {channel!r}; its name must be a "
+                'string, e.g. "residual"'
+            )
+        if not channel:
+            raise ValueError(
+                f"{op}: the channel of extra {kind} {index} has an empty name; give it one, e.g. "
+                '"residual"'
+            )
         if self._channels_locked:
             raise RuntimeError(
-                f"{name}: the channel of extra {kind} {index} cannot change after a call; set "
+                f"{op}: the channel of extra {kind} {index} cannot change after a call; set "
                 "channels before the op is first used"
             )
 
@@ -337,6 +386,33 @@ class BasicOperation(FusibleOperation, abc.ABC):
         return self._alone()(input, *extra_inputs, basic_op_kwargs=[kwargs])
 
 
+class PartOperation(BasicOperation):
+    """A basic op whose parameters may be those of the module that it is part of."""
+
+    _whole: torch.nn.Module | None = None
+
+    def move_parameters(self, whole: torch.nn.Module) -> None:
+        """Makes the op's parameters those of `whole`, under the same names."""
+        for name in self.parameter_names or ():
+            whole.register_parameter(name, self._parameters.pop(name))
+        self.__dict__["_whole"] = whole  # not a submodule: the op is one of its own
+
+    def parameter_holder(self) -> torch.nn.Module:
+        return self if self._whole is None else self._whole
+
+    def __getattr__(self, name: str) -> Any:
+        whole = self.__dict__.get("_whole")
+        if whole is not None and name in (self.parameter_names or ()):
+            return getattr(whole, name)
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._whole is not None and name in (self.parameter_names or ()):
+            setattr(self._whole, name, value)
+        else:
+            super().__setattr__(name, value)
+
+
 class FusedOperation(FusibleOperation):
     """Several basic ops that run as one.
 
@@ -380,7 +456,26 @@ class FusedOperation(FusibleOperation):
         basic_op_kwargs: list[dict[str, Any]] | None = None,
     ) -> Any:
         """Runs the ops: the output, or (output, *extra outputs)."""
-        return self._alone()(input, *extra_inputs, basic_op_kwargs=basic_op_kwargs)
+        if self._hooks != _hooks.given() or self._parts is not None:
+            self._find_hooks()
+        if self._parts is None:
+            return self._alone()(input, *extra_inputs, basic_op_kwargs=basic_op_kwargs)
+        kwargs = dict(zip(basic_ops(self), basic_op_kwargs or (), strict=False))
+        return self._parts(input, *extra_inputs, op_kwargs=kwargs)
+
+    # The basic ops as a Sequential, while some of them have hooks.
+    _parts: Sequential | None = None
+    _hooks = -1
+
+    def _find_hooks(self) -> None:
+        from .sequential import Sequential, pieces
+
+        self.__dict__["_hooks"] = _hooks.given()
+        ops = pieces(self)
+        if ops == [self]:
+            self.__dict__["_parts"] = None
+        elif self._parts is None:
+            self.__dict__["_parts"] = Sequential(ops)
 
 
 def basic_ops(op: FusibleOperation) -> list[BasicOperation]:

@@ -7,8 +7,10 @@ from typing import Any, overload
 
 import torch
 
-from .fuser import OperationFuser
-from .op import BasicOperation, FusibleOperation
+from . import _hooks
+from ._routes import ANY, Routes
+from .fuser import OperationFuser, runs_itself
+from .op import BasicOperation, FusedOperation, FusibleOperation, basic_ops
 
 __all__ = ["Sequential"]
 
@@ -28,6 +30,9 @@ class Sequential(torch.nn.Module):
         super().__init__()
         self._groups: list[tuple[Any, list[int]]] | None = None
         self._grouped: list[torch.nn.Module] = []
+        self._called: list[FusibleOperation] = []
+        self._hooks = -1
+        self._routes: list[Routes] = []  # of the groups
         self._num_extra_inputs = 0
         if len(args) == 1 and isinstance(args[0], Mapping):
             for name, module in args[0].items():
@@ -124,24 +129,21 @@ class Sequential(torch.nn.Module):
             )
 
     def groups(self) -> list[tuple[Any, list[int]]]:
-        """Fusers of neighbouring operations, and other modules, with the indices they cover."""
+        """Fusers of neighbouring operations, operations that are called as modules because of
+        their hooks, and other modules, with the indices they cover."""
         modules = list(self._modules.values())
-        if self._groups is None or modules != self._grouped:
-            groups: list[tuple[Any, list[int]]] = []
-            run: list[int] = []
-            for i, module in enumerate([*modules, None]):
-                if isinstance(module, FusibleOperation):
-                    run.append(i)
-                    continue
-                if run:
-                    ops = [modules[j] for j in run]
-                    groups.append((OperationFuser(ops), run))  # type: ignore[arg-type]
-                    run = []
-                if module is not None:
-                    groups.append((module, [i]))
-            self._groups, self._grouped = groups, modules
-            fusers = [part for part, _ in groups if isinstance(part, OperationFuser)]
-            self._num_extra_inputs = sum(fuser.num_extra_inputs for fuser in fusers)
+        same = self._groups is not None and modules == self._grouped
+        if same and self._hooks == _hooks.given() and not self._called:
+            assert self._groups is not None
+            return self._groups
+        # A hook may be gone: nobody tells.
+        self._hooks = _hooks.given()
+        called = [op for op in _basic_or_called(modules) if _hooks.why_called(op)]
+        if not same or called != self._called:
+            self._groups, self._grouped, self._called = _grouped(modules), modules, called
+            self._routes = [_routes(part) for part, _ in self._groups]
+            self._num_extra_inputs = sum(routes.fed.count(None) for routes in self._routes)
+        assert self._groups is not None
         return self._groups
 
     def forward(
@@ -159,27 +161,26 @@ class Sequential(torch.nn.Module):
             )
         if len(groups) == 1 and not op_kwargs:
             return groups[0][0](input, *extra_inputs)
-        by_op = self._kwargs(op_kwargs) if op_kwargs else None
+        by_op = self._kwargs(op_kwargs) if op_kwargs else {}
         x: Any = input
-        taken = 0
+        callers = iter(extra_inputs)
+        channels: dict[str, torch.Tensor] = {}
         extra_outputs: list[torch.Tensor] = []
-        for part, _ in groups:
-            if not isinstance(part, OperationFuser):
-                x = part(x)
-                continue
-            kwargs = None if by_op is None else [by_op.get(op, {}) for op in part._basic_ops]
-            given = extra_inputs[taken : taken + part.num_extra_inputs]
-            taken += part.num_extra_inputs
-            x = part(x, *given, basic_op_kwargs=kwargs)
-            if part.num_extra_outputs:
-                extra_outputs.extend(x[1:])
-                x = x[0]
+        for (part, _), routes in zip(groups, self._routes, strict=True):
+            given = [next(callers) if name is None else channels[name] for name in routes.fed]
+            x = part(x, *given, **_keywords(part, by_op))
+            if routes.given:
+                x, *made = x
+                for (name, shown), tensor in zip(routes.given, made, strict=True):
+                    if name is not None:
+                        channels[name] = tensor
+                    if shown:
+                        extra_outputs.append(tensor)
         return (x, *extra_outputs) if extra_outputs else x
 
     def _kwargs(self, op_kwargs: Mapping[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
         by_op: dict[Any, dict[str, Any]] = {}
-        fusers = [part for part, _ in self.groups() if isinstance(part, OperationFuser)]
-        inside = {id(op) for fuser in fusers for op in fuser._basic_ops}
+        inside = {id(op) for part, _ in self.groups() for op in _basic_ops(part)}
         for key, kwargs in op_kwargs.items():
             op = self[key] if isinstance(key, int) else key
             if not isinstance(op, BasicOperation) or id(op) not in inside:
@@ -192,7 +193,7 @@ class Sequential(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles build their own fusers.
-        return {**self.__dict__, "_groups": None, "_grouped": []}
+        return {**self.__dict__, "_groups": None, "_grouped": [], "_called": [], "_routes": []}
 
     def _repr_html_(self) -> str:
         from ._explain import page
@@ -211,3 +212,88 @@ class Sequential(torch.nn.Module):
                 lines.append("forward: " + ", ".join(forward))
                 lines.append("backward: " + ", ".join(backward))
         return "\n".join(lines)
+
+
+def _basic_or_called(modules: Iterable[torch.nn.Module]) -> Iterator[FusibleOperation]:
+    """The operations that hooks may be waiting at."""
+    for module in modules:
+        if isinstance(module, FusibleOperation):
+            yield module
+            if isinstance(module, FusedOperation):
+                yield from basic_ops(module)
+
+
+def pieces(op: FusibleOperation) -> list[FusibleOperation]:
+    """`op`, or its basic ops where some of them are called."""
+    for basic in basic_ops(op) if isinstance(op, FusedOperation) else ():
+        why = _hooks.why_called(basic)
+        if why and runs_itself(op):
+            raise RuntimeError(
+                f"{type(op).__name__}: {why.replace('it', type(basic).__name__, 1)}, which is not "
+                f"called inside it; give the hook to {type(op).__name__} itself"
+            )
+        if why:
+            return list(basic_ops(op))
+    return [op]
+
+
+def _grouped(modules: list[torch.nn.Module]) -> list[tuple[Any, list[int]]]:
+    groups: list[tuple[Any, list[int]]] = []
+    run: list[tuple[int, FusibleOperation]] = []
+    for i, module in enumerate([*modules, None]):
+        if isinstance(module, FusibleOperation):
+            called = _hooks.why_called(module)
+            run += [(i, op) for op in ([module] if called else pieces(module))]
+            continue
+        groups += _cut(run)
+        run = []
+        if module is not None:
+            groups.append((module, [i]))
+    return groups
+
+
+def _cut(run: list[tuple[int, FusibleOperation]]) -> list[tuple[Any, list[int]]]:
+    """Neighbouring operations as one fuser, or as several around those that are called."""
+    parts: list[list[tuple[int, FusibleOperation]]] = [[]]
+    for entry in run:
+        if _hooks.why_called(entry[1]):
+            parts += [[entry], []]
+        else:
+            parts[-1].append(entry)
+    parts = [part for part in parts if part]
+    in_parts = [[b for _, op in part for b in basic_ops(op)] for part in parts]
+    if len(parts) > 1:
+        Routes([op for part in in_parts for op in part])  # refuses what does not fit
+    groups: list[tuple[Any, list[int]]] = []
+    for at, part in enumerate(parts):
+        ops, indices = [op for _, op in part], sorted({i for i, _ in part})
+        if _hooks.why_called(ops[0]):
+            groups.append((ops[0], indices))
+            continue
+        before = {n for one in in_parts[:at] for op in one for n, _ in op._output_channels.values()}
+        after = {n for one in in_parts[at + 1 :] for op in one for n in op._input_channels.values()}
+        groups.append((OperationFuser(ops, before, after), indices))
+    return groups
+
+
+def _basic_ops(part: Any) -> list[BasicOperation]:
+    if isinstance(part, OperationFuser):
+        return part._basic_ops
+    return basic_ops(part) if isinstance(part, FusibleOperation) else []
+
+
+def _routes(part: Any) -> Routes:
+    """The extra tensors that `part` takes and gives."""
+    if isinstance(part, OperationFuser):
+        return part._routes
+    return Routes(_basic_ops(part), ANY, ANY)
+
+
+def _keywords(part: Any, by_op: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
+    """The keywords of a call of `part`."""
+    ops = _basic_ops(part)
+    if not by_op or not ops:
+        return {}
+    if isinstance(part, BasicOperation):
+        return by_op.get(part, {})
+    return {"basic_op_kwargs": [by_op.get(op, {}) for op in ops]}

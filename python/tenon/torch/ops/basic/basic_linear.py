@@ -10,7 +10,7 @@ import torch
 
 from ... import _cuda
 from .. import _kernels
-from ..op import BasicOperation, OperationContext, check_size, with_numbers
+from ..op import OperationContext, PartOperation, check_size, with_numbers
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["BasicLinear"]
 
 
-class BasicLinear(BasicOperation):
+class BasicLinear(PartOperation):
     """y = x·Wᵀ with W of shape [out_features, in_features]; dx = g·W, dW = gᵀ·x.
 
     It computes in W's dtype, or autocast's. Forward quantizers 0 and 1 encode x and W, backward
@@ -26,6 +26,8 @@ class BasicLinear(BasicOperation):
     forward. With `accumulate_into_main_grad`, dW is added to `weight.main_grad`, rounded to its
     dtype only, and `weight.grad` stays as it is.
     """
+
+    parameter_names = ("weight",)
 
     def __init__(
         self,
@@ -89,14 +91,7 @@ class BasicLinear(BasicOperation):
         self, ctx: OperationContext, input_: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x and W ready for the product, encoded ones decoded; saves what backward needs."""
-        weight = self._parameters.get("weight")
-        if weight is None:
-            raise NotImplementedError(
-                "BasicLinear: weight is no parameter of its own (parametrized or pruned); autograd "
-                "would not see through it, so bake it in, e.g. remove_parametrizations(op, "
-                "'weight') or prune.remove(op, 'weight')"
-            )
-        with_numbers("BasicLinear", "weight", weight)
+        weight = with_numbers("BasicLinear", "weight", self.parameter(ctx, "weight"))
         if input_.shape[-1:] != (self.in_features,):
             columns = input_.shape[-1] if len(input_.shape) else "no"
             raise ValueError(
@@ -144,22 +139,26 @@ class BasicLinear(BasicOperation):
             dx = _kernels.encode(
                 torch.matmul(dy, _kernels.plain(w, dtype)), ctx.prev_op_grad_output_quantizer
             )
-        if x is not None and self.weight.requires_grad:
+        weight = self.parameter(ctx, "weight")
+        if x is not None and weight.requires_grad:
             dw = self._weight_gradient(
+                weight,
                 dy.reshape(-1, self.out_features),
                 _kernels.plain(x, dtype).reshape(-1, self.in_features),
             )
         return dx, (dw,)
 
-    def _weight_gradient(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        main_grad = self.main_grad()
+    def _weight_gradient(
+        self, weight: torch.Tensor, dy: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor | None:
+        main_grad = self.main_grad(weight)
         if main_grad is not None and main_grad.dtype != dy.dtype:
             dy, x = dy.float(), x.float()  # torch rounds a product to its operands' dtype
-        return self.deliver(torch.mm(dy.t(), x))
+        return self.deliver(weight, torch.mm(dy.t(), x))
 
-    def main_grad(self) -> torch.Tensor | None:
+    def main_grad(self, weight: torch.Tensor) -> torch.Tensor | None:
         """Where dW is to be added; None while there is nothing."""
-        main_grad = getattr(self.weight, "main_grad", None)
+        main_grad = getattr(weight, "main_grad", None)
         if not self.accumulate_into_main_grad or main_grad is None:
             return None
         if not isinstance(main_grad, torch.Tensor) or not main_grad.is_floating_point():
@@ -167,19 +166,18 @@ class BasicLinear(BasicOperation):
             raise TypeError(
                 f"BasicLinear: weight.main_grad is {kind}; it must be a floating-point tensor"
             )
-        if main_grad.shape != self.weight.shape:
+        if main_grad.shape != weight.shape:
             raise ValueError(
                 f"BasicLinear: weight.main_grad has the shape {tuple(main_grad.shape)}; it must be "
-                f"the weight's, {tuple(self.weight.shape)}"
+                f"the weight's, {tuple(weight.shape)}"
             )
         return main_grad
 
-    def deliver(self, dw: torch.Tensor) -> torch.Tensor | None:
+    def deliver(self, weight: torch.Tensor, dw: torch.Tensor) -> torch.Tensor | None:
         """dW for autograd, or None once it is in `main_grad`."""
-        weight = self.weight
         if not self.accumulate_into_main_grad:
             return dw if dw.dtype == weight.dtype else dw.to(weight.dtype)
-        main_grad = self.main_grad()
+        main_grad = self.main_grad(weight)
         if main_grad is None:
             raise RuntimeError(
                 "BasicLinear: accumulate_into_main_grad is set, but the weight has no main_grad; "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _kernels
-from ..op import BasicOperation, OperationContext, with_numbers
+from ..op import OperationContext, PartOperation, with_numbers
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["Bias"]
 
 
-class Bias(BasicOperation):
+class Bias(PartOperation):
     """y = x + b with one trainable number a column; db is the column sum of the gradient.
 
     The output has the input's dtype (autocast's, if on); the sum is rounded once.
     """
+
+    parameter_names = ("bias",)
 
     def __init__(
         self,
@@ -44,9 +46,9 @@ class Bias(BasicOperation):
         """b = 0."""
         torch.nn.init.zeros_(self.bias)
 
-    def numbers(self) -> torch.Tensor:
+    def numbers(self, ctx: OperationContext) -> torch.Tensor:
         """b for a kernel."""
-        return with_numbers("Bias", "bias", self.bias).detach()
+        return with_numbers("Bias", "bias", self.parameter(ctx, "bias")).detach()
 
     def extra_repr(self) -> str:
         return str(self.local_size)
@@ -65,7 +67,7 @@ class Bias(BasicOperation):
         dtype = _kernels.compute_dtype("Bias", input_)
         if ctx.requires_grad:
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
-        y = _kernels.bias_dropout_add(_kernels.plain(input_), dtype, bias=self.numbers())
+        y = _kernels.bias_dropout_add(_kernels.plain(input_), dtype, bias=self.numbers(ctx))
         return _kernels.encode(y, next_op_input_quantizer)
 
     def op_backward(
@@ -73,9 +75,10 @@ class Bias(BasicOperation):
     ) -> tuple[torch.Tensor, Sequence[torch.Tensor | None]]:
         dy = _kernels.plain(grad_output)
         quantizer = ctx.prev_op_grad_output_quantizer
-        if not self.bias.requires_grad:
+        bias = self.parameter(ctx, "bias")
+        if not bias.requires_grad:
             return _kernels.encode(dy, quantizer), (None,)
         if quantizer is not None:
-            dx, dbias = _kernels.bias_gradient_quantize(dy, self.bias.dtype, quantizer)
+            dx, dbias = _kernels.bias_gradient_quantize(dy, bias.dtype, quantizer)
             return dx, (dbias,)
-        return dy, (_kernels.bias_dropout_add_backward(dy, dbias_dtype=self.bias.dtype)[1],)
+        return dy, (_kernels.bias_dropout_add_backward(dy, dbias_dtype=bias.dtype)[1],)

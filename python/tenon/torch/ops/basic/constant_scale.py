@@ -51,5 +51,6 @@ class ConstantScale(BasicOperation):
         return _kernels.encode(y, next_op_input_quantizer)
 
     def op_backward(self, ctx: OperationContext, grad_output: torch.Tensor) -> torch.Tensor:
-        dx = _kernels.plain(grad_output) * ctx.scale
+        # A fusion of the user's may have run forward, and it saves nothing of this op's.
+        dx = _kernels.plain(grad_output) * getattr(ctx, "scale", self.scale)
         return _kernels.encode(dx, ctx.prev_op_grad_output_quantizer)

@@ -50,6 +50,7 @@ class Norm(BasicOperation):
         if not eps >= 0:
             raise ValueError(f"{name}: eps={eps}; it must be at least 0")
         self.normalized_shape: tuple[int, ...] = shape
+        self.parameter_names = tuple(parameter for parameter, _ in self.weights.values())
         self.eps = float(eps)
         self.zero_centered_gamma = bool(zero_centered_gamma)
         for parameter, _ in self.weights.values():
@@ -83,10 +84,10 @@ class Norm(BasicOperation):
     def plan_text(self) -> str | None:
         return self._text() if len(self.normalized_shape) == 1 else None
 
-    def _weights(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _weights(self, ctx: OperationContext, x: torch.Tensor) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
         for key, (name, _) in self.weights.items():
-            p = with_numbers(type(self).__name__, name, getattr(self, name)).detach()
+            p = with_numbers(type(self).__name__, name, self.parameter(ctx, name)).detach()
             told = f"{type(self).__name__}: {name}"
             if p.dtype not in _call.PLAIN:
                 raise _call.refusal(p, told)
@@ -122,7 +123,7 @@ class Norm(BasicOperation):
             raise _call.refusal(x, f"{name}: the input")
         x = _call.contiguous(x)
         statistics = self.statistics if ctx.requires_grad else ()
-        weights = self._weights(x)
+        weights = self._weights(ctx, x)
         y, *made = _kernels.norm(self._text(), x, weights, statistics)
         if ctx.requires_grad:
             ctx.save_for_backward(x, *made)
@@ -134,7 +135,7 @@ class Norm(BasicOperation):
         self, ctx: OperationContext, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]:
         x, *made = ctx.saved_tensors
-        name, weights = type(self).__name__, self._weights(x)
+        name, weights = type(self).__name__, self._weights(ctx, x)
         self._check(x)
         _saved.check_gradient(name, "its output", grad_output, x.shape, x.device)
         made = [t if t.dim() == 1 else t.reshape(-1) for t in made]
@@ -142,7 +143,7 @@ class Norm(BasicOperation):
         _saved.check(name, [rows] * len(self.statistics), made, "statistic")
         if hasattr(ctx, "weights"):  # a user's forward fusion leaves none
             _saved.check(name, ctx.weights, list(weights.values()), "parameter")
-        parameters = [getattr(self, name) for name, _ in self.weights.values()]
+        parameters = [self.parameter(ctx, name) for name, _ in self.weights.values()]
         dx, grads = _kernels.norm_backward(
             self._text(),
             _call.contiguous(_kernels.plain(grad_output, x.dtype)),

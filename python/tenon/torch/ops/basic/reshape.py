@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,12 @@ class Reshape(BasicOperation):
     def plan_cols(self, cols: int) -> int:
         return self.shape[-1]
 
+    def output_shape(self, shape: Sequence[int]) -> tuple[int, ...] | None:
+        try:
+            return tuple(torch.empty(tuple(shape), device="meta").reshape(self.shape).shape)
+        except RuntimeError:
+            return None
+
     def op_forward(self, ctx: OperationContext, input_: torch.Tensor, **_: Any) -> torch.Tensor:
         ctx.input_shape = input_.shape
         try:
@@ -52,4 +58,10 @@ class Reshape(BasicOperation):
             ) from e
 
     def op_backward(self, ctx: OperationContext, grad_output: torch.Tensor) -> torch.Tensor:
-        return _kernels.plain(grad_output).reshape(ctx.input_shape)
+        shape = getattr(ctx, "input_shape", None)
+        if shape is None:
+            raise RuntimeError(
+                "Reshape: the shape of its input is not known; a fusion that runs a Reshape forward "
+                "after ops of your own must set input_shape in the Reshape's context"
+            )
+        return _kernels.plain(grad_output).reshape(shape)

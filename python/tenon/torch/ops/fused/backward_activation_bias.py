@@ -38,12 +38,13 @@ class BackwardActivationBias(FusedOperation):
         bias, activation = self.bias, self.activation
         (z,) = basic_op_ctxs[1].saved_tensors
         kernel = activation.kernel_of(basic_op_ctxs[1])
+        b = bias.parameter(basic_op_ctxs[0], "bias")
         dx, dbias, _ = _kernels.activation_backward(
             kernel.text,
             grad_output,
             z,
             layout=kernel.layout,
-            dbias_dtype=bias.bias.dtype if bias.bias.requires_grad else None,
+            dbias_dtype=b.dtype if b.requires_grad else None,
             quantizer=basic_op_ctxs[0].prev_op_grad_output_quantizer,
         )
         return dx, [(dbias,), ()], [(), ()]

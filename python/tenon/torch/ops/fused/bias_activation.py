@@ -44,7 +44,7 @@ class BiasActivation(FusedOperation):
         basic_op_kwargs: list[dict[str, Any]],
     ) -> tuple[torch.Tensor, ExtraOutputs]:
         bias, activation = self.bias, self.activation
-        kernel, b = activation.kernel, bias.numbers()
+        kernel, b = activation.kernel, bias.numbers(basic_op_ctxs[0])
         dtype = _kernels.compute_dtype("BiasActivation", input_)
         x = _kernels.foldable(input_)
         y = _kernels.activation_forward(
@@ -70,6 +70,7 @@ class BiasActivation(FusedOperation):
     ) -> BackwardResult:
         bias, activation = self.bias, self.activation
         x, b = basic_op_ctxs[1].saved_tensors
+        trained = bias.parameter(basic_op_ctxs[0], "bias").requires_grad
         kernel = activation.kernel_of(basic_op_ctxs[1])
         dx, dbias, _ = _kernels.activation_backward(
             kernel.text,
@@ -77,7 +78,7 @@ class BiasActivation(FusedOperation):
             x,
             layout=kernel.layout,
             bias=b,
-            dbias_dtype=b.dtype if bias.bias.requires_grad else None,
+            dbias_dtype=b.dtype if trained else None,
             quantizer=basic_op_ctxs[0].prev_op_grad_output_quantizer,
         )
         return dx, [(dbias,), ()], [(), ()]

@@ -85,7 +85,7 @@ class ForwardBiasDropoutAdd(_BiasDropoutAdd):
         y = _kernels.bias_dropout_add(
             x,
             dtype,
-            bias=None if bias is None else bias.numbers(),
+            bias=None if bias is None else bias.numbers(basic_op_ctxs[0]),
             residual=residual,
             p=0.0 if state is None else dropout.p,
             random=state,
@@ -112,8 +112,9 @@ class BackwardBiasDropoutAdd(_BiasDropoutAdd):
         bias = self.bias
         p, state = self.dropout.drawn(self._dropout_ctx(basic_op_ctxs))
         dbias_dtype = None
-        if bias is not None and bias.bias.requires_grad:
-            dbias_dtype = bias.bias.dtype
+        if bias is not None:
+            b = bias.parameter(basic_op_ctxs[0], "bias")
+            dbias_dtype = b.dtype if b.requires_grad else None
         dx: torch.Tensor | None = g
         dbias = None
         if state is not None or dbias_dtype is not None:

@@ -72,8 +72,8 @@ class ForwardLinearBiasActivation(FusedOperation):
         x, w = self.linear.operands(basic_op_ctxs[0], input_)
         b: torch.Tensor | None = None
         if self.bias is not None:
-            b = self.bias._parameters["bias"]
-            if b is not None and with_numbers("Bias", "bias", b).dtype != x.dtype:
+            b = self.bias.parameter(basic_op_ctxs[1], "bias")
+            if with_numbers("Bias", "bias", b).dtype != x.dtype:
                 b = b.to(x.dtype)
         y = torch.nn.functional.linear(x, w, b)
         if self.activation is None:

@@ -46,6 +46,8 @@ _NAMES = {dtype: DTYPES[_call.DTYPES[dtype]] for dtype in _call.PLAIN}
 _MOST = 64  # plans that one run of ops keeps, and numbers of rows that one of them knows
 _ALIGNED = 64  # bytes
 
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
 # Ops that move nothing by themselves: a plan of them would only copy.
 _FREE = (Identity, MakeExtraOutput, Reshape)
 
@@ -88,7 +90,7 @@ class _Ready:
         self.tensors = [at["x"], *of["output"], *self.params, *self.extra_in, *self.extra_out]
         self.kept = [k for k, i in enumerate(self.tensors) if names[i] in plan.backward_reads]
         self._layouts: dict[int, _Layout] = {}
-        owners = [op for op in ops for _ in op._parameters]
+        owners = [op for op in ops for _ in op.parameter_names or ()]
         self.shapes = [
             b.shape(0) if isinstance(op, BasicLinear) else (b.cols,)
             for op, b in zip(owners, (plan.buffers[i] for i in self.params), strict=True)
@@ -129,13 +131,15 @@ class Planned(FusedOperation):
         self._none: ExtraOutputs = [()] * len(ops)
         self._reshapes = any(isinstance(op, Reshape) for op in ops)
         self._linears = any(isinstance(op, BasicLinear) for op in ops)
-        self._named = [(i, name) for i, op in enumerate(ops) for name in op._parameters]
+        self._named = [(i, name) for i, op in enumerate(ops) for name in op.parameter_names or ()]
+        self._holders = [ops[i].parameter_holder()._parameters for i, _ in self._named]
         # Channels that begin and end here go through the plan; other extra tensors are its own.
         read_here = {s for sources in routes.sources[start:stop] for s in sources}
         read_later = {s for sources in routes.sources[stop:] for s in sources}
         self._before, self._behind = [""] * len(ops), [""] * len(ops)  # what is around their texts
         self._given: list[tuple[int, int]] = []  # extra inputs: op, slot
         self._made: list[tuple[int, int]] = []  # extra outputs that leave
+        self._dropped: list[int] = []  # ops whose extra output nobody reads
         for i, op in enumerate(ops):
             for slot, source in enumerate(routes.sources[start + i]):
                 if isinstance(source, tuple) and source[0] >= start:
@@ -150,6 +154,8 @@ class Planned(FusedOperation):
                 if key in read_here:
                     self._before[i] = "make_extra_output " if leaves else ""
                     self._behind[i] = f">c{key[0]}_{key[1]}"
+                elif not leaves:
+                    self._dropped.append(i)
         self._ready: dict[Any, _Ready | None] = {}
 
     def ready(
@@ -166,11 +172,13 @@ class Planned(FusedOperation):
         texts = [op.plan_text() for op in self._ops]
         if None in texts:
             return None
+        for i in self._dropped:
+            texts[i] = "identity"
         of_params = params[0].dtype if params else dtype
         wanted: tuple[bool | str, ...] = ()
         if backward:
             named = zip(self._named, params, strict=True)
-            wanted = tuple([p.requires_grad and self._dtype_of_grad(i) for (i, _), p in named])
+            wanted = tuple([p.requires_grad and self._dtype_of_grad(i, p) for (i, _), p in named])
         key = (
             *(*texts, cols, dtype, on_cpu, of_params),
             *(wanted, *extra_grads, backward, input_grad),
@@ -202,20 +210,27 @@ class Planned(FusedOperation):
         self._ready[key] = made
         return made
 
-    def _dtype_of_grad(self, i: int) -> bool | str:
+    def _dtype_of_grad(self, i: int, p: torch.Tensor) -> bool | str:
         """In which dtype op `i` wants the gradient of a parameter; True: the parameter's."""
         op = self._ops[i]
-        main_grad = op.main_grad() if isinstance(op, BasicLinear) else None
+        main_grad = op.main_grad(p) if isinstance(op, BasicLinear) else None
         return True if main_grad is None else _NAMES.get(main_grad.dtype, "f32")
 
-    def params(self, dtype: torch.dtype, device: torch.device | None) -> list[torch.Tensor] | None:
+    def params(
+        self,
+        dtype: torch.dtype,
+        device: torch.device | None,
+        ctxs: Sequence[OperationContext] | None = None,
+    ) -> list[torch.Tensor] | None:
         """The parameters, if a plan for inputs of `dtype` can read them; no device: on any."""
         found: list[torch.Tensor] = []
-        for i, name in self._named:
-            p = self._ops[i]._parameters.get(name)
+        for (i, name), holder in zip(self._named, self._holders, strict=True):
+            p: Any = holder.get(name)
+            if p is None:
+                computed = ctxs[i]._computed if ctxs else None
+                p = getattr(self._ops[i], name) if computed is None else computed[name]
             if (
-                p is None
-                or type(p) is not torch.nn.Parameter
+                type(p) not in _TENSORS
                 or (device is not None and p.device != device)
                 or not p.is_contiguous()
                 or p.is_neg()
@@ -263,7 +278,7 @@ class Planned(FusedOperation):
         ):
             return no
         dtype, device, lead, cols = x.dtype, x.device, x.shape[:-1], x.shape[-1]
-        params = self.params(dtype, device)
+        params = self.params(dtype, device, basic_op_ctxs)
         if params is None:
             return no
         extras: list[torch.Tensor] = []
@@ -377,7 +392,7 @@ class Planned(FusedOperation):
         for (i, _), grad in zip(self._named, of_params, strict=True):
             op = self._ops[i]
             if grad is not None and isinstance(op, BasicLinear):
-                grad = op.deliver(grad)
+                grad = op.deliver(op.parameter(basic_op_ctxs[i], "weight"), grad)
             params[i].append(grad)
         extras: list[list[Any]] = [[None] * op.num_extra_inputs for op in self._ops]
         for (i, slot), grad in zip(self._given, of_extras, strict=True):
@@ -414,9 +429,8 @@ class Planned(FusedOperation):
 
 def _plain(t: Any, dtype: torch.dtype) -> bool:
     """Whether a plan can read `t`, perhaps after it was made contiguous."""
-    kind = type(t)
     return (
-        (kind is torch.Tensor or kind is torch.nn.Parameter)
+        type(t) in _TENSORS
         and t.dtype == dtype
         and dtype in _NAMES
         and (t.is_cpu or t.is_cuda)
