@@ -8,6 +8,7 @@ import torch
 
 from .. import _lib
 from . import _call, _saved, _watch
+from ._dynamo import one_break
 from ._once import Gradients, once
 
 Tensor = torch.Tensor
@@ -121,6 +122,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
         return _forward(x, bias, residual, p, random, options)
 
     @staticmethod
+    @one_break
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (random,) = ctx.saved_tensors
         _saved.check("tenon: bias_dropout_add", ctx.kinds, (random,))
@@ -142,6 +144,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
         return *given, None, None, None
 
 
+@one_break
 def bias_dropout_add(
     x: Tensor,
     bias: Tensor | None,
@@ -163,7 +166,7 @@ def bias_dropout_add(
     for t, name in ((x, "x"), (bias, "bias"), (residual, "residual")):
         if not isinstance(t, Tensor) and (t is not None or name == "x"):
             raise _call.refusal(t, name)
-    _watch.check(x, bias, residual)
+    _watch.check("bias_dropout_add", x, bias, residual)
     if residual is not None and residual.shape != x.shape:
         raise ValueError(
             f"tenon: bias_dropout_add: residual has shape {tuple(residual.shape)}, x "

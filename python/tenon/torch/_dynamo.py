@@ -42,6 +42,20 @@ def no_torch_dynamo(
     return wrapper
 
 
+def one_break(function: Function) -> Function:
+    """The function as one break of a graph that torch.compile traces, not a break a kernel."""
+
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
+        if torch.compiler.is_compiling():
+            from ._outside import call
+
+            return call(function, *arguments, **keywords)
+        return function(*arguments, **keywords)
+
+    return wrapper
+
+
 def _disabled_when(
     function: Function, recursive: bool, when: Callable[[dict[str, Any]], str | None]
 ) -> Function:

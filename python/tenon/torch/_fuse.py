@@ -12,6 +12,7 @@ import torch
 
 from .. import _lib
 from . import _call, _saved
+from ._dynamo import one_break
 from ._once import Gradients, once
 from ._symbols import Unknown, formula
 from ._watch import watched
@@ -107,6 +108,7 @@ class _Fused(torch.autograd.Function):
         return kernel.forward(shape, tensors)
 
     @staticmethod
+    @one_break
     def backward(ctx: Any, *grads: Tensor) -> Any:
         kernel, tensors, needs = ctx.kernel, ctx.saved_tensors, ctx.needs_input_grad[2:]
         _saved.check(f"tenon: {kernel.name}", ctx.kinds, tensors)

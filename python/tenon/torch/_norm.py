@@ -8,6 +8,7 @@ import torch
 
 from .. import _lib
 from . import _call, _saved, _watch
+from ._dynamo import one_break
 from ._once import once
 
 Tensor = torch.Tensor
@@ -23,6 +24,7 @@ class _L2Normalization(torch.autograd.Function):
         return y, r
 
     @staticmethod
+    @one_break
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, r = saved = ctx.saved_tensors
         _saved.check("tenon: l2normalization", ctx.kinds, saved)
@@ -67,11 +69,12 @@ def l2normalization_backward(
     return dx
 
 
+@one_break
 def l2normalization_forward(
     x: Tensor, eps: float = 1e-6, *, precision: str = "native", rounding: str = "once"
 ) -> tuple[Tensor, Tensor]:
     """(y, r): r = rsqrt(sum(x^2) + eps), [..., 1] in float32, and y = x*r; y is differentiable."""
-    _watch.check(x)
+    _watch.check("l2normalization", x)
     options = _lib.options(precision, rounding)
     if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
         return _L2Normalization.apply(x, eps, options)

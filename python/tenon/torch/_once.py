@@ -34,7 +34,7 @@ def once(
     op: str, compute: Callable[[], Gradients], tensors: Sequence[torch.Tensor | None]
 ) -> Gradients:
     """compute(), whose results depend on `tensors`; to differentiate them again is refused."""
-    _watch.check(*tensors)
+    _watch.check(op, *tensors)
     if torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors):
         return _Once.apply(op, compute, *tensors)
     return compute()

@@ -10,6 +10,7 @@ import torch
 
 from .. import _lib
 from . import _call, _cuda, _watch
+from ._dynamo import one_break
 
 _PARTS = ("data", "scale_inv", "columnwise_data", "columnwise_scale_inv")
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -135,12 +136,13 @@ class QuantizedTensor:
         result.owner = self  # type: ignore[attr-defined]
         return result
 
+    @one_break
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """x = data*scale_inv as a plain tensor of `dtype` (that of the original by default).
 
         Its gradient goes to the tensor that was quantised, unchanged.
         """
-        _watch.check(self._handle)
+        _watch.check("dequantize", self._handle)
         if self._handle is not None and torch.is_grad_enabled():
             return Dequantize.apply(self._handle, self, dtype)
         return self.to_plain(dtype)
@@ -203,6 +205,7 @@ class Quantize(torch.autograd.Function):
         return handle(out.shape, out.dtype, out.device)
 
     @staticmethod
+    @one_break
     def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0], None
 
@@ -215,5 +218,6 @@ class Dequantize(torch.autograd.Function):
         return q.to_plain(dtype)
 
     @staticmethod
+    @one_break
     def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0], None, None

@@ -1,4 +1,4 @@
-"""What cannot see into a kernel: forward-mode derivatives and tracers."""
+"""What cannot see into a kernel: forward-mode derivatives, transforms of torch.func and tracers."""
 
 from __future__ import annotations
 
@@ -9,28 +9,64 @@ from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace as fx
 
 _in_jit_trace: Any = torch._C._is_tracing
+_num_modes: Any = torch._C._len_torch_dispatch_stack
+_fake_mode = torch._C._TorchDispatchModeKey.FAKE
+_transforming: Any = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+_TORCH = "or write this part with torch operations"
 
 
 def watched(*tensors: Any) -> str:
     """Why a kernel of these tensors would go unseen, with the remedy; "" if it would not."""
     if _in_jit_trace() or fx._is_fx_tracing_flag:
         return (
-            "torch.jit.trace, make_fx and torch.export see nothing of Tenon's kernels; leave this "
-            "part out of what is traced, or write it with torch operations"
+            "torch.jit.trace, make_fx, torch.export and torch.onnx.export see nothing of Tenon's "
+            f"kernels; leave this part out of what is traced, {_TORCH}"
+        )
+    fake = torch._C._get_dispatch_mode(_fake_mode) if _num_modes() else None
+    if fake is not None or any(type(t).__name__ == "FakeTensor" for t in tensors):
+        return (
+            "the tensors are fake: torch.export, torch.onnx.export and FakeTensorMode run no "
+            f"kernel, and Tenon's are no operators of torch; leave this part out, {_TORCH}"
+        )
+    if _transforming() and any(map(_wrapped, tensors)):
+        return (
+            "torch.func.vmap, grad, vjp, jvp and their kin see nothing of Tenon's kernels; fold "
+            "the batch into the rows, which kernels keep apart, and use backward() or "
+            f"torch.autograd.grad, {_TORCH}"
         )
     if forward_ad._current_level >= 0:
         for t in tensors:
             if isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None:
                 return (
                     "forward-mode derivatives are not offered, and the tangent would be lost; use "
-                    "backward() or torch.autograd.grad, or write this part with torch operations"
+                    f"backward() or torch.autograd.grad, {_TORCH}"
                 )
     return ""
 
 
-def check(*tensors: Any) -> None:
-    """Refuses what `watched` tells."""
-    if _in_jit_trace() or fx._is_fx_tracing_flag or forward_ad._current_level >= 0:
+def _wrapped(t: Any) -> bool:
+    return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+def check(op: Any, *tensors: Any) -> None:
+    """Refuses what `watched` tells; `op` is a name, or what has one as str()."""
+    if (
+        _in_jit_trace()
+        or fx._is_fx_tracing_flag
+        or forward_ad._current_level >= 0
+        or _transforming()
+        or _num_modes()
+        or type(tensors[0]).__name__ == "FakeTensor"
+    ):
         why = watched(*tensors)
         if why:
-            raise NotImplementedError(f"tenon: {why}")
+            name = op.decode() if isinstance(op, bytes) else str(op)
+            raise NotImplementedError(f"tenon: {name}: {why}")
+
+
+def not_scriptable(module: torch.nn.Module) -> Any:
+    """Refuses torch.jit.script."""
+    raise NotImplementedError(
+        f"tenon: {type(module).__name__}: torch.jit.script cannot compile operations, which are "
+        f"Python and kernels; leave this module out of what is scripted, {_TORCH}"
+    )

@@ -20,6 +20,7 @@ from .. import _activation, _lib
 from .._activation import Activation, activation_info, resolve
 from . import _call, _saved, _watch
 from ._dropout import bias_dropout_add, dropout
+from ._dynamo import one_break
 from ._norm import l2normalization
 from ._once import Gradients, once
 from ._quantized import QuantizedTensor, handle
@@ -168,6 +169,7 @@ class _Elementwise(torch.autograd.Function):
         return _forward(form, x, None, None, None, None, None)
 
     @staticmethod
+    @one_break
     def backward(ctx: Any, *grads: Tensor) -> Any:
         form, (grad,), (x,) = ctx.form, grads, ctx.saved_tensors
         # Autograd gives grad as y was, and y was as x.
@@ -202,7 +204,7 @@ def _numbers(t: Any) -> Any:
 
 def _plain(form: _Form, x: Tensor) -> Tensor:
     """y = f(x), differentiable where x is."""
-    _watch.check(x)
+    _watch.check(form.act, x)
     if x.requires_grad and torch.is_grad_enabled():
         return _Elementwise.apply(form, x)
     return _forward(form, x, None, None, None, None, None)
@@ -269,6 +271,7 @@ class _Activation(torch.autograd.Function):
         return _forward(form, x, b, bias, scale, out_dtype, encoded)
 
     @staticmethod
+    @one_break
     def backward(ctx: Any, *grads: Tensor) -> Any:
         form, grad, needs = ctx.form, grads[0], ctx.needs_input_grad[1:5]
         x, b, bias, scale = saved = ctx.saved_tensors
@@ -281,6 +284,7 @@ class _Activation(torch.autograd.Function):
         return None, *found, None, None
 
 
+@one_break
 def activation(
     act: str | Callable[..., Any] | Any,
     x: Tensor | QuantizedTensor,
@@ -326,7 +330,7 @@ def activation(
     for t, name in ((bias, "bias"), (scale, "scale")):
         if t is not None and not isinstance(t, Tensor):
             raise _call.refusal(t, name)
-    _watch.check(x, b, bias, scale)
+    _watch.check(form.act, x, b, bias, scale)
     encoded = None
     if quantizer is not None:
         _check_quantizer(quantizer)
@@ -357,6 +361,10 @@ def _named(name: str) -> Callable[..., Any]:
 
     def function(x: Tensor, **options: Any) -> Any:
         nonlocal form
+        if torch.compiler.is_compiling():
+            from ._outside import call
+
+            return call(function, x, **options)
         if not options and isinstance(x, Tensor):
             if form.generation != _activation.generation:
                 form = _form(name, "stacked", False, "native", "once", {})

@@ -15,7 +15,7 @@ import torch
 
 from . import _call, _norm, functional
 from ._dropout import bias_dropout_add
-from ._dynamo import no_torch_dynamo
+from ._dynamo import no_torch_dynamo, one_break
 from ._fuse import lazy_compile as _lazy_compile
 from ._once import once
 
@@ -176,6 +176,10 @@ def _family(name: str) -> _Family:
     def documented(function: Function, called: str, doc: str) -> Function:
         @functools.wraps(function)
         def alias(*arguments: Any, **keywords: Any) -> Any:
+            if torch.compiler.is_compiling():
+                from ._outside import call
+
+                return call(function, *arguments, **keywords)
             return function(*arguments, **keywords)
 
         alias.__name__ = alias.__qualname__ = called
@@ -261,6 +265,7 @@ def l2normalization_fwd_fused_(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return _norm.l2normalization_forward(x, eps)
 
 
+@one_break
 def l2normalization_backward_fused_(
     grad_output: Tensor, x: Tensor, rsqrt_norm: Tensor, eps: float
 ) -> Tensor:

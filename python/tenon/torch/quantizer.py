@@ -18,6 +18,7 @@ import torch
 
 from .. import _lib
 from . import _call, _cuda, _watch
+from ._dynamo import one_break
 from ._quantized import FP8, Quantize, QuantizedTensor, fp8_dtype_of
 
 __all__ = [
@@ -159,6 +160,7 @@ class Quantizer:
         q._write = {}
         return q
 
+    @one_break
     def quantize(
         self,
         x: torch.Tensor | QuantizedTensor,
@@ -171,7 +173,7 @@ class Quantizer:
         The gradient of the result goes straight through to x. A quantised x is re-encoded.
         `out` is written in place; `dtype` is the nominal dtype, x's unless given.
         """
-        _watch.check(x)
+        _watch.check(self, x)
         if isinstance(x, QuantizedTensor):
             target = self._target(out, x, dtype or x.dtype)
             _call.quantize(None, x=x.c_tensor(), y=target.c_tensor())
@@ -214,6 +216,7 @@ class Quantizer:
         out._write = self._written(out.device)
         return out
 
+    @one_break
     def update_quantized(
         self,
         src: torch.Tensor,
@@ -226,6 +229,7 @@ class Quantizer:
             return dst
         return self.quantize(src, out=dst)
 
+    @one_break
     def calibrate(self, x: torch.Tensor) -> None:
         """Notes what a scale will need later; nothing, where the scale comes from the tensor."""
 
@@ -262,6 +266,7 @@ class Float8Quantizer(Quantizer):
     def _written(self, device: torch.device) -> dict[str, Any]:
         return {"scale": self.scale, "amax": self.amax}
 
+    @one_break
     def calibrate(self, x: torch.Tensor) -> None:
         """amax = max(amax, max |x|), nothing else."""
         found = torch.empty(1, dtype=torch.float32, device=x.device)
@@ -385,6 +390,7 @@ class Float8BlockQuantizer(Quantizer):
         }
 
 
+@one_break
 def delayed_update(
     history: torch.Tensor,
     scale: torch.Tensor,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _saved
+from .._dynamo import one_break
 from .._once import once
 from .._quantized import QuantizedTensor, handle
 from . import _kernels
@@ -407,6 +408,7 @@ class FuserFunction(torch.autograd.Function):
         return tuple(distinct)
 
     @staticmethod
+    @one_break
     def backward(func_ctx: Any, *grads: Any) -> Any:
         call: Call = func_ctx.call
         saved = func_ctx.saved_tensors

@@ -11,6 +11,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from .. import _watch
+from .._dynamo import one_break
 from .._quantized import QuantizedTensor
 from . import _gemm, _registry
 from ._autograd import Call, run
@@ -213,6 +214,7 @@ class OperationFuser:
         }
         return list(found)
 
+    @one_break
     def __call__(
         self,
         input: torch.Tensor | QuantizedTensor,
@@ -253,7 +255,7 @@ class OperationFuser:
                 )
             encoded, tracked = input, input._handle
         flat, counts, first, computed = self.parameters()
-        _watch.check(tracked, *extra_inputs, *flat)
+        _watch.check(self, tracked, *extra_inputs, *flat)
         if not torch.is_grad_enabled():
             first = self._num_basic_ops
         elif tracked is not None and tracked.requires_grad:
@@ -281,6 +283,9 @@ class OperationFuser:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """None: a copy of a module makes its own fuser when it is called."""
+
+    def __str__(self) -> str:
+        return self._name()
 
     def _name(self) -> str:
         return " + ".join(type(op).__name__ for op in self._ops)

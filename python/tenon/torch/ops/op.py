@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import _watch
+from .._dynamo import one_break
 from . import _hooks
 from ._routes import ANY
 
@@ -121,6 +123,8 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
             fuser = OperationFuser([self], ANY, ANY)
             self.__dict__["_own_fuser"] = fuser
         return fuser
+
+    __prepare_scriptable__ = _watch.not_scriptable
 
     def _repr_html_(self) -> str:
         from ._explain import page
@@ -381,6 +385,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
                 f"see; define {name}"
             )
 
+    @one_break
     def forward(self, input: torch.Tensor, *extra_inputs: torch.Tensor, **kwargs: Any) -> Any:
         """Runs the op alone: its output, or (output, *extra outputs)."""
         return self._alone()(input, *extra_inputs, basic_op_kwargs=[kwargs])
@@ -449,6 +454,7 @@ class FusedOperation(FusibleOperation):
         for op in self.basic_ops:
             op.pre_fuser_forward(requires_grad=requires_grad)  # type: ignore[operator]
 
+    @one_break
     def forward(
         self,
         input: torch.Tensor,

@@ -7,6 +7,8 @@ from typing import Any, overload
 
 import torch
 
+from .. import _watch
+from .._dynamo import one_break
 from . import _hooks
 from ._routes import ANY, Routes
 from .fuser import OperationFuser, runs_itself
@@ -146,6 +148,7 @@ class Sequential(torch.nn.Module):
         assert self._groups is not None
         return self._groups
 
+    @one_break
     def forward(
         self,
         input: torch.Tensor,
@@ -155,6 +158,7 @@ class Sequential(torch.nn.Module):
         """The output, or (output, *extra outputs)."""
         groups = self.groups()
         if len(extra_inputs) != self._num_extra_inputs:
+            _watch.check("Sequential", input)  # tracers add arguments of their own
             raise ValueError(
                 f"Sequential: {len(extra_inputs)} extra inputs were given; its ops take "
                 f"{self._num_extra_inputs}"
@@ -194,6 +198,8 @@ class Sequential(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles build their own fusers.
         return {**self.__dict__, "_groups": None, "_grouped": [], "_called": [], "_routes": []}
+
+    __prepare_scriptable__ = _watch.not_scriptable
 
     def _repr_html_(self) -> str:
         from ._explain import page
