@@ -88,17 +88,21 @@ def test_one_break_for_each_call(name, count):
     data = torch.randn(8, 16)
     results = []
     compiled = torch.compile(function, backend=count)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         for f in (function, compiled, compiled):
             x = data.clone().requires_grad_()
             y = f(x)
             g = torch.autograd.grad(y.square().sum(), [x, *parameters])
             results.append([y.detach(), *g])
+    assert not warned, [str(w.message) for w in warned]
     assert len(count.graphs) == graphs, count.graphs
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
-            assert torch.equal(a, b)
+            if name == "fuse":  # inlined: torch's own operations
+                torch.testing.assert_close(a, b)
+            else:
+                assert torch.equal(a, b)
 
 
 def test_a_compiled_training_step(count):
@@ -162,12 +166,6 @@ def test_transforms_are_refused(name, grad):
             torch.func.grad(lambda x: call(x).sum())(torch.ones(2, 4))
         with pytest.raises(NotImplementedError, match=f"{name}.*: "):
             torch.func.jacfwd(call)(torch.ones(2, 4))
-
-
-def test_tensors_of_the_outside_are_no_part_of_a_transform():
-    x = torch.ones(2, 4)
-    y = torch.func.grad(lambda t: (t * tf.gelu(x)).sum())(torch.ones(2, 4))
-    torch.testing.assert_close(y, tf.gelu(x))
 
 
 @pytest.mark.parametrize("name", CALLS)

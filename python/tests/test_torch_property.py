@@ -536,7 +536,7 @@ class Case:
         if view == "transposed" and len(shape) > 1:
             return (*shape[:-2], shape[-1], shape[-2])
         if view == "expanded":
-            return (*shape[:-1], 1)
+            return (*(1 for _ in shape[:-1]), shape[-1])
         return shape
 
     def viewed(self, leaf):
@@ -620,7 +620,8 @@ def compare(case, name, mine, exact, torchs, scale):
         return
     theirs = 0.0 if torchs is None else (torchs.double() - exact).abs().max().item()
     off = (mine.double() - exact).abs().max().item()
-    allowed = case.tolerance() * max(exact.abs().max().item(), 2**-4 * scale) + 8 * theirs
+    # Rounding errors of large numbers remain where they cancel.
+    allowed = case.tolerance() * max(exact.abs().max().item(), scale / 4) + 8 * theirs
     assert off <= allowed, f"{name}: off by {off:.3g}, allowed {allowed:.3g}\n{mine}\n{exact}"
 
 
@@ -647,7 +648,7 @@ def check(seed):
         outputs, grads = case.run()
     assert len(outputs) == len(exact), f"{len(outputs)} outputs instead of {len(exact)}"
     finite = [t for t in (*exact, *exact_grads) if t is not None and t.numel()]
-    scale = min(1.0, max((t.abs().max().item() for t in finite), default=0.0))
+    scale = max((t.abs().max().item() for t in finite), default=0.0)
     for k, (y, e, t) in enumerate(zip(outputs, exact, theirs[0], strict=True)):
         compare(case, f"output {k}", y.detach(), e.detach(), t.detach(), scale)
     names = ["x", *(f"extra {k}" for k in range(len(case.extras)))]

@@ -28,12 +28,6 @@ def watched(*tensors: Any) -> str:
             "the tensors are fake: torch.export, torch.onnx.export and FakeTensorMode run no "
             f"kernel, and Tenon's are no operators of torch; leave this part out, {_TORCH}"
         )
-    if _transforming() and any(map(_wrapped, tensors)):
-        return (
-            "torch.func.vmap, grad, vjp, jvp and their kin see nothing of Tenon's kernels; fold "
-            "the batch into the rows, which kernels keep apart, and use backward() or "
-            f"torch.autograd.grad, {_TORCH}"
-        )
     if forward_ad._current_level >= 0:
         for t in tensors:
             if isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None:
@@ -41,11 +35,13 @@ def watched(*tensors: Any) -> str:
                     "forward-mode derivatives are not offered, and the tangent would be lost; use "
                     f"backward() or torch.autograd.grad, {_TORCH}"
                 )
+    if _transforming():  # inside of one torch.empty gives no memory either
+        return (
+            "torch.func.vmap, grad, vjp, jvp and their kin see nothing of Tenon's kernels; fold "
+            "the batch into the rows, which kernels keep apart, and use backward() or "
+            f"torch.autograd.grad, {_TORCH}"
+        )
     return ""
-
-
-def _wrapped(t: Any) -> bool:
-    return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def check(op: Any, *tensors: Any) -> None:
