@@ -13,8 +13,6 @@ import tenon.torch.functional as tf  # noqa: E402
 import tenon.torch.ops as ops  # noqa: E402
 from tenon.torch import jit  # noqa: E402
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torch.compile needs Linux or macOS")
-
 
 class Counter:
     """A backend that runs graphs as they are, and counts them."""

@@ -196,7 +196,8 @@ def test_names_and_state_of_a_linear(bias):
     theirs.load_state_dict(state, strict=True)
     old = {f"basic_ops.{i}.{n}": torch.randn_like(state[n]) for i, n in enumerate(names)}
     assert not any(mine.load_state_dict(old, strict=True))
-    assert all(torch.equal(mine.state_dict()[n], t) for n, t in zip(names, old.values(), strict=True))
+    loaded = mine.state_dict()
+    assert all(torch.equal(loaded[n], t) for n, t in zip(names, old.values(), strict=True))
     mine.load_state_dict({n: t + 1 for n, t in state.items()}, assign=True)
     assert torch.equal(mine(torch.zeros(1, 6)), mine.bias[None] if bias else torch.zeros(1, 5))
     x = torch.randn(2, 6)

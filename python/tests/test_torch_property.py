@@ -667,7 +667,9 @@ def checked(seed):
     try:
         return check(seed)
     except Exception as e:
-        raise AssertionError(f"TENON_TEST_CHAIN={seed}: {Chain(seed)}\n{type(e).__name__}: {e}") from e
+        raise AssertionError(
+            f"TENON_TEST_CHAIN={seed}: {Chain(seed)}\n{type(e).__name__}: {e}"
+        ) from e
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))

@@ -239,7 +239,7 @@ class Call:
                     saved.append(whole)
             ctx.saved_tensors = tuple(saved)
         for i, names in self.computed.items():
-            self.ctxs[i]._computed = dict(zip(names, flat[at:], strict=False))
+            self.ctxs[i]._computed = dict(zip(names, flat[at:], strict=False))  # type: ignore[arg-type]
             at += len(names)
 
     def backward(self, grads: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
