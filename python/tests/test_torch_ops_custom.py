@@ -446,3 +446,205 @@ def test_keywords_of_fused_ops_are_checked():
     for op in (bias, act):
         with pytest.raises(TypeError, match=f"{type(op).__name__}: op_forward takes no keyword"):
             model(x, op_kwargs={op: {"wrong": 1}})
+
+
+# --- what each op saves: the contract of fusions that run in one direction only
+
+
+def _stats(x, eps=1e-5):
+    mean = x.mean(-1, keepdim=True)
+    return mean, torch.rsqrt((x - mean).square().mean(-1, keepdim=True) + eps)
+
+
+def _norm(x, weight, eps=1e-5):
+    r = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return x * r * weight, (x, r.reshape(-1))
+
+
+def _layer(x, weight, bias):
+    mean, r = _stats(x)
+    return (x - mean) * r * weight + bias, (x, mean.reshape(-1), r.reshape(-1))
+
+
+def _l2(x):
+    r = torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+    return x * r, (x, r)
+
+
+def _swiglu(x):
+    return F.silu(x[..., :4]) * x[..., 4:]
+
+
+# Each op, y and what it saves, in plain torch; parameters follow x, extra inputs follow them.
+SAVED = {
+    "BasicLinear": (lambda: ops.BasicLinear(8, 5), lambda x, w: (F.linear(x, w), (x, w))),
+    "Bias": (lambda: ops.Bias(8), lambda x, b: (x + b, ())),
+    "GELU": (ops.GELU, lambda x: (F.gelu(x, approximate="tanh"), (x,))),
+    "SwiGLU": (ops.SwiGLU, lambda x: (_swiglu(x), (x,))),
+    "Activation": (lambda: ops.Activation("tanh"), lambda x: (torch.tanh(x), (x,))),
+    "ScaledSwiGLU": (ops.ScaledSwiGLU, lambda x, s: (_swiglu(x) * s[:, None], (x, s))),
+    "LayerNorm": (lambda: ops.LayerNorm(8), _layer),
+    "RMSNorm": (lambda: ops.RMSNorm(8), _norm),
+    "L2Normalization": (ops.L2Normalization, _l2),
+    "ConstantScale": (lambda: ops.ConstantScale(3.0), lambda x: (3 * x, ())),
+    "AddExtraInput": (ops.AddExtraInput, lambda x, e: (x + e, ())),
+    "MakeExtraOutput": (ops.MakeExtraOutput, lambda x: (x, ())),
+    "Reshape": (lambda: ops.Reshape(-1, 4), lambda x: (x.reshape(-1, 4), ())),
+    "Identity": (ops.Identity, lambda x: (x, ())),
+    "Quantize": (ops.Quantize, lambda x: (x, ())),
+}
+
+
+def _pair(made):
+    def fuse(ops_, **unused):
+        return [made(ops_)] if len(ops_) == 2 else ops_
+
+    return fuse
+
+
+@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("second", [ops.Identity, lambda: ops.ConstantScale(0.5)])
+def test_ops_run_backward_after_a_fusion_of_the_users(name, second):
+    make, f = SAVED[name]
+    op, last = make(), second()
+    factor = 0.5 if isinstance(last, ops.ConstantScale) else 1.0
+    for p in op.parameters():
+        torch.nn.init.normal_(p)
+    extras = {"ScaledSwiGLU": [(3,)], "AddExtraInput": [(3, 8)]}.get(name, [])
+    extras = [torch.randn(s, requires_grad=True) for s in extras]
+    outputs = op.num_extra_outputs
+
+    class Forward(ops.FusedOperation):
+        def fuser_forward(self, basic_op_ctxs, input_, *, basic_op_extra_inputs, **unused):
+            given = (*(p.detach() for p in op.parameters()), *basic_op_extra_inputs[0])
+            y, saved = f(input_, *given)
+            if saved:
+                basic_op_ctxs[0].save_for_backward(*saved)
+            return factor * y, [(y,) if outputs else (), ()]
+
+    x = torch.randn(3, 8, requires_grad=True)
+    leaves = [x, *op.parameters(), *extras]
+    with registered("forward", _pair(Forward)):
+        model = ops.Sequential(op, last)
+        y = model(x, *extras)
+        y = sum(t.sin().sum() for t in y) if outputs else y.sin().sum()
+        mine = torch.autograd.grad(y, leaves)
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    y64, _ = f(*exact)
+    loss = (factor * y64).sin().sum() + (y64.sin().sum() if outputs else 0)
+    for a, b in zip(mine, torch.autograd.grad(loss, exact), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_backward_fusion_of_the_users_reads_what_ops_save(name):
+    make, f = SAVED[name]
+    op = make()
+    extras = {"ScaledSwiGLU": [(3,)], "AddExtraInput": [(3, 8)]}.get(name, [])
+    extras = [torch.randn(s, requires_grad=True) for s in extras]
+    seen = []
+
+    class Backward(ops.FusedOperation):
+        def fuser_backward(self, basic_op_ctxs, grad_output, **unused):
+            seen.extend(basic_op_ctxs[0].saved_tensors)
+            none = [None] * len(list(op.parameters()))
+            return torch.zeros(3, 8), [none, ()], [[None] * op.num_extra_inputs, ()]
+
+    x = torch.randn(3, 8, requires_grad=True)
+    with registered("backward", _pair(Backward)):
+        y = ops.Sequential(op, ops.Identity())(x, *extras)
+        (y[0] if isinstance(y, tuple) else y).sum().backward()
+    _, saved = f(x.detach(), *(p.detach() for p in op.parameters()), *extras)
+    assert len(seen) == len(saved)
+    for a, b in zip(seen, saved, strict=True):
+        torch.testing.assert_close(a.reshape(-1), b.detach().reshape(-1), rtol=1e-5, atol=1e-6)
+
+
+def test_a_reshape_inside_a_fusion_of_the_users():
+    class Forward(ops.FusedOperation):
+        def fuser_forward(self, basic_op_ctxs, input_, **unused):
+            if isinstance(self.basic_ops[0], ops.SwiGLU):
+                basic_op_ctxs[0].save_for_backward(input_)
+                return _swiglu(input_).reshape(2, -1), [(), ()]
+            return (2 * input_).reshape(2, -1), [(), ()]
+
+    x = torch.randn(3, 8, requires_grad=True)
+    with registered("forward", _pair(Forward)):
+        ops.Sequential(ops.SwiGLU(), ops.Reshape(2, -1))(x).sum().backward()
+        (expected,) = torch.autograd.grad(_swiglu(x).sum(), x)
+        torch.testing.assert_close(x.grad, expected)
+        y = ops.Sequential(Double(), ops.Reshape(2, -1))(x)
+        with pytest.raises(RuntimeError, match="Reshape: the shape of its input is not known"):
+            y.sum().backward()
+
+
+def test_names_of_channels():
+    make, add = ops.MakeExtraOutput(), ops.AddExtraInput()
+    for op, put in ((make, make.set_extra_output_channel), (add, add.set_extra_input_channel)):
+        name = type(op).__name__
+        with pytest.raises(ValueError, match=f"{name}: the channel of extra .* has an empty name"):
+            put(0, "")
+        for wrong in (123, None, b"skip"):
+            with pytest.raises(TypeError, match=f"{name}: .* its name must be a string"):
+                put(0, wrong)
+        with pytest.raises(TypeError, match="its number is a whole number"):
+            put("0", "skip")
+    for wrong in ("no", 0, None):
+        with pytest.raises(TypeError, match="output_to_caller=.*; it must be True or False"):
+            make.set_extra_output_channel(0, "skip", output_to_caller=wrong)
+
+
+@pytest.mark.parametrize("around", [(), (Double,)])
+def test_a_hidden_channel_that_nobody_reads(around):
+    make = ops.MakeExtraOutput()
+    make.set_extra_output_channel(0, "skip", output_to_caller=False)
+    parts = [ops.Linear(8, 8), make, *(a() for a in around), ops.GELU(), ops.Bias(8)]
+    model, x = ops.Sequential(parts), torch.randn(3, 8, requires_grad=True)
+    plain = ops.Sequential([p for p in parts if p is not make])
+    assert torch.equal(model(x), plain(x))
+    for a, b in zip(
+        torch.autograd.grad(model(x).sum(), [x, *model.parameters()]),
+        torch.autograd.grad(plain(x).sum(), [x, *model.parameters()]),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_fusion_that_gives_no_extra_output(grad, shown):
+    class Nothing(ops.FusedOperation):
+        def fuser_forward(self, basic_op_ctxs, input_, **unused):
+            return input_, [(None,), ()]
+
+    make, add = ops.MakeExtraOutput(), ops.AddExtraInput()
+    make.set_extra_output_channel(0, "skip", output_to_caller=shown)
+    add.set_extra_input_channel(0, "skip")
+
+    def fuse(ops_, **unused):
+        return [Nothing(ops_[:2]), *ops_[2:]] if isinstance(ops_[0], ops.MakeExtraOutput) else ops_
+
+    with registered("forward", fuse):
+        with pytest.raises(TypeError, match="Nothing: fuser_forward gave a NoneType for extra out"):
+            ops.Sequential(make, ops.GELU(), add)(torch.randn(2, 3, requires_grad=grad))
+        lonely = ops.MakeExtraOutput()
+        lonely.set_extra_output_channel(0, "lonely", output_to_caller=False)
+        x = torch.randn(2, 3, requires_grad=grad)
+        assert torch.equal(ops.Sequential(lonely, ops.GELU())(x), x)
+
+
+def test_a_dropout_inside_a_fusion_of_the_users():
+    from tenon.torch import functional
+
+    class Forward(ops.FusedOperation):
+        def fuser_forward(self, basic_op_ctxs, input_, **unused):
+            state = torch.tensor((7, 0, 0, 0, input_.shape[-1]))
+            basic_op_ctxs[0].save_for_backward(state.clone())
+            return functional.dropout(input_, 0.5, random=state), [(), ()]
+
+    x = torch.rand(6, 8).add_(1).requires_grad_()
+    with registered("forward", _pair(Forward)):
+        y = ops.Sequential(ops.Dropout(0.5), ops.Identity())(x)
+        y.sum().backward()
+    assert 0 < y.count_nonzero() < y.numel()
+    torch.testing.assert_close(x.grad, torch.where(y != 0, 2.0, 0.0))
