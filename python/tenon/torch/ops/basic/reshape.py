@@ -61,7 +61,7 @@ class Reshape(BasicOperation):
         shape = getattr(ctx, "input_shape", None)
         if shape is None:
             raise RuntimeError(
-                "Reshape: the shape of its input is not known; a fusion that runs a Reshape after ops "
-                "of your own must set input_shape in the Reshape's context"
+                "Reshape: the shape of its input is not known; a fusion that runs a Reshape after "
+                "ops of your own must set input_shape in the Reshape's context"
             )
         return _kernels.plain(grad_output).reshape(shape)
