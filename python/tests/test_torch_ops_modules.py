@@ -408,6 +408,13 @@ def test_hooked_ops_with_extra_tensors():
         model(x)
 
 
+def test_a_hooked_op_keeps_its_hidden_output_to_itself():
+    make, x = ops.MakeExtraOutput(), torch.randn(3, 4)
+    make.set_extra_output_channel(0, "skip", output_to_caller=False)
+    make.register_forward_hook(lambda *a: None)
+    assert torch.equal(ops.Sequential(make)(x), x)
+
+
 def test_ops_with_a_forward_of_their_own():
     class Loud(ops.GELU):
         def forward(self, input):

@@ -163,7 +163,7 @@ class Sequential(torch.nn.Module):
                 f"Sequential: {len(extra_inputs)} extra inputs were given; its ops take "
                 f"{self._num_extra_inputs}"
             )
-        if len(groups) == 1 and not op_kwargs:
+        if len(groups) == 1 and not op_kwargs and not self._called:
             return groups[0][0](input, *extra_inputs)
         by_op = self._kwargs(op_kwargs) if op_kwargs else {}
         x: Any = input
