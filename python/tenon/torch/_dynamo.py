@@ -47,7 +47,7 @@ def one_break(function: Function) -> Function:
 
     @functools.wraps(function)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             from ._outside import call
 
             return call(function, *arguments, **keywords)

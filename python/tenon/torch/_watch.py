@@ -54,10 +54,19 @@ def check(op: Any, *tensors: Any) -> None:
         or _num_modes()
         or type(tensors[0]).__name__ == "FakeTensor"
     ):
-        why = watched(*tensors)
-        if why:
-            name = op.decode() if isinstance(op, bytes) else str(op)
-            raise NotImplementedError(f"tenon: {name}: {why}")
+        _refuse(op, *tensors)
+
+
+def check_tracers(op: str, *tensors: Any) -> None:
+    """Refuses those under which a kernel runs and leaves no trace."""
+    if _in_jit_trace() or fx._is_fx_tracing_flag or forward_ad._current_level >= 0:
+        _refuse(op, *tensors)
+
+
+def _refuse(op: Any, *tensors: Any) -> None:
+    why = watched(*tensors)
+    if why:
+        raise NotImplementedError(f"tenon: {op}: {why}")
 
 
 def not_scriptable(module: torch.nn.Module) -> Any:

@@ -204,10 +204,15 @@ def _numbers(t: Any) -> Any:
 
 def _plain(form: _Form, x: Tensor) -> Tensor:
     """y = f(x), differentiable where x is."""
-    _watch.check(form.act, x)
-    if x.requires_grad and torch.is_grad_enabled():
-        return _Elementwise.apply(form, x)
-    return _forward(form, x, None, None, None, None, None)
+    # What has no memory fails by itself, so that most calls need not look for it.
+    _watch.check_tracers(form.name, x)
+    try:
+        if x.requires_grad and torch.is_grad_enabled():
+            return _Elementwise.apply(form, x)
+        return _forward(form, x, None, None, None, None, None)
+    except Exception:
+        _watch.check(form.name, x)
+        raise
 
 
 def _out_shape(form: _Form, x: Any, b: Any) -> tuple[int, ...]:
@@ -330,7 +335,7 @@ def activation(
     for t, name in ((bias, "bias"), (scale, "scale")):
         if t is not None and not isinstance(t, Tensor):
             raise _call.refusal(t, name)
-    _watch.check(form.act, x, b, bias, scale)
+    _watch.check(form.name, x, b, bias, scale)
     encoded = None
     if quantizer is not None:
         _check_quantizer(quantizer)
@@ -361,7 +366,7 @@ def _named(name: str) -> Callable[..., Any]:
 
     def function(x: Tensor, **options: Any) -> Any:
         nonlocal form
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             from ._outside import call
 
             return call(function, x, **options)

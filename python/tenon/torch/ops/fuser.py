@@ -11,7 +11,6 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from .. import _watch
-from .._dynamo import one_break
 from .._quantized import QuantizedTensor
 from . import _gemm, _registry
 from ._autograd import Call, run
@@ -214,7 +213,6 @@ class OperationFuser:
         }
         return list(found)
 
-    @one_break
     def __call__(
         self,
         input: torch.Tensor | QuantizedTensor,
