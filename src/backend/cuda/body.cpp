@@ -55,6 +55,11 @@ Access load_access(const Load& l, const RunArgs& args) {
   return a;
 }
 
+bool lies_turned(const Matrix& m) {
+  const bool turned = m.orientation == Orientation::columnwise && info(m.format.scaling).transposes;
+  return m.transposed != turned;
+}
+
 const char* flag(bool b) { return b ? "true" : "false"; }
 std::string format(DType d) { return str("tenon_", info(d).name); }
 

@@ -50,6 +50,9 @@ std::array<Place, kEncoderPlaces> encoder_places(const Encoder& e, const RunArgs
 // `struct ScalingN`: what device/plain.cuh must know of encoder N's format.
 std::string scaling_text(const Step& step, size_t number);
 
+// Whether the tensor's memory holds the transpose of what the product takes.
+bool lies_turned(const Matrix& m);
+
 const char* flag(bool b);
 std::string format(DType d);  // tenon_bf16
 

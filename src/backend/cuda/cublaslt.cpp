@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "backend/cuda/body.h"
 #include "backend/cuda/makers.h"
 #include "backend/cuda/plain.h"
 #include "core/lock.h"
@@ -192,12 +193,6 @@ LtHandle handle_in(const Lt& lt, uint64_t context) {
 LtMatrix turned(const View& v, int64_t rows, int64_t cols, int64_t offset = 0) {
   return {static_cast<std::byte*>(v.data) + offset * info(v.dtype).bytes, v.dtype, cols, rows,
           std::max(v.stride, cols)};
-}
-
-// Whether the tensor's memory holds the transpose of what the product takes.
-bool lies_turned(const Matrix& m) {
-  const bool turned = m.orientation == Orientation::columnwise && info(m.format.scaling).transposes;
-  return m.transposed != turned;
 }
 
 size_t aligned(size_t bytes) { return (bytes + kLtAlignment - 1) / kLtAlignment * kLtAlignment; }

@@ -84,8 +84,9 @@ std::string resolve(const Library& library, Driver& d) {
   get(d.event_elapsed_time, "cuEventElapsedTime");
   get(d.function_get_attribute, "cuFuncGetAttribute");
   get(d.function_set_attribute, "cuFuncSetAttribute");
-  library.find(d.function_get_name, "cuFuncGetName");  // newer drivers only
-  library.find(d.context_get_id, "cuCtxGetId");        // newer drivers only
+  library.find(d.function_get_name, "cuFuncGetName");           // newer drivers only
+  library.find(d.context_get_id, "cuCtxGetId");                 // newer drivers only
+  library.find(d.tensor_map_encode, "cuTensorMapEncodeTiled");  // newer drivers only
   return missing;
 }
 

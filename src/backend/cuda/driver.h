@@ -85,6 +85,11 @@ struct Driver {
   int (*function_get_attribute)(int* value, int attribute, Function function);
   int (*function_set_attribute)(Function function, int attribute, int value);
   int (*function_get_name)(const char** name, Function function);  // null before CUDA 12.3
+  // null before CUDA 12
+  int (*tensor_map_encode)(void* map, int type, unsigned rank, DevicePointer data,
+                           const uint64_t* sizes, const uint64_t* strides, const unsigned* box,
+                           const unsigned* element_strides, int interleave, int swizzle,
+                           int promotion, int fill);
 };
 
 // The loaded and initialised driver of a machine with a device; an Error says why there is none.

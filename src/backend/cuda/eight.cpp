@@ -76,15 +76,41 @@ std::string scale_eight(size_t k, uint32_t number) {
              "][e] * multiplier;\n");
 }
 
+std::string store_eight(const Step& step) {
+  std::string text;
+  size_t amaxes = 0;
+  for (size_t k = 0; k < step.stores.size(); ++k) {
+    const Store& s = step.stores[k];
+    const std::string to = str("a.at[kLoads + ", k, "]");
+    const std::string store = str("tenon_store8<", format(s.dtype), ">(", to, ", ",
+                                  element_eight("tile", s.columns, to), ", ");
+    if (s.to == Store::To::tile)
+      text += str(store, "out[", k, "]);\n");
+    else if (s.to == Store::To::amax)
+      text += amax_eight(k, amaxes++);
+    else
+      text += str("{\nfloat scaled[8];\nfor (int e = 0; e < 8; ++e) scaled[e] = out[", k,
+                  "][e] * multiplier[", s.arg, "];\n", store, "scaled);\n}\n");
+  }
+  return text;
+}
+
+std::string multiplier_lines(const Step& step) {
+  std::string text;
+  for (size_t e = 0; e < step.encoders.size(); ++e)
+    text += str("multiplier[", e, "] = tenon_tensor_scale<Scaling", e, ">(a).multiplier;\n");
+  return text;
+}
+
 size_t argument_bytes(const Step& step, size_t head) {
   return head + (step.loads.size() + step.stores.size()) * sizeof(Access) +
          (step.encoders.size() * kEncoderPlaces + 1) * sizeof(Place);
 }
 
-EightLines eight_lines(const Step& step) {
+EightLines eight_lines(const Step& step, size_t head) {
   if (step.effective_precision() != Precision::native)
     return {.ready = "", .lines = compute_lines(step)};
-  const size_t bytes = argument_bytes(step, sizeof(TileHead));
+  const size_t bytes = argument_bytes(step, head);
   const size_t room = bytes > kArgumentBytes ? 0 : (kArgumentBytes - bytes) / sizeof(Access);
   return native_eight(*step.graph, step.roots(), step.native_error(), loaded(step), room);
 }

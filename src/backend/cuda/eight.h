@@ -54,6 +54,10 @@ std::string element_eight(std::string_view kind, const ColumnMap& columns, const
 std::string load_eight(const Step& step, size_t i, const std::string& raw = "");
 // The largest magnitude of out[k] joins most[slot].
 std::string amax_eight(size_t k, size_t slot);
+// The stores of vectors: elements, maxima, and codes by multiplier[].
+std::string store_eight(const Step& step);
+// multiplier[] of each encoder.
+std::string multiplier_lines(const Step& step);
 // scaled[8] = out[k] times the multiplier of encoder `number`.
 std::string scale_eight(size_t k, uint32_t number);
 
@@ -64,8 +68,9 @@ inline constexpr int64_t kManyLines = 30;
 // Bytes that the tile loads of an element hold in registers.
 int64_t held_bytes(const Step& step);
 
-// The formula: what to do with the loads of eight elements, then the lines for each of them.
-EightLines eight_lines(const Step& step);
+// The formula: what to do with the loads of eight elements, then the lines for each of them. The
+// head of its kernel's argument has so many bytes.
+EightLines eight_lines(const Step& step, size_t head = sizeof(TileHead));
 // Its single numbers into in[] behind the loads.
 std::string single_lines(const Step& step, const Singles& singles);
 

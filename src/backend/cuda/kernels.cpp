@@ -20,6 +20,7 @@ extern const char kVectorSkeleton[];
 extern const char kTileSkeleton[];
 extern const char kBlockSkeleton[];
 extern const char kRowSkeleton[];
+extern const char kGemmSkeleton[];
 
 namespace {
 
@@ -41,7 +42,7 @@ std::map<Key, Code>& modules() {
 size_t skeleton_bytes(std::string_view text) {
   size_t size = 0;
   for (const std::string_view s : {kWordsSkeleton, kMapSkeleton, kPlainSkeleton, kVectorSkeleton,
-                                   kTileSkeleton, kBlockSkeleton, kRowSkeleton})
+                                   kTileSkeleton, kBlockSkeleton, kRowSkeleton, kGemmSkeleton})
     if (text.substr(size).starts_with(s)) {
       size += s.size();
       if (text.substr(size).starts_with('\n')) ++size;

@@ -5,6 +5,7 @@
 #include "backend/cuda/cache.h"
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/driver.h"
+#include "backend/cuda/gemm.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/map.h"
 #include "backend/cuda/nvrtc.h"
@@ -41,8 +42,8 @@ std::string draw_text() { return kDraw; }
 const Backend& backend() {
   static constexpr Maker kMakers[] = {{"vector map", make_vector}, {"tiled map", make_tile},
                                       {"block map", make_block},   {"row map", make_row},
-                                      {"flat map", make_map},      {"cublaslt", make_cublaslt},
-                                      {"plain", make_plain}};
+                                      {"flat map", make_map},      {"gemm", make_gemm},
+                                      {"cublaslt", make_cublaslt}, {"plain", make_plain}};
   static constexpr Backend kBackend{"cuda", Device::cuda, kMakers, draw};
   return kBackend;
 }

@@ -32,7 +32,7 @@ class ProgramKernel final : public Kernel {
   }
 
   void prepare_for(const RunArgs& call) const override {
-    if (other_ && !program_->fits(call)) return other_->prepare_for(call);
+    if (other_ && !takes(call)) return other_->prepare_for(call);
     prepare();
   }
 
@@ -49,7 +49,7 @@ class ProgramKernel final : public Kernel {
   }
 
   void run(const RunArgs& given) const override {
-    if (other_ && !program_->fits(given)) return other_->run(given);
+    if (other_ && !takes(given)) return other_->run(given);
     const CurrentContext context;
     const auto stream = static_cast<Stream>(given.stream);
     RunArgs args = given;
@@ -76,6 +76,10 @@ class ProgramKernel final : public Kernel {
   }
 
  private:
+  [[nodiscard]] bool takes(const RunArgs& call) const {
+    return program_->fits(call) && program_->runs_here();
+  }
+
   std::unique_ptr<Program> program_;
   std::deque<Source> sources_;  // one an entry; they cannot move
   std::shared_ptr<const Kernel> other_;

@@ -25,7 +25,7 @@ struct Launch {
   unsigned per_multiprocessor = 0;  // if any, the most blocks; these do the work of the others
 };
 
-// Nothing here needs a GPU.
+// Texts and what fits them need no GPU.
 class Program {
  public:
   virtual ~Program() = default;
@@ -33,6 +33,8 @@ class Program {
   [[nodiscard]] const std::vector<std::string>& entries() const { return entries_; }
   // Whether it does a call: sizes and addresses may not suit it.
   [[nodiscard]] virtual bool fits(const RunArgs& /*args*/) const { return true; }
+  // Whether the current device has what its text needs; asked before a launch.
+  [[nodiscard]] virtual bool runs_here() const { return true; }
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
   // In order; `args.workspace` holds at least workspace(args.rows) bytes.
   [[nodiscard]] virtual std::vector<Launch> launches(const RunArgs& args) const = 0;

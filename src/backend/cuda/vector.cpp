@@ -30,25 +30,6 @@ VectorHead divided_by(uint32_t d) {
   return {.vectors = d, .magic = magic, .shift = shift};
 }
 
-std::string store_text(const Step& step) {
-  std::string text;
-  size_t amaxes = 0;
-  for (size_t k = 0; k < step.stores.size(); ++k) {
-    const Store& s = step.stores[k];
-    const std::string to = str("a.at[kLoads + ", k, "]");
-    const std::string store = str("tenon_store8<", format(s.dtype), ">(", to, ", ",
-                                  element_eight("tile", s.columns, to), ", ");
-    if (s.to == Store::To::tile)
-      text += str(store, "out[", k, "]);\n");
-    else if (s.to == Store::To::amax)
-      text += amax_eight(k, amaxes++);
-    else
-      text += str("{\nfloat scaled[8];\nfor (int e = 0; e < 8; ++e) scaled[e] = out[", k,
-                  "][e] * multiplier[", s.arg, "];\n", store, "scaled);\n}\n");
-  }
-  return text;
-}
-
 // Whether rows follow each other without a gap, and an element's place in its row means nothing.
 bool dense(const Step& step, std::span<const Access> at) {
   for (size_t i = 0; i < step.loads.size(); ++i) {
@@ -115,12 +96,10 @@ VectorProgram::VectorProgram(const Step& step) : step_(step) {
   singles_ = formula.singles;
   size_ = size_of(step, formula.ready + formula.lines);
   const Size size = size_;
-  std::string scalings, loads, start = start_lines(step);
+  std::string scalings, loads;
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   for (size_t i = 0; i < step.loads.size(); ++i) loads += load_eight(step, i);
   loads += single_lines(step, formula.singles) + formula.ready;
-  for (size_t e = 0; e < step.encoders.size(); ++e)
-    start += str("multiplier[", e, "] = tenon_tensor_scale<Scaling", e, ">(a).multiplier;\n");
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
   text_ = str(
       vector_skeletons(), scalings, "using Arguments = TenonVectorArguments<",
@@ -134,10 +113,10 @@ VectorProgram::VectorProgram(const Step& step) : step_(step) {
       indented(formula.lines),
       "  }\n  __device__ static void store(const Arguments& a, TenonU32 row, TenonU32 "
       "column, const float (&out)[kStores][8], const float* multiplier, TenonU32* most) {\n",
-      indented(store_text(step)),
+      indented(store_eight(step)),
       "  }\n  __device__ static void start(const Arguments& a, TenonU32* before, float* "
       "multiplier) {\n",
-      indented(start),
+      indented(start_lines(step) + multiplier_lines(step)),
       "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most, const "
       "TenonU32* before) {\n",
       indented(finish_lines(step, true)), "  }\n};\nextern \"C\" __launch_bounds__(", size.threads,

@@ -1,0 +1,339 @@
+// A product by Hopper's tensor cores (sm_90a) with a body on its accumulators. A block computes
+// tiles of 128 rows in turn. One thread copies operands into a ring of stages; of two groups of
+// 128 threads one multiplies while the other runs the body on its tile. Follows vector.cuh.
+
+// As the driver encodes it.
+struct alignas(128) TenonTensorMap {
+  TenonU64 data[16];
+};
+
+// As the host's GemmHead, then the accesses and the places.
+template <int accesses, int places>
+struct TenonGemmArguments {
+  TenonTensorMap map[3];  // a, b, and b of the second half of a gated body
+  TenonU32 rows, cols;    // of the body
+  TenonU32 steps;         // of 64 along the inner dimension
+  TenonU32 down, across;  // tiles
+  TenonU32 block;         // columns of a body that are neighbours in b
+  const TenonU64* random;
+  TenonAccess at[accesses];
+  TenonPlace place[places];
+};
+
+constexpr int kTenonTileRows = 128, kTenonStep = 64;  // of a product; a step is 128 bytes
+constexpr TenonU32 kTenonBox = 64 * 128;              // bytes of 64 lanes in one step
+constexpr TenonU32 kTenonRaster = 16;                 // tiles one below the other that share b
+
+// The most stages that fit beside their barriers.
+__device__ constexpr int tenon_gemm_stages(int width) { return width > 128 ? 5 : 7; }
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ inline void tenon_barrier_start(TenonU32 barrier, TenonU32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ inline void tenon_barrier_wait(TenonU32 barrier, TenonU32 parity) {
+  asm volatile(
+      "{.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, 0x989680;\n"
+      "@!done bra again;}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+__device__ inline void tenon_barrier_expect(TenonU32 barrier, TenonU32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ inline void tenon_barrier_arrive(TenonU32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Named barriers of the two groups: to wait for both, and to arrive without waiting.
+__device__ inline void tenon_turn_wait(TenonU32 number) {
+  asm volatile("bar.sync %0, 256;" ::"r"(number) : "memory");
+}
+__device__ inline void tenon_turn_give(TenonU32 number) {
+  asm volatile("bar.arrive %0, 256;" ::"r"(number) : "memory");
+}
+
+// What the L2 cache does with copied operands: a is read again by the tiles to the right, b by
+// those that run at the same time only.
+constexpr TenonU64 kTenonKeep = 0x1000000000000000ull, kTenonPass = 0x12f0000000000000ull;
+
+__device__ inline void tenon_copy_2d(TenonU32 to, const TenonTensorMap& map, TenonU32 barrier,
+                                     TenonU64 hint, TenonU32 x, TenonU32 y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "l"(hint)
+      : "memory");
+}
+__device__ inline void tenon_copy_3d(TenonU32 to, const TenonTensorMap& map, TenonU32 barrier,
+                                     TenonU64 hint, TenonU32 x, TenonU32 y, TenonU32 z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(hint)
+      : "memory");
+}
+__device__ inline void tenon_copy_5d(TenonU32 to, const TenonTensorMap& map, TenonU32 barrier,
+                                     TenonU64 hint, TenonU32 x, TenonU32 y) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %5, %5, %5, %4}], [%2], %6;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(0), "l"(hint)
+      : "memory");
+}
+
+__device__ inline void tenon_products_begin() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ inline void tenon_products_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int left>
+__device__ inline void tenon_products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
+}
+
+// An operand in shared memory in the form of the 128-byte swizzle: the low word has its place and,
+// where lanes are contiguous, the distance of 64 lanes; the high one the distance of 8 rows.
+template <bool contiguous_lanes>
+__device__ inline TenonU32 tenon_operand(TenonU32 place) {
+  return (contiguous_lanes ? kTenonBox >> 4 << 16 : 0x10000u) | (place >> 4 & 0x3fffu);
+}
+__device__ inline TenonU64 tenon_descriptor(TenonU32 low) {
+  TenonU64 all;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(all) : "r"(low), "r"(0x40000040u));
+  return all;
+}
+// From one product of 16 along the inner dimension to the next, in units of 16 bytes.
+template <bool contiguous_lanes>
+__device__ constexpr TenonU32 tenon_next_sixteen() {
+  return contiguous_lanes ? 16 * 128 / 16 : 2;
+}
+
+// Tiles of kTenonRaster rows of tiles, column by column.
+struct TenonTileAt {
+  TenonU32 down, across;
+};
+template <class Arguments>
+__device__ inline TenonTileAt tenon_tile_at(const Arguments& a, TenonU32 tile) {
+  const TenonU32 band = tile / (kTenonRaster * a.across);
+  const TenonU32 in_band = tile - band * kTenonRaster * a.across;
+  const TenonU32 left = a.down - band * kTenonRaster;
+  const TenonU32 high = left < kTenonRaster ? left : kTenonRaster;
+  const TenonU32 across = in_band / high;
+  return {band * kTenonRaster + in_band - across * high, across};
+}
+
+// Eight neighbouring columns of one row from the accumulators of 32 columns, d[0], d[1], d[4], …:
+// a thread's own, if b's lanes came in that order; else lane t of four has columns 2t and 2t + 1
+// of each eight, and wants all of the t-th.
+template <bool ordered>
+__device__ inline void tenon_columns(const float* d, float (&v)[8]) {
+  for (int i = 0; i < 8; ++i) v[i] = d[i / 2 * 4 + i % 2];
+  if (ordered) return;
+  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+  const auto exchange = [&](int i, int j, bool swap) {
+    const float x = v[i], y = v[j];
+    v[i] = swap ? y : x;
+    v[j] = swap ? x : y;
+  };
+  const auto by_lane = [&] {
+    for (int e = 0; e < 2; ++e) {
+      exchange(e, 2 + e, odd);
+      exchange(4 + e, 6 + e, odd);
+      exchange(e, 4 + e, high);
+      exchange(2 + e, 6 + e, high);
+    }
+  };
+  by_lane();
+  for (int i = 2; i < 8; ++i) v[i] = __shfl_xor_sync(0xffffffffu, v[i], i / 2);
+  by_lane();
+}
+
+template <class Body>
+struct TenonGemmShape {
+  static constexpr int kWidth = Body::kWidth, kStages = tenon_gemm_stages(kWidth);
+  static constexpr int kPart = kWidth / Body::kProducts;  // columns of the body
+  static constexpr TenonU32 kBytesA = 2 * kTenonBox, kBytesB = kWidth / 64 * kTenonBox;
+  static constexpr TenonU32 kB = kStages * kBytesA;  // where b's stages begin, and the barriers
+  static constexpr TenonU32 kFull = kB + kStages * kBytesB, kEmpty = kFull + kStages * 8;
+};
+
+// One thread: the operands of all tiles of the block, as stages become free.
+template <class Body, class Arguments>
+__device__ inline void tenon_gemm_copy(const Arguments& a, TenonU32 base) {
+  using Shape = TenonGemmShape<Body>;
+  TenonU32 stage = 0, parity = 1;
+  for (TenonU32 tile = blockIdx.x; tile < a.down * a.across; tile += gridDim.x) {
+    const TenonTileAt at = tenon_tile_at(a, tile);
+    const TenonU32 row = at.down * kTenonTileRows, column = at.across * Shape::kPart;
+    for (TenonU32 step = 0; step < a.steps; ++step) {
+      const TenonU32 k = step * kTenonStep, full = base + Shape::kFull + stage * 8;
+      tenon_barrier_wait(base + Shape::kEmpty + stage * 8, parity);
+      tenon_barrier_expect(full, Shape::kBytesA + Shape::kBytesB);
+      const TenonU32 to_a = base + stage * Shape::kBytesA;
+      const TenonU32 to_b = base + Shape::kB + stage * Shape::kBytesB;
+      if (Body::kLanesA) {
+        tenon_copy_2d(to_a, a.map[0], full, kTenonKeep, row, k);
+        tenon_copy_2d(to_a + kTenonBox, a.map[0], full, kTenonKeep, row + 64, k);
+      } else {
+        tenon_copy_2d(to_a, a.map[0], full, kTenonKeep, k, row);
+      }
+#pragma unroll
+      for (int p = 0; p < Body::kProducts; ++p) {
+        const TenonU32 to = to_b + p * (Shape::kBytesB / Body::kProducts);
+        const TenonTensorMap& map = a.map[1 + p];
+        if (Body::kLanesB) {
+#pragma unroll
+          for (int i = 0; i < Shape::kPart / 64; ++i)
+            tenon_copy_2d(to + i * kTenonBox, map, full, kTenonPass, column + i * 64, k);
+        } else if (Body::kOrdered) {
+          tenon_copy_5d(to, map, full, kTenonPass, k, column / 32);
+        } else {
+          const TenonU32 block = column / a.block;
+          tenon_copy_3d(to, map, full, kTenonPass, k, column - block * a.block, block);
+        }
+      }
+      if (++stage == Shape::kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+  }
+}
+
+// Two groups: every other tile of the block each, in turn.
+template <class Body, class Arguments>
+__device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, TenonU32 group) {
+  using Shape = TenonGemmShape<Body>;
+  constexpr TenonU32 kNextA = tenon_next_sixteen<Body::kLanesA>();
+  constexpr TenonU32 kNextB = tenon_next_sixteen<Body::kLanesB>();
+  constexpr TenonU32 kTurn = 1;  // the first of two named barriers
+  const TenonU32 from_a = tenon_operand<Body::kLanesA>(base);
+  const TenonU32 from_b = tenon_operand<Body::kLanesB>(base + Shape::kB);
+  const TenonU32 lane = threadIdx.x % 32;
+  TenonU32 before[Body::kAmax + 1];
+  TenonU32 most[Body::kAmax + 1] = {};
+  float multiplier[Body::kEncoders + 1];
+  Body::start(a, before, multiplier);
+  float d[2][Shape::kWidth / 2];
+  TenonU32 stage = 0, parity = 0, turn = 0;
+  if (group == 1) tenon_turn_give(kTurn);
+  for (TenonU32 tile = blockIdx.x; tile < a.down * a.across; tile += gridDim.x, turn ^= 1) {
+    if (turn != group) {
+      const TenonU32 laps = (stage + a.steps) / Shape::kStages;
+      stage = stage + a.steps - laps * Shape::kStages;
+      parity ^= laps & 1;
+      continue;
+    }
+    // Only when the other group has seen its last stage: its parity comes again a lap later.
+    tenon_turn_wait(kTurn + group);
+    TenonU32 last = 0;
+#pragma unroll 1
+    for (TenonU32 step = 0; step < a.steps; ++step) {
+      tenon_barrier_wait(base + Shape::kFull + stage * 8, parity);
+      tenon_products_begin();
+      const TenonU32 at_a = from_a + stage * (Shape::kBytesA >> 4);
+      const TenonU32 at_b = from_b + stage * (Shape::kBytesB >> 4);
+#pragma unroll
+      for (TenonU32 k = 0; k < kTenonStep / 16; ++k)
+#pragma unroll
+        for (TenonU32 half = 0; half < 2; ++half)
+          Body::multiply(d[half], tenon_descriptor(at_a + half * (kTenonBox >> 4) + k * kNextA),
+                         tenon_descriptor(at_b + k * kNextB), (step | k) != 0);
+      tenon_products_commit();
+      if (step > 0) {
+        tenon_products_wait<1>();
+        if (lane == 0) tenon_barrier_arrive(base + Shape::kEmpty + last * 8);
+      }
+      if (step == a.steps - 1) tenon_turn_give(kTurn + 1 - group);
+      last = stage;
+      if (++stage == Shape::kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+    tenon_products_wait<0>();
+    if (lane == 0) tenon_barrier_arrive(base + Shape::kEmpty + last * 8);
+
+    const TenonTileAt at = tenon_tile_at(a, tile);
+    const TenonU32 first_row = at.down * kTenonTileRows + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const TenonU32 first_column = at.across * Shape::kPart + lane % 4 * 8;
+#pragma unroll
+    for (int part = 0; part < Shape::kPart / 32; ++part) {
+      const TenonU32 column = first_column + part * 32;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float in[2][Body::kLoads + 1][8];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const TenonU32 row = first_row + half * 64 + r * 8;
+          float product[Body::kProducts][8];
+#pragma unroll
+          for (int p = 0; p < Body::kProducts; ++p)
+            tenon_columns<Body::kOrdered>(d[half] + (p * Shape::kPart / 32 + part) * 16 + r * 2,
+                                          product[p]);
+          if (row < a.rows && column < a.cols)
+            Body::load(a.at, a.random, row, column, product, in[r]);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const TenonU32 row = first_row + half * 64 + r * 8;
+          if (row >= a.rows || column >= a.cols) continue;
+          float out[Body::kStores][8];
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            float x[Body::kLoads + 1];
+            float y[Body::kStores];
+            for (int i = 0; i < Body::kLoads; ++i) x[i] = in[r][i][e];
+            Body::compute(x, y);
+            for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
+          }
+          Body::store(a, row, column, out, multiplier, most);
+        }
+      }
+    }
+  }
+  Body::finish(a, most, before);
+}
+
+// Body is printed: as that of vector.cuh, and kWidth (columns of a tile of the product), kProducts
+// (columns of it that an element reads), kLanesA and kLanesB (rows of a, or columns of b, are
+// contiguous), kOrdered, multiply.
+template <class Body, class Arguments>
+__device__ inline void tenon_gemm(const Arguments& a) {
+  using Shape = TenonGemmShape<Body>;
+  extern __shared__ TenonU8 tenon_gemm_memory[];
+  constexpr TenonU32 kSwizzle = 1024;  // bytes after which the pattern of the swizzle comes again
+  const TenonU32 base =
+      (static_cast<TenonU32>(__cvta_generic_to_shared(tenon_gemm_memory)) + kSwizzle - 1) /
+      kSwizzle * kSwizzle;
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shape::kStages; ++i) {
+      tenon_barrier_start(base + Shape::kFull + i * 8, 1);
+      tenon_barrier_start(base + Shape::kEmpty + i * 8, 4);  // a warp of the group each
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  if (group == 2) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 256) tenon_gemm_copy<Body>(a, base);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    tenon_gemm_multiply<Body>(a, base, group);
+  }
+}
+
+#else
+
+// Other architectures compile the text; the host launches nothing of it there.
+template <class Body, class Arguments>
+__device__ inline void tenon_gemm(const Arguments&) {}
+
+#endif

@@ -1,0 +1,373 @@
+// Which products the tensor cores take, how their operands are described, and which tile is best.
+#include "backend/cuda/gemm.h"
+
+#include <algorithm>
+
+#include "backend/cuda/cublaslt.h"
+#include "backend/cuda/driver.h"
+#include "backend/cuda/eight.h"
+#include "backend/cuda/plain.h"
+#include "tenon/error.h"
+
+namespace tenon::cuda {
+
+// Embedded by the build.
+extern const char kGemmSkeleton[];
+
+namespace {
+
+constexpr const char* kEntry = "tenon_gemm_kernel";
+constexpr const char* kClear = "tenon_gemm_clear";
+constexpr unsigned kThreads = 384;
+constexpr int64_t kTileRows = 128, kStep = 64, kBoxLanes = 64;
+constexpr int64_t kOrder = 32;  // columns whose order a tensor map changes
+constexpr int64_t kElement = 2;
+constexpr size_t kMapAlignment = 128;
+
+// As the head of TenonGemmArguments in device/gemm.cuh.
+struct TensorMap {
+  uint64_t data[16];
+};
+struct GemmHead {
+  std::array<TensorMap, 3> maps{};
+  uint32_t rows = 0, cols = 0, steps = 0, down = 0, across = 0, block = 1;
+  const uint64_t* random = nullptr;
+};
+static_assert(sizeof(GemmHead) == 3 * 128 + 32);
+
+// The stages, their barriers, and room to align them.
+unsigned shared_bytes(int64_t width) {
+  const int64_t stages = width > 128 ? 5 : 7;
+  return static_cast<unsigned>(1024 + stages * ((kTileRows + width) * kStep * kElement + 16));
+}
+
+// The columns of the product that an element reads, each once.
+std::vector<ColumnMap> products_of(const Step& step) {
+  std::vector<ColumnMap> all;
+  for (const Load& l : step.loads)
+    if (l.from == Load::From::product && std::ranges::find(all, l.columns) == all.end())
+      all.push_back(l.columns);
+  return all;
+}
+
+// Columns at the same distance from each other.
+bool even(const ColumnMap& m) { return m.contiguous() || m.block == 1; }
+
+// Whether rows of a, or columns of b, are contiguous; the inner dimension is otherwise.
+bool lanes_a(const Step& step) { return lies_turned(step.gemm->a); }
+bool lanes_b(const Step& step) { return !lies_turned(step.gemm->b); }
+
+// Whether copies of b bring each thread eight neighbouring columns.
+bool ordered(const Step& step) {
+  return !lanes_b(step) && step.cols % kOrder == 0 && std::ranges::all_of(products_of(step), even);
+}
+
+// The instruction for 64 rows, with all of its registers.
+std::string multiply_text(const Step& step, int64_t width) {
+  const int64_t registers = width / 2;
+  std::string places, values;
+  for (int64_t i = 0; i < registers; ++i) {
+    const char* const comma = i ? ", " : "";
+    places += str(comma, "%", i);
+    values += str(comma, "\"+f\"(d[", i, "])");
+  }
+  const std::string_view type = info(step.gemm->a.format.dtype).name;
+  return str("  __device__ static void multiply(float (&d)[", registers,
+             "], TenonU64 a, TenonU64 b, TenonU32 adds) {\n    asm volatile(\"{.reg .pred p; "
+             "setp.ne.b32 p, %",
+             registers + 2, ", 0; wgmma.mma_async.sync.aligned.m64n", width, "k16.f32.", type, ".",
+             type, " {", places, "}, %", registers, ", %", registers + 1, ", p, 1, 1, ",
+             int{lanes_a(step)}, ", ", int{lanes_b(step)}, ";}\"\n        : ", values,
+             "\n        : \"l\"(a), \"l\"(b), \"r\"(adds));\n  }\n");
+}
+
+std::string load_text(const Step& step) {
+  const std::vector<ColumnMap> products = products_of(step);
+  std::string text;
+  for (size_t i = 0; i < step.loads.size(); ++i) {
+    if (step.loads[i].from != Load::From::product) {
+      text += load_eight(step, i);
+      continue;
+    }
+    const auto p = std::ranges::find(products, step.loads[i].columns) - products.begin();
+    text += str("for (int e = 0; e < 8; ++e) in[", i, "][e] = product[", p, "][e];\n");
+  }
+  return text;
+}
+
+std::string body_refusal(const Step& step) {
+  for (const Load& l : step.loads)
+    if (l.from == Load::From::block || l.from == Load::From::total || l.transposed)
+      return str("its body does not read ", l.transposed                  ? "transposed tensors"
+                                            : l.from == Load::From::block ? "scales of blocks"
+                                                                          : "totals of rows");
+  for (const Store& s : step.stores)
+    if (s.to != Store::To::tile && s.to != Store::To::amax && s.to != Store::To::encoded)
+      return str("its body has no ", kStoreNames[static_cast<size_t>(s.to)]);
+  for (const Encoder& e : step.encoders) {
+    if (e.columnwise) return "its body writes no columnwise encoding";
+    if (!e.format.blocks(Orientation::rowwise).single())
+      return "its body finds no scales of blocks";
+    if (e.counts) return "its body counts nothing";
+  }
+  if (step.stores.empty()) return "there is nothing to store";
+  if (!step.totals.empty()) return "its body has no totals of rows";
+  if (argument_bytes(step, sizeof(GemmHead)) + kMapAlignment > kArgumentBytes)
+    return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
+  return "";
+}
+
+}  // namespace
+
+std::string GemmProgram::refusal(const Step& step, int64_t width) {
+  if (!step.gemm) return str("the gemm has no ", kHeads[static_cast<size_t>(step.head())], " head");
+  const Gemm& g = *step.gemm;
+  if (step.precision == Precision::strict) return "strict fixes the order of a product's additions";
+  const DType type = g.a.format.dtype;
+  for (const Matrix* m : {&g.a, &g.b})
+    if (m->format.scaling != Scaling::none || m->format.dtype != type ||
+        (type != DType::bf16 && type != DType::f16))
+      return str("the matrices are ", info(g.a.format.dtype).name, " ",
+                 info(g.a.format.scaling).name, " and ", info(g.b.format.dtype).name, " ",
+                 info(g.b.format.scaling).name, "; the gemm takes two of bf16 or two of f16");
+  if (std::string why = body_refusal(step); !why.empty()) return "gemm: " + why;
+  if (step.cols % kEight != 0) return str(step.cols, " columns are no whole vectors of ", kEight);
+  const std::vector<ColumnMap> products = products_of(step);
+  if (products.empty() || products.size() > 2)
+    return str("the body reads ", products.size(), " columns of the product; the gemm has 1 or 2");
+  if (products.size() == 1)
+    return products[0].contiguous() ? "" : "the body reads only some columns of the product";
+  if (lanes_b(step)) return "a gated body wants the inner dimension of b contiguous";
+  const int64_t part = width / 2;
+  const int64_t block = products[0].block;
+  if (products[1].block != block || products[1].stride != products[0].stride)
+    return "the halves of the product have different layouts";
+  if (!even(products[0]) && part % block != 0 && block % part != 0)
+    return str("halves in blocks of ", block, " columns do not fill tiles of ", part);
+  return "";
+}
+
+GemmProgram::GemmProgram(const Step& step, int64_t width, int64_t multiprocessors)
+    : step_(step), width_(width), multiprocessors_(multiprocessors) {
+  entries_ = {kEntry};
+  const EightLines formula = eight_lines(step, sizeof(GemmHead) + kMapAlignment);
+  singles_ = formula.singles;
+  std::string scalings;
+  for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
+  const size_t loads = step.loads.size() + formula.singles.count();
+  const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
+  text_ = str(
+      vector_skeletons(), kGemmSkeleton, "\n", scalings, "using Arguments = TenonGemmArguments<",
+      loads + step.stores.size(), ", ", places,
+      ">;\nstruct Body {\n  static constexpr int kLoads = ", loads,
+      ", kStores = ", step.stores.size(), ", kAmax = ", stores_to(step, Store::To::amax).size(),
+      ", kEncoders = ", step.encoders.size(), ", kWidth = ", width,
+      ", kProducts = ", products_of(step).size(),
+      ";\n  static constexpr bool kLanesA = ", flag(lanes_a(step)),
+      ", kLanesB = ", flag(lanes_b(step)), ", kOrdered = ", flag(ordered(step)), ";\n",
+      "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)\n", multiply_text(step, width), "#endif\n",
+      "  __device__ static void load(const TenonAccess* at, const TenonU64* random, TenonU32 row, "
+      "TenonU32 column, const float (&product)[kProducts][8], float (*in)[8]) {\n",
+      indented(load_text(step) + single_lines(step, formula.singles) + formula.ready),
+      "  }\n  __device__ static void compute(const float* in, float* out) {\n",
+      indented(formula.lines),
+      "  }\n  __device__ static void store(const Arguments& a, TenonU32 row, TenonU32 column, "
+      "const float (&out)[kStores][8], const float* multiplier, TenonU32* most) {\n",
+      indented(store_eight(step)),
+      "  }\n  __device__ static void start(const Arguments& a, TenonU32* before, float* "
+      "multiplier) {\n",
+      indented(start_lines(step) + multiplier_lines(step)),
+      "  }\n  __device__ static void finish(const Arguments& a, const TenonU32* most, const "
+      "TenonU32* before) {\n",
+      indented(finish_lines(step, true)), "  }\n};\nextern \"C\" __launch_bounds__(", kThreads,
+      ", 1) __global__ void ", kEntry,
+      "(const __grid_constant__ Arguments a) {\n  tenon_gemm<Body>(a);\n}\n");
+  const std::string clear = clear_lines(step);
+  if (clear.empty()) return;
+  entries_.emplace_back(kClear);
+  text_ += str("extern \"C\" __global__ void ", kClear, "(const __grid_constant__ Arguments a) {\n",
+               indented(clear), "}\n");
+}
+
+RunArgs GemmProgram::of_body(const RunArgs& args) const {
+  RunArgs body = args;
+  if (step_.rows) body.rows = step_.rows;
+  return body;
+}
+
+int64_t GemmProgram::inner(const RunArgs& args) const {
+  return step_.gemm->inner ? step_.gemm->inner : args.rows;
+}
+
+int64_t GemmProgram::cost(int64_t rows, int64_t width) const {
+  const int64_t part = width / static_cast<int64_t>(products_of(step_).size());
+  return cdiv(cdiv(rows, kTileRows) * cdiv(step_.cols, part), multiprocessors_) * width;
+}
+
+bool GemmProgram::suits(const RunArgs& args) const {
+  constexpr int64_t kMost = INT32_MAX;
+  constexpr uintptr_t kVector = 16;  // bytes that a copy of a tensor begins at multiples of
+  const RunArgs body = of_body(args);
+  if (body.rows <= 0 || step_.cols == 0 || inner(args) <= 0 || inner(args) > kMost) return false;
+  if (!suits_eights(step_, singles_, body)) return false;
+  for (const TensorBox& b : boxes(args)) {
+    if (reinterpret_cast<uintptr_t>(b.data) % kVector != 0) return false;
+    for (unsigned i = 0; i + 1 < b.rank; ++i)
+      if (b.strides[i] % kVector != 0 || b.strides[i] >> 40 != 0) return false;
+  }
+  return cdiv(body.rows, kTileRows) * cdiv(step_.cols, kNarrow / 2) <= kMost;
+}
+
+bool GemmProgram::fits(const RunArgs& args) const {
+  if (!suits(args)) return false;
+  // Below so many rows, or where few tiles leave multiprocessors idle for long, a library that
+  // divides the inner dimension is faster.
+  constexpr int64_t kFewRows = 64, kShort = 1024;
+  const int64_t rows = of_body(args).rows;
+  const int64_t part = kNarrow / static_cast<int64_t>(products_of(step_).size());
+  const int64_t tiles = cdiv(rows, kTileRows) * cdiv(step_.cols, part);
+  if (rows < kFewRows || (2 * tiles < multiprocessors_ && inner(args) > kShort)) return false;
+  // A wide tile moves less, which is worth a percent.
+  return width_ == kNarrow || 100 * cost(rows, kWide) <= 101 * cost(rows, kNarrow);
+}
+
+bool GemmProgram::runs_here() const {
+  const CurrentContext context;
+  return attribute(Attribute::major, context.device()) == 9;
+}
+
+std::vector<TensorBox> GemmProgram::boxes(const RunArgs& args) const {
+  const Gemm& g = *step_.gemm;
+  const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
+  const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(elements * kElement); };
+  const auto box_of = [&](const Matrix& m, int64_t width) {
+    TensorBox b;
+    b.data = args.in[m.arg].data;
+    b.dtype = m.format.dtype;
+    return std::pair{b, std::max(args.in[m.arg].stride, width)};
+  };
+  const int64_t rows = of_body(args).rows, k = inner(args);
+  std::vector<TensorBox> all;
+  auto [a, a_stride] = box_of(g.a, lanes_a(step_) ? rows : k);
+  a.rank = 2;
+  a.strides = {bytes(a_stride)};
+  if (lanes_a(step_)) {
+    a.sizes = {size(rows), size(k)};
+    a.box = {kBoxLanes, kStep};
+  } else {
+    a.sizes = {size(k), size(rows)};
+    a.box = {kStep, kTileRows};
+  }
+  all.push_back(a);
+  const std::vector<ColumnMap> products = products_of(step_);
+  const int64_t part = width_ / static_cast<int64_t>(products.size());
+  for (const ColumnMap& m : products) {
+    auto [b, stride] = box_of(g.b, lanes_b(step_) ? g.cols : k);
+    b.data = static_cast<std::byte*>(b.data) + m.offset * kElement * (lanes_b(step_) ? 1 : stride);
+    const int64_t pitch = m.contiguous() ? stride : stride * m.stride;
+    if (lanes_b(step_)) {
+      b.rank = 2;
+      b.sizes = {size(step_.cols), size(k)};
+      b.strides = {bytes(stride)};
+      b.box = {kBoxLanes, kStep};
+    } else if (ordered(step_)) {
+      // Lane 2t + 8j + e of a product is column 8t + 2j + e, so that lane t of four threads, which
+      // has e = 0, 1 of every j, has eight neighbours.
+      b.rank = 5;
+      b.sizes = {size(k), 2, 4, 4, size(step_.cols / kOrder)};
+      b.strides = {bytes(pitch), bytes(8 * pitch), bytes(2 * pitch), bytes(kOrder * pitch)};
+      b.box = {kStep, 2, 4, 4, static_cast<unsigned>(part / kOrder)};
+    } else {
+      const int64_t block = even(m) ? step_.cols : m.block;
+      b.rank = 3;
+      b.sizes = {size(k), size(block), size(step_.cols / block)};
+      b.strides = {bytes(even(m) ? pitch : stride),
+                   bytes(even(m) ? pitch * step_.cols : stride * m.stride)};
+      b.box = {kStep, static_cast<unsigned>(even(m) ? part : std::min(block, part)),
+               static_cast<unsigned>(even(m) ? 1 : std::max<int64_t>(1, part / block))};
+    }
+    all.push_back(b);
+  }
+  return all;
+}
+
+namespace {
+
+// Numbers of cuda.h.
+constexpr int kReal16F = 6, kReal16BF = 9, kSwizzle128 = 3, kPromote128 = 2;
+
+TensorMap encoded(const TensorBox& b) {
+  alignas(kMapAlignment) TensorMap map;
+  constexpr std::array<unsigned, 5> kOnes{1, 1, 1, 1, 1};
+  check(driver().tensor_map_encode(&map, b.dtype == DType::f16 ? kReal16F : kReal16BF, b.rank,
+                                   b.data, b.sizes.data(), b.strides.data(), b.box.data(),
+                                   kOnes.data(), 0, kSwizzle128, kPromote128, 0),
+        "describing an operand");
+  return map;
+}
+
+}  // namespace
+
+std::vector<Launch> GemmProgram::launches(const RunArgs& args) const {
+  const RunArgs body = of_body(args);
+  const std::vector<ColumnMap> products = products_of(step_);
+  const int64_t part = width_ / static_cast<int64_t>(products.size());
+  GemmHead head;
+  size_t map = 0;
+  for (const TensorBox& b : boxes(args)) head.maps[map++] = encoded(b);
+  head.rows = static_cast<uint32_t>(body.rows);
+  head.cols = static_cast<uint32_t>(step_.cols);
+  head.steps = static_cast<uint32_t>(cdiv(inner(args), kStep));
+  head.down = static_cast<uint32_t>(cdiv(body.rows, kTileRows));
+  head.across = static_cast<uint32_t>(cdiv(step_.cols, part));
+  head.block = static_cast<uint32_t>(even(products[0]) ? step_.cols : products[0].block);
+  head.random = args.random;
+  const Accesses at = accesses_of(step_, singles_, body);
+  Places places;
+  for (const Encoder& e : step_.encoders)
+    for (const Place& p : encoder_places(e, args)) places.push_back(p);
+  if (places.empty()) places.emplace_back();
+  Launch l =
+      launch_of(number(kEntry), int64_t{head.down} * head.across, kThreads, head, at, places);
+  // The device's struct is as long as its alignment says.
+  static constexpr std::array<std::byte, kMapAlignment> kNothing{};
+  if (const size_t beyond = l.arguments.size() % kMapAlignment)
+    l.arguments.append(std::span(kNothing).first(kMapAlignment - beyond));
+  l.per_multiprocessor = 1;
+  l.shared = l.least_shared = shared_bytes(width_);
+  std::vector<Launch> list;
+  if (entries_.size() > 1) {
+    list.push_back(l);
+    list[0].entry = number(kClear);
+    list[0].blocks = list[0].threads = 1;
+    list[0].per_multiprocessor = list[0].shared = list[0].least_shared = 0;
+  }
+  list.push_back(std::move(l));
+  return list;
+}
+
+Attempt make_gemm(const Step& step) {
+  const std::string wide = GemmProgram::refusal(step, GemmProgram::kWide);
+  const std::string narrow = GemmProgram::refusal(step, GemmProgram::kNarrow);
+  if (!narrow.empty()) return Refusal{narrow};
+  if (const auto why = why_no_gpu()) return Refusal{str("the gemm is for sm_90a; ", *why)};
+  const CurrentContext context;
+  const DeviceInfo device = device_info(context.device());
+  if (device.major != 9)
+    return Refusal{str("the gemm is for sm_90a, and the device is ", device.arch())};
+  if (!driver().tensor_map_encode)
+    return Refusal{"the driver has no cuTensorMapEncodeTiled; install one for CUDA 12 or newer"};
+  const int64_t multiprocessors = attribute(Attribute::multiprocessors, context.device());
+  Attempt other = make_cublaslt(step);
+  if (std::holds_alternative<Refusal>(other)) other = make_plain(step);
+  if (std::holds_alternative<Refusal>(other)) return other;
+  const auto kernel = [&](int64_t width, std::shared_ptr<const Kernel> next) {
+    return kernel_of(step.name, std::make_unique<GemmProgram>(step, width, multiprocessors),
+                     std::move(next));
+  };
+  auto made = kernel(GemmProgram::kNarrow, std::get<std::shared_ptr<const Kernel>>(other));
+  if (wide.empty()) made = kernel(GemmProgram::kWide, std::move(made));
+  return made;
+}
+
+}  // namespace tenon::cuda

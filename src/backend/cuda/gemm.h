@@ -1,0 +1,61 @@
+// Products by Hopper's tensor cores: operands copied by tensor maps, the body on the accumulators.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/native.h"
+#include "backend/cuda/program.h"
+
+namespace tenon::cuda {
+
+// What a tensor map is encoded from: up to five dimensions, the contiguous one first, and the box
+// that one copy takes. Distances in bytes.
+struct TensorBox {
+  void* data = nullptr;
+  DType dtype = DType::bf16;
+  unsigned rank = 0;
+  std::array<uint64_t, 5> sizes{};
+  std::array<uint64_t, 4> strides{};
+  std::array<unsigned, 5> box{};
+};
+
+class GemmProgram final : public Program {
+ public:
+  static constexpr int64_t kWide = 192, kNarrow = 128;  // columns of a tile of the product
+
+  // Why it does not do a step by tiles of this width, or nothing if it does.
+  static std::string refusal(const Step& step, int64_t width);
+  // For a device with so many multiprocessors.
+  GemmProgram(const Step& step, int64_t width, int64_t multiprocessors);
+
+  // Whether its results would be right: sizes, and addresses that copies of tensors and vectors of
+  // the body need.
+  [[nodiscard]] bool suits(const RunArgs& args) const;
+  // And whether it is the fastest.
+  [[nodiscard]] bool fits(const RunArgs& args) const override;
+  [[nodiscard]] bool runs_here() const override;
+  [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
+
+  // a, b, and b of the second half of a gated body.
+  [[nodiscard]] std::vector<TensorBox> boxes(const RunArgs& args) const;
+
+ private:
+  // The call with the rows of the result.
+  [[nodiscard]] RunArgs of_body(const RunArgs& args) const;
+  [[nodiscard]] int64_t inner(const RunArgs& args) const;
+  // What the busiest multiprocessor does, in columns of tiles.
+  [[nodiscard]] int64_t cost(int64_t rows, int64_t width) const;
+
+  Step step_;
+  Singles singles_;
+  int64_t width_, multiprocessors_;
+};
+
+// Calls that do not fit go to cuBLASLt, or to the plain kernels where there is none.
+Attempt make_gemm(const Step& step);
+
+}  // namespace tenon::cuda
