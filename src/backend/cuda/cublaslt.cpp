@@ -118,33 +118,6 @@ class Description {
   const Lt& lt_;
 };
 
-LtChoice ask(const Lt& lt, LtHandle handle, const LtProduct& p) {
-  // No preference keeps it from reading elements at once.
-  for (const LtMatrix* m : {&p.a, &p.b, &addend(p), &p.d})
-    if (alignment(m->data) < static_cast<uint32_t>(info(m->dtype).bytes)) return {};
-  const Description described(lt, p);
-  LtPreference preference = nullptr;
-  check_lt(lt, lt.preference_create(&preference), "describing a preference");
-  int status = 0;
-  const auto set = [&](int attribute, auto value) {
-    if (status == 0) status = lt.preference_set(preference, attribute, &value, sizeof value);
-  };
-  set(kMaxWorkspace, uint64_t{kLtWorkspace});
-  set(kReductionMask, kReduceInComputeType);
-  int attribute = kAlignmentA;
-  for (const void* data : {p.a.data, p.b.data, addend(p).data, p.d.data})
-    set(attribute++, alignment(data));
-  LtHeuristic best{};
-  int found = 0;
-  const auto& [a, b, c, d] = described.layouts;
-  if (status == 0)
-    status =
-        lt.get_heuristic(handle, described.descriptor, a, b, c, d, preference, 1, &best, &found);
-  lt.preference_destroy(preference);
-  if (!taken(lt, status, "choosing a kernel") || found == 0 || best.state != 0) return {};
-  return {true, best.algorithm, best.workspace};
-}
-
 // Everything that a choice depends on.
 using ChoiceKey = std::array<int64_t, 20>;
 ChoiceKey key_of(uint64_t context, const LtProduct& p) {
@@ -334,13 +307,44 @@ const LoadedLt& cublaslt() {
   return kLoaded;
 }
 
+std::vector<LtChoice> heuristics(const Lt& lt, LtHandle handle, const LtProduct& p, int most) {
+  // No preference keeps it from reading elements at once.
+  for (const LtMatrix* m : {&p.a, &p.b, &addend(p), &p.d})
+    if (alignment(m->data) < static_cast<uint32_t>(info(m->dtype).bytes)) return {};
+  const Description described(lt, p);
+  LtPreference preference = nullptr;
+  check_lt(lt, lt.preference_create(&preference), "describing a preference");
+  int status = 0;
+  const auto set = [&](int attribute, auto value) {
+    if (status == 0) status = lt.preference_set(preference, attribute, &value, sizeof value);
+  };
+  set(kMaxWorkspace, uint64_t{kLtWorkspace});
+  set(kReductionMask, kReduceInComputeType);
+  int attribute = kAlignmentA;
+  for (const void* data : {p.a.data, p.b.data, addend(p).data, p.d.data})
+    set(attribute++, alignment(data));
+  std::vector<LtHeuristic> best(static_cast<size_t>(most));
+  int found = 0;
+  const auto& [a, b, c, d] = described.layouts;
+  if (status == 0)
+    status = lt.get_heuristic(handle, described.descriptor, a, b, c, d, preference, most,
+                              best.data(), &found);
+  lt.preference_destroy(preference);
+  if (!taken(lt, status, "choosing a kernel")) return {};
+  std::vector<LtChoice> all;
+  for (const LtHeuristic& h : std::span(best).first(static_cast<size_t>(found)))
+    if (h.state == 0) all.push_back({true, h.algorithm, h.workspace});
+  return all;
+}
+
 LtChoice choose(const Lt& lt, LtHandle handle, uint64_t context, const LtProduct& product) {
   const ChoiceKey key = key_of(context, product);
   {
     const std::lock_guard lock(library_lock());
     if (const auto found = choices().find(key); found != choices().end()) return found->second;
   }
-  const LtChoice choice = ask(lt, handle, product);
+  const std::vector<LtChoice> asked = heuristics(lt, handle, product, 1);
+  const LtChoice choice = asked.empty() ? LtChoice{} : asked.front();
   const std::lock_guard lock(library_lock());
   if (choices().size() >= kMostChoices) choices().clear();
   choices().emplace(key, choice);

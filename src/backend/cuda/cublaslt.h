@@ -86,6 +86,8 @@ struct LtChoice {
 inline constexpr size_t kLtWorkspace = size_t{32} << 20;  // what NVIDIA advises for Hopper
 inline constexpr size_t kLtAlignment = 256;               // the best that it distinguishes
 
+// What it proposes for a product, its best guess first.
+std::vector<LtChoice> heuristics(const Lt& lt, LtHandle handle, const LtProduct& product, int most);
 // Its first heuristic for a product, asked once for each shape and alignment. A matrix without
 // data stands for a well aligned one.
 LtChoice choose(const Lt& lt, LtHandle handle, uint64_t context, const LtProduct& product);

@@ -267,34 +267,26 @@ __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, Te
     for (int part = 0; part < Shape::kPart / 32; ++part) {
       const TenonU32 column = first_column + part * 32;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float in[2][Body::kLoads + 1][8];
+      for (int r = 0; r < 4; ++r) {
+        const TenonU32 row = first_row + r / 2 * 64 + r % 2 * 8;
+        float product[Body::kProducts][8];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const TenonU32 row = first_row + half * 64 + r * 8;
-          float product[Body::kProducts][8];
+        for (int p = 0; p < Body::kProducts; ++p)
+          tenon_columns<Body::kOrdered>(d[r / 2] + (p * Shape::kPart / 32 + part) * 16 + r % 2 * 2,
+                                        product[p]);
+        if (row >= a.rows || column >= a.cols) continue;
+        float in[Body::kLoads + 1][8];
+        float out[Body::kStores][8];
+        Body::load(a.at, a.random, row, column, product, in);
 #pragma unroll
-          for (int p = 0; p < Body::kProducts; ++p)
-            tenon_columns<Body::kOrdered>(d[half] + (p * Shape::kPart / 32 + part) * 16 + r * 2,
-                                          product[p]);
-          if (row < a.rows && column < a.cols)
-            Body::load(a.at, a.random, row, column, product, in[r]);
+        for (int e = 0; e < 8; ++e) {
+          float x[Body::kLoads + 1];
+          float y[Body::kStores];
+          for (int i = 0; i < Body::kLoads; ++i) x[i] = in[i][e];
+          Body::compute(x, y);
+          for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
         }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const TenonU32 row = first_row + half * 64 + r * 8;
-          if (row >= a.rows || column >= a.cols) continue;
-          float out[Body::kStores][8];
-#pragma unroll
-          for (int e = 0; e < 8; ++e) {
-            float x[Body::kLoads + 1];
-            float y[Body::kStores];
-            for (int i = 0; i < Body::kLoads; ++i) x[i] = in[r][i][e];
-            Body::compute(x, y);
-            for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
-          }
-          Body::store(a, row, column, out, multiplier, most);
-        }
+        Body::store(a, row, column, out, multiplier, most);
       }
     }
   }
@@ -322,10 +314,10 @@ __device__ inline void tenon_gemm(const Arguments& a) {
   }
   __syncthreads();
   if (group == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x == 256) tenon_gemm_copy<Body>(a, base);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     tenon_gemm_multiply<Body>(a, base, group);
   }
 }
