@@ -363,6 +363,7 @@ int main(int count, char** words) {
       std::fprintf(stderr, "cuda_gemm_bench: %s\n", why->c_str());
       return 1;
     }
+    const cuda::CurrentContext context;
     const double seconds = count > 1 ? std::atof(words[1]) : 0.5;
     if (!cuda::cublaslt().why.empty())
       std::printf("no cuBLASLt beside it: %s\n", cuda::cublaslt().why.c_str());
