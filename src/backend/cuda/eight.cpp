@@ -122,9 +122,11 @@ std::string single_lines(const Step& step, const Singles& singles) {
   return text;
 }
 
-std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::string& at) {
+std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::string& at,
+                        const char* more) {
   return str("tenon_below8<", bytes, ">(", at, ", row, ",
-             columns.contiguous() ? "column" : str("tenon_blocks8(", at, ", column)"), ", more)");
+             columns.contiguous() ? "column" : str("tenon_blocks8(", at, ", column)"), ", ", more,
+             ")");
 }
 
 TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_rows) {

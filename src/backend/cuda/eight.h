@@ -91,7 +91,8 @@ TileBody tile_body(const Step& step);
 std::string tile_members(const Step& step, const TileBody& t, const EightLines& formula,
                          const std::string& store_arguments);
 // The address of the vector in `column` of the row `more` rows below `row`.
-std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::string& at);
+std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::string& at,
+                        const char* more = "more");
 
 // Sums over the rows of tiles: the memory for those, in strips of so many columns (a line, or
 // less where there would be few strips), and the kernel that adds them, a block a strip: its lines

@@ -128,12 +128,10 @@ __device__ inline TenonTileAt tenon_tile_at(const Arguments& a, TenonU32 tile) {
   return {band * kTenonRaster + in_band - across * high, across};
 }
 
-// Eight neighbouring columns of one row from the accumulators of 32 columns, d[0], d[1], d[4], …:
-// a thread's own, if b's lanes came in that order; else lane t of four has columns 2t and 2t + 1
-// of each eight, and wants all of the t-th.
+// Eight columns of one row that a thread has of 32: its neighbours, if b's lanes came in that
+// order; else lane t of four has columns 2t and 2t + 1 of each eight, and wants all of the t-th.
 template <bool ordered>
-__device__ inline void tenon_columns(const float* d, float (&v)[8]) {
-  for (int i = 0; i < 8; ++i) v[i] = d[i / 2 * 4 + i % 2];
+__device__ inline void tenon_columns(float (&v)[8]) {
   if (ordered) return;
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   const auto exchange = [&](int i, int j, bool swap) {
@@ -161,7 +159,33 @@ struct TenonGemmShape {
   static constexpr TenonU32 kBytesA = 2 * kTenonBox, kBytesB = kWidth / 64 * kTenonBox;
   static constexpr TenonU32 kB = kStages * kBytesA;  // where b's stages begin, and the barriers
   static constexpr TenonU32 kFull = kB + kStages * kBytesB, kEmpty = kFull + kStages * 8;
+  // What a thread takes of its accumulators at once: rows r and r + 8, or one, of 32 columns.
+  static constexpr int kUnits = kPart / 32 * 4 / Body::kRows;
 };
+
+// The products of a unit. Registers have no index, and a body for each unit would not fit the
+// instruction cache beside the products' loop.
+template <class Body, int first, int count, int size>
+__device__ inline void tenon_take(const float (&d)[2][size], int unit,
+                                  float (&product)[Body::kRows][Body::kProducts][8]) {
+  if constexpr (count > 1) {
+    if (unit < first + count / 2)
+      tenon_take<Body, first, count / 2>(d, unit, product);
+    else
+      tenon_take<Body, first + count / 2, count - count / 2>(d, unit, product);
+  } else {
+    constexpr int kPart32 = TenonGemmShape<Body>::kPart / 32;
+    constexpr int row = first * Body::kRows % 4, part = first * Body::kRows / 4;
+#pragma unroll
+    for (int r = 0; r < Body::kRows; ++r)
+#pragma unroll
+      for (int p = 0; p < Body::kProducts; ++p)
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          product[r][p][i] =
+              d[(row + r) / 2][(p * kPart32 + part) * 16 + i / 2 * 4 + (row + r) % 2 * 2 + i % 2];
+  }
+}
 
 // One thread: the operands of all tiles of the block, as stages become free.
 template <class Body, class Arguments>
@@ -206,6 +230,58 @@ __device__ inline void tenon_gemm_copy(const Arguments& a, TenonU32 base) {
   }
 }
 
+// One unit: where it is, and what its body loads.
+template <class Body>
+struct TenonGemmUnit {
+  TenonU32 row, column;
+  typename Body::Raw raw[Body::kRows];
+
+  template <class Arguments>
+  __device__ TenonGemmUnit(const Arguments&, TenonTileAt at, int unit) {
+    const TenonU32 lane = threadIdx.x % 32, first = unit * Body::kRows % 4;
+    row = at.down * kTenonTileRows + threadIdx.x % 128 / 32 * 16 + lane / 4 + first / 2 * 64 +
+          first % 2 * 8;
+    column = at.across * TenonGemmShape<Body>::kPart + unit * Body::kRows / 4 * 32 + lane % 4 * 8;
+  }
+  template <class Arguments>
+  __device__ bool inside(const Arguments& a, int r) const {
+    return row + 8 * r < a.rows && column < a.cols;
+  }
+  template <class Arguments>
+  __device__ void fetch(const Arguments& a) {
+#pragma unroll
+    for (int r = 0; r < Body::kRows; ++r)
+      if (inside(a, r)) Body::fetch(a.at, row + 8 * r, column, raw[r]);
+  }
+  template <class Arguments>
+  __device__ void run(const Arguments& a, float (&product)[Body::kRows][Body::kProducts][8],
+                      const float* multiplier, TenonU32* most) const {
+#pragma unroll
+    for (int r = 0; r < Body::kRows; ++r) {
+#pragma unroll
+      for (int p = 0; p < Body::kProducts; ++p) tenon_columns<Body::kOrdered>(product[r][p]);
+      if (!inside(a, r)) continue;
+      float in[Body::kLoads + 1][8];
+      float out[Body::kStores][8];
+      Body::unpack(a.at, a.random, row + 8 * r, column, raw[r], product[r], in);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        float x[Body::kLoads + 1];
+        float y[Body::kStores];
+        for (int i = 0; i < Body::kLoads; ++i) x[i] = in[i][e];
+        Body::compute(x, y);
+        for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
+      }
+      Body::store(a, row + 8 * r, column, out, multiplier, most);
+    }
+  }
+};
+
+// Asks the L2 cache for a line that is read later.
+__device__ inline void tenon_ahead(const TenonU8* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
 // Two groups: every other tile of the block each, in turn.
 template <class Body, class Arguments>
 __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, TenonU32 group) {
@@ -230,6 +306,8 @@ __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, Te
       parity ^= laps & 1;
       continue;
     }
+    const TenonTileAt at = tenon_tile_at(a, tile);
+    Body::ahead(a, at.down * kTenonTileRows + threadIdx.x % 128, at.across * Shape::kPart);
     // Only when the other group has seen its last stage: its parity comes again a lap later.
     tenon_turn_wait(kTurn + group);
     TenonU32 last = 0;
@@ -260,42 +338,25 @@ __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, Te
     tenon_products_wait<0>();
     if (lane == 0) tenon_barrier_arrive(base + Shape::kEmpty + last * 8);
 
-    const TenonTileAt at = tenon_tile_at(a, tile);
-    const TenonU32 first_row = at.down * kTenonTileRows + threadIdx.x % 128 / 32 * 16 + lane / 4;
-    const TenonU32 first_column = at.across * Shape::kPart + lane % 4 * 8;
-#pragma unroll
-    for (int part = 0; part < Shape::kPart / 32; ++part) {
-      const TenonU32 column = first_column + part * 32;
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const TenonU32 row = first_row + r / 2 * 64 + r % 2 * 8;
-        float product[Body::kProducts][8];
-#pragma unroll
-        for (int p = 0; p < Body::kProducts; ++p)
-          tenon_columns<Body::kOrdered>(d[r / 2] + (p * Shape::kPart / 32 + part) * 16 + r % 2 * 2,
-                                        product[p]);
-        if (row >= a.rows || column >= a.cols) continue;
-        float in[Body::kLoads + 1][8];
-        float out[Body::kStores][8];
-        Body::load(a.at, a.random, row, column, product, in);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          float x[Body::kLoads + 1];
-          float y[Body::kStores];
-          for (int i = 0; i < Body::kLoads; ++i) x[i] = in[i][e];
-          Body::compute(x, y);
-          for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
-        }
-        Body::store(a, row, column, out, multiplier, most);
-      }
+    TenonGemmUnit<Body> now(a, at, 0);
+    now.fetch(a);
+#pragma unroll 1
+    for (int unit = 0; unit < Shape::kUnits; ++unit) {
+      float product[Body::kRows][Body::kProducts][8];
+      tenon_take<Body, 0, Shape::kUnits>(d, unit, product);
+      TenonGemmUnit<Body> next(a, at, unit + 1);
+      if (unit + 1 < Shape::kUnits) next.fetch(a);
+      now.run(a, product, multiplier, most);
+      now = next;
     }
   }
   Body::finish(a, most, before);
 }
 
-// Body is printed: as that of vector.cuh, and kWidth (columns of a tile of the product), kProducts
-// (columns of it that an element reads), kLanesA and kLanesB (rows of a, or columns of b, are
-// contiguous), kOrdered, multiply.
+// Body is printed: as that of vector.cuh, but with loads of tiles apart from the others (Raw,
+// fetch, unpack, and ahead for those of a whole tile); and kWidth (columns of a tile of the
+// product), kProducts (columns of it that an element reads), kRows (of a unit), kLanesA and kLanesB
+// (rows of a, or columns of b, are contiguous), kOrdered, multiply.
 template <class Body, class Arguments>
 __device__ inline void tenon_gemm(const Arguments& a) {
   using Shape = TenonGemmShape<Body>;

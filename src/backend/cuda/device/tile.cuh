@@ -22,34 +22,6 @@ __device__ inline TenonU32 tenon_first_row(const Arguments& a) {
   return a.last - blockIdx.y * tile_rows;
 }
 
-// The address of a row's vector, `more` rows below `row`.
-template <int bytes>
-__device__ inline TenonU8* tenon_below8(const TenonAccess& a, TenonU32 row, TenonU32 column,
-                                        int more) {
-  const TenonU32 stride = static_cast<TenonU32>(a.stride) * bytes;
-  return a.data + tenon_wide(row, stride, static_cast<TenonU64>(column) * bytes) +
-         static_cast<TenonU64>(stride) * more;
-}
-
-// Eight elements as they lie in memory: loads of all rows come first, in few registers.
-template <int bytes>
-struct TenonRaw {
-  TenonWords4 w[bytes == 4 ? 2 : 1];
-  __device__ void load(const TenonU8* from) {
-    for (int i = 0; i < (bytes == 4 ? 2 : 1); ++i)
-      w[i] = reinterpret_cast<const TenonWords4*>(from)[i];
-  }
-};
-template <>
-struct TenonRaw<1> {
-  TenonWords2 w[1];
-  __device__ void load(const TenonU8* from) { w[0] = *reinterpret_cast<const TenonWords2*>(from); }
-};
-template <class Format>
-__device__ inline void tenon_unpack8(const TenonRaw<Format::bytes>& raw, float (&v)[8]) {
-  TenonEight<Format>::load(reinterpret_cast<const TenonU8*>(raw.w), v);
-}
-
 // Eight codes of one byte as two words.
 template <class Format>
 __device__ inline TenonWords2 tenon_codes8(const float (&v)[8]) {

@@ -142,6 +142,34 @@ __device__ inline void tenon_spread8(float value, float (&v)[8]) {
   for (int i = 0; i < 8; ++i) v[i] = value;
 }
 
+// The address of a row's vector, `more` rows below `row`.
+template <int bytes>
+__device__ inline TenonU8* tenon_below8(const TenonAccess& a, TenonU32 row, TenonU32 column,
+                                        int more) {
+  const TenonU32 stride = static_cast<TenonU32>(a.stride) * bytes;
+  return a.data + tenon_wide(row, stride, static_cast<TenonU64>(column) * bytes) +
+         static_cast<TenonU64>(stride) * more;
+}
+
+// Eight elements as they lie in memory: loads of all rows come first, in few registers.
+template <int bytes>
+struct TenonRaw {
+  TenonWords4 w[bytes == 4 ? 2 : 1];
+  __device__ void load(const TenonU8* from) {
+    for (int i = 0; i < (bytes == 4 ? 2 : 1); ++i)
+      w[i] = reinterpret_cast<const TenonWords4*>(from)[i];
+  }
+};
+template <>
+struct TenonRaw<1> {
+  TenonWords2 w[1];
+  __device__ void load(const TenonU8* from) { w[0] = *reinterpret_cast<const TenonWords2*>(from); }
+};
+template <class Format>
+__device__ inline void tenon_unpack8(const TenonRaw<Format::bytes>& raw, float (&v)[8]) {
+  TenonEight<Format>::load(reinterpret_cast<const TenonU8*>(raw.w), v);
+}
+
 // Eight numbers of bf16, compared two at a time: their codes, which are in registers anyway.
 __device__ inline TenonU32 tenon_pair(const float (&v)[8], int i) {
   return __float_as_uint(v[2 * i]) >> 16 | (__float_as_uint(v[2 * i + 1]) & 0xffff0000u);
