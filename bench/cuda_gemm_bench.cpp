@@ -321,6 +321,16 @@ void bench(const Case& c, double seconds) {
     }
   }
 
+  // What a step gets without a GEMM of its own: the first heuristic, and the body as a map.
+  std::unique_ptr<cuda::DeviceBuffer> own_memory;
+  RunArgs own_args = args;
+  const Attempt made = cuda::make_cublaslt(step);
+  if (const auto* kernel = std::get_if<std::shared_ptr<const Kernel>>(&made)) {
+    own_memory = std::make_unique<cuda::DeviceBuffer>((*kernel)->workspace(c.m));
+    own_args.workspace = own_memory->data();
+    all.push_back({"maker cublaslt", [kernel, &own_args] { (*kernel)->run(own_args); }});
+  }
+
   std::mt19937 random(5);
   for (Candidate& candidate : all) timer(candidate.run, 3);
   std::vector<size_t> order(all.size());

@@ -22,7 +22,7 @@ struct TenonGemmArguments {
 
 constexpr int kTenonTileRows = 128, kTenonStep = 64;  // of a product; a step is 128 bytes
 constexpr TenonU32 kTenonBox = 64 * 128;              // bytes of 64 lanes in one step
-constexpr TenonU32 kTenonRaster = 16;                 // tiles one below the other that share b
+constexpr TenonU32 kTenonRaster = 16;                 // rows of tiles in a band
 
 // The most stages that fit beside their barriers.
 __device__ constexpr int tenon_gemm_stages(int width) { return width > 128 ? 5 : 7; }
@@ -114,7 +114,7 @@ __device__ constexpr TenonU32 tenon_next_sixteen() {
   return contiguous_lanes ? 16 * 128 / 16 : 2;
 }
 
-// Tiles of kTenonRaster rows of tiles, column by column.
+// Bands of kTenonRaster rows of tiles, column by column.
 struct TenonTileAt {
   TenonU32 down, across;
 };
@@ -230,14 +230,11 @@ __device__ inline void tenon_gemm_copy(const Arguments& a, TenonU32 base) {
   }
 }
 
-// One unit: where it is, and what its body loads.
+// The first row and the column of a thread's part of a unit.
 template <class Body>
-struct TenonGemmUnit {
+struct TenonGemmPlace {
   TenonU32 row, column;
-  typename Body::Raw raw[Body::kRows];
-
-  template <class Arguments>
-  __device__ TenonGemmUnit(const Arguments&, TenonTileAt at, int unit) {
+  __device__ TenonGemmPlace(TenonTileAt at, int unit) {
     const TenonU32 lane = threadIdx.x % 32, first = unit * Body::kRows % 4;
     row = at.down * kTenonTileRows + threadIdx.x % 128 / 32 * 16 + lane / 4 + first / 2 * 64 +
           first % 2 * 8;
@@ -247,23 +244,36 @@ struct TenonGemmUnit {
   __device__ bool inside(const Arguments& a, int r) const {
     return row + 8 * r < a.rows && column < a.cols;
   }
+};
+
+// What the body of a unit loads as vectors.
+template <class Body>
+struct TenonGemmUnit {
+  typename Body::Raw raw[Body::kRows];
+  typename Body::RawRow raw_row;
+
   template <class Arguments>
-  __device__ void fetch(const Arguments& a) {
+  __device__ void start(const Arguments& a, TenonTileAt tile, int unit) {
+    const TenonGemmPlace<Body> at(tile, unit);
+    if (at.inside(a, 0)) Body::fetch_row(a.at, at.row, at.column, raw_row);
 #pragma unroll
     for (int r = 0; r < Body::kRows; ++r)
-      if (inside(a, r)) Body::fetch(a.at, row + 8 * r, column, raw[r]);
+      if (at.inside(a, r)) Body::fetch(a.at, at.row + 8 * r, at.column, raw[r]);
   }
   template <class Arguments>
-  __device__ void run(const Arguments& a, float (&product)[Body::kRows][Body::kProducts][8],
-                      const float* multiplier, TenonU32* most) const {
+  __device__ void run(const Arguments& a, TenonTileAt tile, int unit,
+                      float (&product)[Body::kRows][Body::kProducts][8], const float* multiplier,
+                      TenonU32* most) const {
+    const TenonGemmPlace<Body> at(tile, unit);
 #pragma unroll
     for (int r = 0; r < Body::kRows; ++r) {
 #pragma unroll
       for (int p = 0; p < Body::kProducts; ++p) tenon_columns<Body::kOrdered>(product[r][p]);
-      if (!inside(a, r)) continue;
+      if (!at.inside(a, r)) continue;
+      const TenonU32 row = at.row + 8 * r;
       float in[Body::kLoads + 1][8];
       float out[Body::kStores][8];
-      Body::unpack(a.at, a.random, row + 8 * r, column, raw[r], product[r], in);
+      Body::unpack(a.at, a.random, row, at.column, raw[r], raw_row, product[r], in);
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         float x[Body::kLoads + 1];
@@ -272,7 +282,7 @@ struct TenonGemmUnit {
         Body::compute(x, y);
         for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
       }
-      Body::store(a, row + 8 * r, column, out, multiplier, most);
+      Body::store(a, row, at.column, out, multiplier, most);
     }
   }
 };
@@ -338,15 +348,16 @@ __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, Te
     tenon_products_wait<0>();
     if (lane == 0) tenon_barrier_arrive(base + Shape::kEmpty + last * 8);
 
-    TenonGemmUnit<Body> now(a, at, 0);
-    now.fetch(a);
+    // The loads of the next unit are under way while one is computed.
+    TenonGemmUnit<Body> now;
+    now.start(a, at, 0);
 #pragma unroll 1
     for (int unit = 0; unit < Shape::kUnits; ++unit) {
       float product[Body::kRows][Body::kProducts][8];
       tenon_take<Body, 0, Shape::kUnits>(d, unit, product);
-      TenonGemmUnit<Body> next(a, at, unit + 1);
-      if (unit + 1 < Shape::kUnits) next.fetch(a);
-      now.run(a, product, multiplier, most);
+      TenonGemmUnit<Body> next;
+      if (unit + 1 < Shape::kUnits) next.start(a, at, unit + 1);
+      now.run(a, at, unit, product, multiplier, most);
       now = next;
     }
   }
