@@ -81,6 +81,11 @@ std::string multiply_text(const Step& step, int64_t width) {
              "\n        : \"l\"(a), \"l\"(b), \"r\"(adds));\n  }\n");
 }
 
+bool draws(const Step& step) {
+  return std::ranges::any_of(step.loads,
+                             [](const Load& l) { return l.from == Load::From::random; });
+}
+
 // Loads of the body: vectors in two steps, since the next are under way while one is used.
 struct LoadText {
   std::string raw, fetch, raw_row, fetch_row, unpack, ahead;
@@ -170,8 +175,8 @@ std::string GemmProgram::refusal(const Step& step, int64_t width) {
   return "";
 }
 
-GemmProgram::GemmProgram(const Step& step, int64_t width, int64_t multiprocessors)
-    : step_(step), width_(width), multiprocessors_(multiprocessors) {
+GemmProgram::GemmProgram(const Step& step, int64_t width, int64_t multiprocessors, bool library)
+    : step_(step), width_(width), multiprocessors_(multiprocessors), library_(library) {
   entries_ = {kEntry};
   const EightLines formula = eight_lines(step, sizeof(GemmHead) + kMapAlignment);
   singles_ = formula.singles;
@@ -190,7 +195,8 @@ GemmProgram::GemmProgram(const Step& step, int64_t width, int64_t multiprocessor
       ", kEncoders = ", step.encoders.size(), ", kWidth = ", width,
       ", kProducts = ", products_of(step).size(), ", kRows = ", rows,
       ";\n  static constexpr bool kLanesA = ", flag(lanes_a(step)),
-      ", kLanesB = ", flag(lanes_b(step)), ", kOrdered = ", flag(ordered(step)), ";\n",
+      ", kLanesB = ", flag(lanes_b(step)), ", kOrdered = ", flag(ordered(step)),
+      ", kUnrolled = ", flag(formula.length() < kManyLines && !draws(step)), ";\n",
       "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)\n", multiply_text(step, width), "#endif\n",
       "  struct Raw {\n", load.raw,
       "  };\n  __device__ static void ahead(const Arguments& a, TenonU32 row, TenonU32 column) {\n",
@@ -258,14 +264,15 @@ bool GemmProgram::suits(const RunArgs& args) const {
 
 bool GemmProgram::fits(const RunArgs& args) const {
   if (!suits(args)) return false;
-  // Below so many rows, or where few tiles leave multiprocessors idle for long, a library that
-  // divides the inner dimension is faster.
-  constexpr int64_t kFewRows = 128, kShort = 1024;
+  // Where rows or tiles are few, cuBLASLt divides the work better; where products are long, a map
+  // after its best tile costs less than the rounds of ours.
+  constexpr int64_t kFewRows = 128, kLong = 8192;
   const int64_t rows = of_body(args).rows;
   const int64_t part = kNarrow / static_cast<int64_t>(products_of(step_).size());
   const int64_t tiles = cdiv(rows, kTileRows) * cdiv(step_.cols, part);
-  if (rows < kFewRows || (2 * tiles < multiprocessors_ && inner(args) > kShort)) return false;
-  // A wide tile reads its operands more often from shared memory only: measured, 4.5 % faster.
+  if (library_ && (rows < kFewRows || 2 * tiles < multiprocessors_ || inner(args) > kLong))
+    return false;
+  // Measured: a wide tile, which reads its operands less often, is 4.5 % faster.
   return width_ == kNarrow || 1000 * cost(rows, kWide) <= 1045 * cost(rows, kNarrow);
 }
 
@@ -393,21 +400,27 @@ Attempt make_gemm(const Step& step) {
   const DeviceInfo device = device_info(context.device());
   if (device.major != 9)
     return Refusal{str("the gemm is for sm_90a, and the device is ", device.arch())};
-  // Measured: what cuBLASLt and a map take is 4 to 8 % less.
-  if (std::ranges::any_of(step.loads, [](const Load& l) { return l.from == Load::From::random; }))
-    return Refusal{"a body that draws random numbers is faster as a map after the product"};
   if (!driver().tensor_map_encode)
     return Refusal{"the driver has no cuTensorMapEncodeTiled; install one for CUDA 12 or newer"};
   const int64_t multiprocessors = attribute(Attribute::multiprocessors, context.device());
   Attempt other = make_cublaslt(step);
-  if (std::holds_alternative<Refusal>(other)) other = make_plain(step);
+  const bool library = std::holds_alternative<std::shared_ptr<const Kernel>>(other);
+  // Measured on an H200: what cuBLASLt is as fast or faster at. Of its products alone ours is the
+  // faster one only where rows of both operands are contiguous and the wide tile is best.
+  const bool whole = library && LtForm(step).is_whole();
+  if (whole && (lanes_a(step) || lanes_b(step) || !wide.empty()))
+    return Refusal{"cuBLASLt does the whole step in one product"};
+  if (library && draws(step))
+    return Refusal{"a body that draws random numbers is faster as a map after cuBLASLt's product"};
+  if (!library) other = make_plain(step);
   if (std::holds_alternative<Refusal>(other)) return other;
-  const auto kernel = [&](int64_t width, std::shared_ptr<const Kernel> next) {
-    return kernel_of(step.name, std::make_unique<GemmProgram>(step, width, multiprocessors),
-                     std::move(next));
-  };
-  auto made = kernel(GemmProgram::kNarrow, std::get<std::shared_ptr<const Kernel>>(other));
-  if (wide.empty()) made = kernel(GemmProgram::kWide, std::move(made));
+  auto made = std::get<std::shared_ptr<const Kernel>>(other);
+  for (const int64_t width : {GemmProgram::kNarrow, GemmProgram::kWide}) {
+    if (width == GemmProgram::kWide ? !wide.empty() : whole) continue;
+    made =
+        kernel_of(step.name, std::make_unique<GemmProgram>(step, width, multiprocessors, library),
+                  std::move(made));
+  }
   return made;
 }
 

@@ -29,8 +29,8 @@ class GemmProgram final : public Program {
 
   // Why it does not do a step by tiles of this width, or nothing if it does.
   static std::string refusal(const Step& step, int64_t width);
-  // For a device with so many multiprocessors.
-  GemmProgram(const Step& step, int64_t width, int64_t multiprocessors);
+  // For a device with so many multiprocessors; `library` if cuBLASLt does what does not fit.
+  GemmProgram(const Step& step, int64_t width, int64_t multiprocessors, bool library = true);
 
   // Whether its results would be right: sizes, and addresses that copies of tensors and vectors of
   // the body need.
@@ -53,6 +53,7 @@ class GemmProgram final : public Program {
   Step step_;
   Singles singles_;
   int64_t width_, multiprocessors_;
+  bool library_;
 };
 
 // Calls that do not fit go to cuBLASLt, or to the plain kernels where there is none.

@@ -163,8 +163,8 @@ struct TenonGemmShape {
   static constexpr int kUnits = kPart / 32 * 4 / Body::kRows;
 };
 
-// The products of a unit. Registers have no index, and a body for each unit would not fit the
-// instruction cache beside the products' loop.
+// The products of a unit. Registers have no index, and copies of a long body for all units would
+// not fit the instruction cache beside the products' loop.
 template <class Body, int first, int count, int size>
 __device__ inline void tenon_take(const float (&d)[2][size], int unit,
                                   float (&product)[Body::kRows][Body::kProducts][8]) {
@@ -351,7 +351,7 @@ __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, Te
     // The loads of the next unit are under way while one is computed.
     TenonGemmUnit<Body> now;
     now.start(a, at, 0);
-#pragma unroll 1
+#pragma unroll Body::kUnrolled ? Shape::kUnits : 1
     for (int unit = 0; unit < Shape::kUnits; ++unit) {
       float product[Body::kRows][Body::kProducts][8];
       tenon_take<Body, 0, Shape::kUnits>(d, unit, product);
@@ -364,10 +364,11 @@ __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, Te
   Body::finish(a, most, before);
 }
 
-// Body is printed: as that of vector.cuh, but with loads of tiles apart from the others (Raw,
-// fetch, unpack, and ahead for those of a whole tile); and kWidth (columns of a tile of the
-// product), kProducts (columns of it that an element reads), kRows (of a unit), kLanesA and kLanesB
-// (rows of a, or columns of b, are contiguous), kOrdered, multiply.
+// Body is printed: as that of vector.cuh, but with vectors of tiles and rows apart from the other
+// loads (Raw and RawRow, fetch and fetch_row, unpack; ahead for a whole tile); and kWidth (columns
+// of a tile of the product), kProducts (columns of it that an element reads), kRows (of a unit),
+// kUnrolled (a copy of the body for each unit), kLanesA and kLanesB (rows of a, or columns of b,
+// are contiguous), kOrdered, multiply.
 template <class Body, class Arguments>
 __device__ inline void tenon_gemm(const Arguments& a) {
   using Shape = TenonGemmShape<Body>;
