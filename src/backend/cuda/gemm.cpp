@@ -160,6 +160,8 @@ std::string GemmProgram::refusal(const Step& step, int64_t width) {
                  info(g.b.format.scaling).name, "; the gemm takes two of bf16 or two of f16");
   if (std::string why = body_refusal(step); !why.empty()) return "gemm: " + why;
   if (step.cols % kEight != 0) return str(step.cols, " columns are no whole vectors of ", kEight);
+  if (width == kWide && draws(step))
+    return "a body that draws random numbers needs the registers that a wide tile takes";
   const std::vector<ColumnMap> products = products_of(step);
   if (products.empty() || products.size() > 2)
     return str("the body reads ", products.size(), " columns of the product; the gemm has 1 or 2");
