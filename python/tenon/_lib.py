@@ -289,11 +289,13 @@ def encoded(text: Any, what: str) -> bytes:
 
 def text_of(function: object, *arguments: object) -> str:
     """A text that a function writes into a buffer of the size it asks for."""
-    size = c_size_t()
-    check(function(*arguments, None, 0, byref(size)))  # type: ignore[operator]
-    buffer = ctypes.create_string_buffer(size.value)
-    check(function(*arguments, buffer, size, None))  # type: ignore[operator]
-    return buffer.value.decode()
+    size = c_size_t(1024)
+    while True:  # another thread's definition may make it longer
+        capacity = size.value
+        buffer = ctypes.create_string_buffer(capacity)
+        check(function(*arguments, buffer, capacity, byref(size)))  # type: ignore[operator]
+        if size.value <= capacity:
+            return buffer.value.decode()
 
 
 _PRECISIONS = {"native": 0, "strict": 1}

@@ -1,5 +1,6 @@
 """A name means the definition that it had when an op was built or traced."""
 
+import ctypes
 import threading
 
 import jax
@@ -9,6 +10,7 @@ import tenon
 import tenon.jax as tj
 import tenon.torch.functional as F
 import torch
+from tenon._lib import text_of
 from tenon.torch import ops
 
 X = jnp.full((4, 1, 8), 3.0)
@@ -87,3 +89,18 @@ def test_equal_definitions_are_one():
 def test_a_definition_of_another_process_is_named():
     with pytest.raises(ValueError, match="elsewhere@1234abcd.*define it with the formula"):
         tenon.activation("elsewhere@1234abcd")
+
+
+def test_texts_that_another_thread_makes_longer():
+    texts = iter((b"x" * 2000, b"y" * 3000))
+    last = b""
+
+    def grows(buffer, capacity, size):
+        nonlocal last
+        last = next(texts, last)
+        size._obj.value = len(last) + 1
+        written = last[: capacity - 1] + b"\0"
+        ctypes.memmove(buffer, written, len(written))
+        return 0
+
+    assert text_of(grows) == "y" * 3000

@@ -225,7 +225,7 @@ def test_hooks_that_change_only_strides():
     def spread(t):
         if not t.dim():
             return t
-        wide = torch.zeros((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype)
+        wide = t.new_zeros((*t.shape[:-1], 2 * t.shape[-1]))
         wide[..., ::2] = t
         return wide[..., ::2]
 

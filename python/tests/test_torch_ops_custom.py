@@ -548,7 +548,7 @@ def test_a_backward_fusion_of_the_users_reads_what_ops_save(name):
         def fuser_backward(self, basic_op_ctxs, grad_output, **unused):
             seen.extend(basic_op_ctxs[0].saved_tensors)
             none = [None] * len(list(op.parameters()))
-            return torch.zeros(3, 8), [none, ()], [[None] * op.num_extra_inputs, ()]
+            return grad_output.new_zeros(3, 8), [none, ()], [[None] * op.num_extra_inputs, ()]
 
     x = torch.randn(3, 8, requires_grad=True)
     with registered("backward", _pair(Backward)):

@@ -132,6 +132,7 @@ def factors(seed, shape, p):
     if t == 65536:
         return torch.zeros(shape, dtype=torch.float64)
     kept = torch.from_numpy(philox(seed % 2**64, math.prod(shape)) >= t).reshape(shape)
+    kept = kept.to(torch.get_default_device())
     return kept.double() * float(np.float32(65536 / (65536 - t)))
 
 
@@ -506,7 +507,7 @@ class Case:
 
     def __init__(self, chain, seed):
         self.chain, self.seed = chain, seed
-        g = torch.Generator().manual_seed(seed)
+        g = torch.Generator(torch.get_default_device()).manual_seed(seed)
         draw = random.Random(seed)
 
         def numbers(shape, spread=1.0, shift=0.0):

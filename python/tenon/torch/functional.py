@@ -173,7 +173,7 @@ class _Elementwise(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         form, (grad,), (x,) = ctx.form, grads, ctx.saved_tensors
         # Autograd gives grad as y was, and y was as x.
-        if x.dtype != grad.dtype or x.shape != grad.shape or x.is_cpu != grad.is_cpu:
+        if x.dtype != grad.dtype or x.shape != grad.shape or x.device != grad.device:
             _saved.check(f"tenon: {form.name}", _saved.kinds((grad,)), (x,))
         return None, once(form.name, lambda: (_derivative(form, grad, x),), (grad, x))[0]
 
