@@ -24,7 +24,7 @@ _NAME = r"[A-Za-z_]\w*"
 # a formula.
 _NAMED = re.compile(rf"({_NAME}(?:@\w+)?)\s*(?:\(\s*{_NAME}\s*=[^=].*\))?", re.DOTALL)
 
-_MOST_TEXTS = 1024
+_MOST_TEXTS, _LONG_TEXT = 1024, 1 << 14
 _INFO: dict[str, dict[str, Any]] = {}  # by pinned text
 _PRIVATE: dict[str, str] = {}  # formulas that traced functions call, to their private names
 _NUMBERS = itertools.count()
@@ -71,10 +71,14 @@ def names() -> list[str]:
 
 def pinned(text: str) -> str:
     """The text with the contents of each name that was defined: what it means never changes."""
+    if isinstance(text, str) and len(text) > _LONG_TEXT:  # spaces, or an error
+        text = text.strip()
     known = _PINNED
     found = known.get(text)
     if found is None:
         found = text_of(lib.tenon_pinned, encoded(text, "activation: the text"))
+        if len(text) > _LONG_TEXT:
+            return found
         if len(known) >= _MOST_TEXTS:
             known.clear()
         known[text] = found

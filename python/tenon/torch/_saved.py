@@ -33,6 +33,13 @@ def check(
 
 def check_gradient(op: str, name: str, grad: Any, shape: Sequence[int], device: Any) -> None:
     """Refuses a gradient, plain or quantised, of another shape or device than its tensor."""
+    if isinstance(grad, torch.Tensor) and (
+        not grad.is_floating_point() or grad.layout is not torch.strided
+    ):
+        raise RuntimeError(
+            f"{op}: the gradient of {name} is {grad.dtype}, {grad.layout}; it must be a dense "
+            "floating-point tensor"
+        )
     if grad.shape != shape or grad.device != device:
         raise RuntimeError(
             f"{op}: the gradient of {name} has the shape {tuple(grad.shape)} on {grad.device}; it "

@@ -36,6 +36,7 @@ class Call:
         first: int,
         kwargs: list[dict[str, Any]],
         computed: dict[int, dict[str, torch.Tensor]],
+        given: dict[int, list[Any]],
     ) -> None:
         self.fuser = fuser
         self.basic_ops = fuser._basic_ops
@@ -47,6 +48,7 @@ class Call:
         self.kwargs = kwargs
         # Parameters that are not registered under their names, by op; names while they are saved.
         self.computed: dict[int, Any] = computed
+        self.given = given
         self.ctxs: list[OperationContext] = []
         self.packed: list[list[Any]] = []
         # Shape and device of the input of each forward stage, by its first op, and of each extra
@@ -65,6 +67,8 @@ class Call:
         ctxs = self.ctxs = [OperationContext() for _ in ops]
         for ctx in ctxs[: self.first]:
             ctx.requires_grad = ctx.input_requires_grad = False
+        for i, found in self.given.items():
+            ctxs[i]._given = found
         for i, named in self.computed.items():
             ctxs[i]._computed = named
         if self.first < count:

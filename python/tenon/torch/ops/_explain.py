@@ -89,7 +89,7 @@ def page(module: torch.nn.Module) -> str:
         shown = [pre(repr(module))]
         # Made for the moment: to look at a module changes nothing in it.
         parts = list(module) if isinstance(module, Sequential) else [module]
-        for part, _ in Sequential(parts).groups():
+        for part, _ in Sequential.of_parts(parts).groups():
             if isinstance(part, OperationFuser):
                 first = _first(part, False)
                 for _, plan, rows, _ in _planned(part, None, None, _on_cpu(part), first, False):

@@ -7,6 +7,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules import module as modules
 
 if TYPE_CHECKING:
     from .op import FusibleOperation
@@ -15,8 +16,24 @@ _given = 0
 
 
 def given() -> int:
-    """A number that changes whenever an op gets a hook."""
-    return _given
+    """A number that changes whenever an op gets a hook, or all modules get one."""
+    return 2 * _given + _on_all_modules()
+
+
+def count_attribute(name: str) -> None:
+    """Counts an attribute that changes how an op is called."""
+    global _given
+    if name == "forward":
+        _given += 1
+
+
+def _on_all_modules() -> bool:
+    return bool(
+        modules._global_forward_hooks
+        or modules._global_forward_pre_hooks
+        or modules._global_backward_hooks
+        or modules._global_backward_pre_hooks
+    )
 
 
 def counted(name: str) -> Callable[..., Any]:
@@ -35,6 +52,8 @@ def counted(name: str) -> Callable[..., Any]:
 
 def why_called(op: FusibleOperation) -> str:
     """Why `op` is called as a module of its own, and not fused; "" where it is not."""
+    if _on_all_modules():
+        return "it is a module, and hooks of all modules are registered"
     if op._forward_pre_hooks or op._forward_hooks:
         return "it has forward hooks"
     if op._backward_pre_hooks or op._backward_hooks:

@@ -114,13 +114,17 @@ class OperationFuser:
 
     def parameters(
         self,
-    ) -> tuple[list[torch.Tensor], list[int], int, dict[int, dict[str, torch.Tensor]]]:
-        """All parameters, how many each basic op has, the first op with a trainable one, and by
-        op and name those of ops that have computed ones, e.g. by a parametrization."""
+    ) -> tuple[
+        list[torch.Tensor], list[int], int, dict[int, dict[str, torch.Tensor]], dict[int, list[Any]]
+    ]:
+        """All parameters, how many each basic op has, the first op with a trainable one, by op and
+        name those of ops that have computed ones, e.g. by a parametrization, and by op those of
+        ops that name them."""
         flat: list[torch.Tensor] = []
         counts = [0] * self._num_basic_ops
         first = self._num_basic_ops
         computed: dict[int, dict[str, torch.Tensor]] = {}
+        given: dict[int, list[Any]] = {}
         for i, op, holder, names in self._holders:
             before = len(flat)
             if names is None:
@@ -128,7 +132,7 @@ class OperationFuser:
                 if op._modules or op._forward_pre_hooks:
                     found = _registered(op)
             else:
-                found = [holder.get(name) for name in names]
+                found = given[i] = [holder.get(name) for name in names]
                 if any([p is None for p in found]):
                     found = [_read(op, name) for name in names]
                     computed[i] = dict(zip(names, found, strict=True))
@@ -138,7 +142,7 @@ class OperationFuser:
                     if i < first and p.requires_grad:
                         first = i
             counts[i] = len(flat) - before
-        return flat, counts, first, computed
+        return flat, counts, first, computed, given
 
     def plan(self) -> tuple[list[Stage], list[Stage]]:
         """(forward, backward) stages; made anew when a fusion is registered or taken back."""
@@ -252,7 +256,7 @@ class OperationFuser:
                     "torch.Tensor"
                 )
             encoded, tracked = input, input._handle
-        flat, counts, first, computed = self.parameters()
+        flat, counts, first, computed, given = self.parameters()
         _watch.check(self, tracked, *extra_inputs, *flat)
         if not torch.is_grad_enabled():
             first = self._num_basic_ops
@@ -272,7 +276,7 @@ class OperationFuser:
             for stage in forward:
                 for i in stage.indices if stage.trusted else ():
                     self._basic_ops[i].check_kwargs(basic_op_kwargs[i])
-        call = Call(self, forward, backward, counts, first, basic_op_kwargs, computed)
+        call = Call(self, forward, backward, counts, first, basic_op_kwargs, computed, given)
         if first == self._num_basic_ops:
             return call.forward(input, extra_inputs)
         call.input_requires_grad = tracked is not None and tracked.requires_grad

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import inspect
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,9 @@ ExtraOutputs = Sequence[Sequence[torch.Tensor | None]]
 BackwardResult = tuple[Gradient, Sequence[Sequence[Gradient]], Sequence[Sequence[Gradient]]]
 
 
+_NOT_COPIED = ("_own_fuser", "_parts", "_hooks")
+
+
 class OperationContext:
     """What one basic op remembers from its forward to its backward; set any attribute on it.
 
@@ -43,6 +46,8 @@ class OperationContext:
     prev_op_grad_output_quantizer: Quantizer | None = None
     # Parameters that are computed, by a parametrization or a hook: one tensor for the whole call.
     _computed: dict[str, torch.Tensor] | None = None
+    # The op's parameters as the call read them, in the order of `parameter_names`.
+    _given: Sequence[Any] | None = None
 
     if TYPE_CHECKING:
 
@@ -131,9 +136,13 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
 
         return page(self)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        _hooks.count_attribute(name)
+
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles build their own fuser.
-        return {k: v for k, v in self.__dict__.items() if k not in ("_own_fuser", "_parts")}
+        return {k: v for k, v in self.__dict__.items() if k not in _NOT_COPIED}
 
 
 def _op_forward(self: Any, ctx: OperationContext, input_: torch.Tensor, **kwargs: Any) -> Any:
@@ -222,6 +231,8 @@ class BasicOperation(FusibleOperation, abc.ABC):
         """The parameter `name` as the call of `ctx` reads it, in both passes."""
         if ctx._computed is not None:
             return ctx._computed[name]
+        if ctx._given is not None:
+            return ctx._given[(self.parameter_names or ()).index(name)]  # type: ignore[no-any-return]
         found: Any = self.parameter_holder()._parameters.get(name)
         return getattr(self, name) if found is None else found
 
@@ -405,6 +416,18 @@ class PartOperation(BasicOperation):
     def parameter_holder(self) -> torch.nn.Module:
         return self if self._whole is None else self._whole
 
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Its own, or those of the module that it is part of; parents count them there, once."""
+        if self._whole is None:
+            yield from super().named_parameters(prefix, recurse, remove_duplicate)
+            return
+        for name in self.parameter_names or ():
+            found = self._whole._parameters.get(name)
+            if found is not None:
+                yield f"{prefix}.{name}" if prefix else name, found
+
     def __getattr__(self, name: str) -> Any:
         whole = self.__dict__.get("_whole")
         if whole is not None and name in (self.parameter_names or ()):
@@ -481,7 +504,7 @@ class FusedOperation(FusibleOperation):
         if ops == [self]:
             self.__dict__["_parts"] = None
         elif self._parts is None:
-            self.__dict__["_parts"] = Sequential(ops)
+            self.__dict__["_parts"] = Sequential.of_parts(ops)
 
 
 def basic_ops(op: FusibleOperation) -> list[BasicOperation]:

@@ -12,7 +12,7 @@ from .._dynamo import one_break
 from . import _hooks
 from ._routes import ANY, Routes
 from .fuser import OperationFuser, runs_itself
-from .op import BasicOperation, FusedOperation, FusibleOperation, basic_ops
+from .op import BasicOperation, FusedOperation, FusibleOperation, PartOperation, basic_ops
 
 __all__ = ["Sequential"]
 
@@ -129,6 +129,20 @@ class Sequential(torch.nn.Module):
                 f"Sequential: {module!r} is not a torch.nn.Module; wrap it in an operation or a "
                 "module"
             )
+        if isinstance(module, PartOperation) and module.parameter_holder() is not module:
+            raise ValueError(
+                f"Sequential: this {type(module).__name__} is part of a "
+                f"{type(module.parameter_holder()).__name__}, which has its parameters; add that "
+                f"one, or make a {type(module).__name__} of its own"
+            )
+
+    @classmethod
+    def of_parts(cls, ops: Iterable[FusibleOperation]) -> Sequential:
+        """The parts of one operation, which has their parameters."""
+        made = cls()
+        for i, op in enumerate(ops):
+            made.add_module(str(i), op)
+        return made
 
     def groups(self) -> list[tuple[Any, list[int]]]:
         """Fusers of neighbouring operations, operations that are called as modules because of
@@ -138,13 +152,15 @@ class Sequential(torch.nn.Module):
         if same and self._hooks == _hooks.given() and not self._called:
             assert self._groups is not None
             return self._groups
-        # A hook may be gone: nobody tells.
+        # Removing a hook does not change the count.
         self._hooks = _hooks.given()
         called = [op for op in _basic_or_called(modules) if _hooks.why_called(op)]
         if not same or called != self._called:
-            self._groups, self._grouped, self._called = _grouped(modules), modules, called
-            self._routes = [_routes(part) for part, _ in self._groups]
+            groups = _grouped(modules)
+            self._routes = [_routes(part) for part, _ in groups]
             self._num_extra_inputs = sum(routes.fed.count(None) for routes in self._routes)
+            # Last: another thread looks at these to know whether the others are right.
+            self._called, self._grouped, self._groups = called, modules, groups
         assert self._groups is not None
         return self._groups
 

@@ -21,7 +21,8 @@ __all__ = ["LayerNorm", "Norm", "RMSNorm"]
 class Norm(BasicOperation):
     """What LayerNorm and RMSNorm share; alone, each is a plan of one op.
 
-    Backward reads the weight as it is then: it is not among what a norm saves.
+    The weight is not among what a norm saves: backward reads the tensor that forward read, and
+    refuses one that was written in place since.
     """
 
     chain_name: str
@@ -98,6 +99,11 @@ class Norm(BasicOperation):
             found[key] = _call.contiguous(p.to(found["gamma"].dtype) if found else p)
         return found
 
+    def _versions(self, ctx: OperationContext) -> list[int]:
+        """How often each parameter was written in place; they are read again, not saved."""
+        found = [self.parameter(ctx, name) for name, _ in self.weights.values()]
+        return [0 if p.is_inference() else p._version for p in found]
+
     def _check(self, x: Any) -> torch.dtype:
         """The dtype that it computes in, if `x` ends in normalized_shape."""
         name, shape = type(self).__name__, self.normalized_shape
@@ -128,6 +134,7 @@ class Norm(BasicOperation):
         if ctx.requires_grad:
             ctx.save_for_backward(x, *made)
             ctx.weights = _saved.kinds(list(weights.values()))
+            ctx.versions = self._versions(ctx)
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
         return _kernels.encode(y, next_op_input_quantizer)
 
@@ -143,6 +150,11 @@ class Norm(BasicOperation):
         _saved.check(name, [rows] * len(self.statistics), made, "statistic")
         if hasattr(ctx, "weights"):  # a user's forward fusion leaves none
             _saved.check(name, ctx.weights, list(weights.values()), "parameter")
+            if ctx.versions != self._versions(ctx):
+                raise RuntimeError(
+                    f"{name}: a parameter was modified by an in-place operation between the "
+                    "forward and the backward pass, which reads it; call backward first"
+                )
         parameters = [self.parameter(ctx, name) for name, _ in self.weights.values()]
         dx, grads = _kernels.norm_backward(
             self._text(),
