@@ -111,7 +111,7 @@ def _on_cpu(part: torch.nn.Module | OperationFuser) -> bool:
 
 def _first(part: OperationFuser, wanted: bool) -> int:
     """The first basic op that has a backward pass."""
-    _, counts, first, _ = part.parameters()
+    _, counts, first, _, _ = part.parameters()
     return len(counts) if not torch.is_grad_enabled() else 0 if wanted else first
 
 

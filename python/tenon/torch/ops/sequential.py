@@ -137,7 +137,7 @@ class Sequential(torch.nn.Module):
             )
 
     @classmethod
-    def of_parts(cls, ops: Iterable[FusibleOperation]) -> Sequential:
+    def of_parts(cls, ops: Iterable[torch.nn.Module]) -> Sequential:
         """The parts of one operation, which has their parameters."""
         made = cls()
         for i, op in enumerate(ops):
