@@ -1,4 +1,4 @@
-// Products with bodies on a Hopper GPU beside cuBLASLt in one run: each alone, back to back, in
+// Products with bodies on a Hopper GPU and cuBLASLt in one run: each alone, back to back, in
 // shuffled rounds; times and their ratios to the best of eight heuristics for the plain product.
 #include <algorithm>
 #include <cstdio>
@@ -379,7 +379,7 @@ int main(int count, char** words) {
     const cuda::CurrentContext context;
     const double seconds = count > 1 ? std::atof(words[1]) : 0.5;
     if (!cuda::cublaslt().why.empty())
-      std::printf("no cuBLASLt beside it: %s\n", cuda::cublaslt().why.c_str());
+      std::printf("no cuBLASLt to compare with: %s\n", cuda::cublaslt().why.c_str());
     else
       std::printf("cuBLASLt %s\n", cuda::cublaslt().version.c_str());
     for (const Case& c : kCases) {

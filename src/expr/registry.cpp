@@ -12,6 +12,7 @@
 #include "core/lock.h"
 #include "core/memo.h"
 #include "core/text.h"
+#include "expr/nearest.h"
 #include "expr/order.h"
 #include "expr/parse.h"
 #include "tenon/error.h"
@@ -104,21 +105,6 @@ bool answers_to(const Activation& f, std::string_view name) {
 const Activation* find(std::span<const Activation> list, std::string_view name) {
   const auto it = std::ranges::find_if(list, [&](const auto& f) { return answers_to(f, name); });
   return it == list.end() ? nullptr : &*it;
-}
-
-// Edits (insert, delete, replace) between two names.
-size_t distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j < row.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0]++;
-    for (size_t j = 1; j < row.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-    }
-  }
-  return row.back();
 }
 
 // `text` = "gated(inner)": the inner part, if the parenthesis after the name closes at the end.
@@ -293,19 +279,11 @@ std::string pinned(std::string_view text) {
 }
 
 std::string suggestion(std::string_view name) {
-  if (name.size() > kMaxNameBytes) return "";  // nobody meant one that exists
-  std::string best;
-  size_t least = (name.size() + 1) / 3;  // a third of the letters may be wrong
-  const auto offer = [&](std::string_view candidate) {
-    const size_t d = distance(name, candidate);
-    if (d > least || (d == least && !best.empty())) return;
-    least = d;
-    best = candidate;
-  };
-  for (const std::string& candidate : activation_names()) offer(candidate);
+  Nearest nearest(name);
+  for (const std::string& candidate : activation_names()) nearest.offer(candidate);
   for (const WordInfo& w : kWords)
-    if (is_reserved(w.name)) offer(w.name);
-  return best.empty() ? "" : str(" (did you mean '", best, "'?)");
+    if (is_reserved(w.name)) nearest.offer(w.name);
+  return nearest.text();
 }
 
 std::vector<std::string> activation_names() {

@@ -24,7 +24,7 @@ constexpr int kTenonTileRows = 128, kTenonStep = 64;  // of a product; a step is
 constexpr TenonU32 kTenonBox = 64 * 128;              // bytes of 64 lanes in one step
 constexpr TenonU32 kTenonRaster = 16;                 // rows of tiles in a band
 
-// The most stages that fit beside their barriers.
+// The most stages that fit together with their barriers.
 __device__ constexpr int tenon_gemm_stages(int width) { return width > 128 ? 5 : 7; }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -164,7 +164,7 @@ struct TenonGemmShape {
 };
 
 // The products of a unit. Registers have no index, and copies of a long body for all units would
-// not fit the instruction cache beside the products' loop.
+// not fit the instruction cache together with the loop of the products.
 template <class Body, int first, int count, int size>
 __device__ inline void tenon_take(const float (&d)[2][size], int unit,
                                   float (&product)[Body::kRows][Body::kProducts][8]) {

@@ -151,7 +151,7 @@ __device__ inline TenonU8* tenon_below8(const TenonAccess& a, TenonU32 row, Teno
          static_cast<TenonU64>(stride) * more;
 }
 
-// Eight elements as they lie in memory: loads of all rows come first, in few registers.
+// Eight elements in the format that memory holds: loads of all rows come first, in few registers.
 template <int bytes>
 struct TenonRaw {
   TenonWords4 w[bytes == 4 ? 2 : 1];
