@@ -224,9 +224,10 @@ class Stealing {
 TEST(Host, OtherCallsBetweenPieces) {
   constexpr const char* kOther = "rmsnorm linear(out=256) bias silu linear(out=32) layernorm";
   const std::vector<Numbers> other = results(kOther, 70);
-  for (const char* chain :
-       {kBlock, "bias gelu", "layernorm", "linear(out=1024) bias gelu linear(out=64)"})
-    for (const int64_t rows : {int64_t{40}, int64_t{2100}}) {
+  constexpr const char* kWide = "linear(out=1024) bias gelu linear(out=64)";
+  for (const char* chain : {kBlock, "bias gelu", "layernorm", kWide})
+    // Blocks of rows that each thread packs itself need 16 of them.
+    for (const int64_t rows : {int64_t{40}, int64_t{chain == kWide ? 2100 : 700}}) {
       const std::vector<Numbers> expected = results(chain, rows);
       int stolen = 0;
       std::vector<Numbers> got;
@@ -373,6 +374,7 @@ TEST(Host, PinnedTextsKeepTheirMeaning) {
   EXPECT_EQ(size, whole.size() + 1);
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // 65,536 of them
 TEST(Host, DefinitionsHaveALimit) {
   for (int i = 0; i < 70000; ++i) {
     try {
@@ -386,6 +388,7 @@ TEST(Host, DefinitionsHaveALimit) {
   }
   FAIL() << "no limit was met";
 }
+#endif
 
 }  // namespace
 }  // namespace tenon::test
