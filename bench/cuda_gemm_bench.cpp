@@ -13,9 +13,9 @@
 #include "backend/cuda/driver.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/makers.h"
-#include "ops/builder.h"
+#include "lazy/builder.h"
 #include "ops/dropout.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "tenon/tenon.hpp"
 
 namespace {

@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "ops/builder.h"
-#include "plan/execute.h"
+#include "lazy/builder.h"
+#include "runtime/execute.h"
 #include "tenon/tenon.hpp"
 #ifdef TENON_ONEDNN
 #include "onednn.h"

@@ -11,7 +11,7 @@
 
 #include "backend/cpu/pool.h"
 #include "ops/norm.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "tenon/tenon.hpp"
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/data.h"
+#include "lower/data.h"
 #include "tenon/plan.h"
 
 namespace {

@@ -7,8 +7,8 @@
 
 #include "backend/cuda/nvrtc.h"
 #include "gpu_graph.h"
-#include "ops/builder.h"
-#include "plan/execute.h"
+#include "lazy/builder.h"
+#include "runtime/execute.h"
 #include "step/verify.h"
 #include "support.h"
 

@@ -14,9 +14,9 @@
 #include "backend/cuda/nvrtc.h"
 #include "cli/bench_cubin.h"
 #include "gpu_graph.h"
-#include "ops/builder.h"
+#include "lazy/builder.h"
 #include "ops/dropout.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "step/verify.h"
 #include "support.h"
 

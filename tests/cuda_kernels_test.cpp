@@ -11,9 +11,9 @@
 #include "backend/cuda/vector.h"
 #include "cli/trial.h"
 #include "cuda_emulator.h"
-#include "ops/builder.h"
-#include "plan/execute.h"
+#include "lazy/builder.h"
 #include "plan_support.h"
+#include "runtime/execute.h"
 #include "support.h"
 
 namespace tenon::cuda {

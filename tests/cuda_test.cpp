@@ -10,9 +10,9 @@
 #include "backend/cuda/tile.h"
 #include "backend/cuda/vector.h"
 #include "cuda_emulator.h"
+#include "lazy/builder.h"
 #include "ops/activation.h"
-#include "ops/builder.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "step/verify.h"
 #include "support.h"
 

@@ -12,7 +12,7 @@
 #include "cli/bench_cases.h"
 #include "cli/bench_cubin.h"
 #include "golden_plans.h"
-#include "plan/data.h"
+#include "lower/data.h"
 #include "support.h"
 #include "tenon/error.h"
 

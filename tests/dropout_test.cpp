@@ -11,7 +11,7 @@
 
 #include "backend/cpu/loops.h"
 #include "core/philox.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "step/verify.h"
 #include "support.h"
 #if defined(__x86_64__)

@@ -4,9 +4,9 @@
 
 #include "backend/cpu/loops.h"
 #include "backend/cpu/program.h"
+#include "lazy/builder.h"
 #include "ops/activation.h"
-#include "ops/builder.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "support.h"
 #if defined(__x86_64__)
 #include <xmmintrin.h>

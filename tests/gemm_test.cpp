@@ -5,7 +5,7 @@
 
 #include "backend/cpu/executor.h"
 #include "backend/cpu/loops.h"
-#include "ops/builder.h"
+#include "lazy/builder.h"
 #include "quantize_reference.h"
 #include "step/verify.h"
 #include "support.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "backend/cuda/driver.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "support.h"
 
 namespace tenon::test {

@@ -11,9 +11,9 @@
 #include "backend/cuda/vector.h"
 #include "gpu_graph.h"
 #include "gpu_large.h"
+#include "lower/data.h"
 #include "ops/activation.h"
 #include "ops/norm.h"
-#include "plan/data.h"
 #include "support.h"
 
 namespace tenon::test {

@@ -5,9 +5,9 @@
 #include "backend/cpu/loops.h"
 #include "backend/cpu/norm.h"
 #include "core/philox.h"
-#include "ops/builder.h"
-#include "plan/execute.h"
+#include "lazy/builder.h"
 #include "quantize_reference.h"
+#include "runtime/execute.h"
 #include "step/verify.h"
 #include "support.h"
 

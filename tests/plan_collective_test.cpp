@@ -2,7 +2,7 @@
 #include <barrier>
 #include <thread>
 
-#include "plan/data.h"
+#include "lower/data.h"
 #include "plan_support.h"
 #include "tenon/error.h"
 

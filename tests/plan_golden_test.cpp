@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "golden_plans.h"
-#include "plan/data.h"
+#include "lower/data.h"
 #include "support.h"
 #include "tenon/plan.h"
 

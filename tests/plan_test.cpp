@@ -4,7 +4,7 @@
 #include <random>
 #include <set>
 
-#include "plan/data.h"
+#include "lower/data.h"
 #include "plan_support.h"
 #include "tenon/error.h"
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "accuracy/reference.h"
-#include "plan/execute.h"
 #include "quantize_reference.h"
+#include "runtime/execute.h"
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif

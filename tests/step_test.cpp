@@ -5,13 +5,13 @@
 #include <functional>
 #include <set>
 
-#include "backend/list.h"
+#include "choice/backends.h"
+#include "lazy/builder.h"
 #include "ops/activation.h"
-#include "ops/builder.h"
 #include "ops/dropout.h"
 #include "ops/fuse.h"
 #include "ops/norm.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "support.h"
 
 namespace tenon::test {

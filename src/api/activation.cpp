@@ -6,7 +6,7 @@
 #include "api/encoding.h"
 #include "api/validate.h"
 #include "core/fp_mode.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 

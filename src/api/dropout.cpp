@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "api/validate.h"
-#include "backend/list.h"
+#include "choice/backends.h"
 #include "core/fp_mode.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 

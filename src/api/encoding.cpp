@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "ops/operand.h"
+#include "step/operand.h"
 #include "step/step.h"
 #include "tenon/error.h"
 

@@ -8,7 +8,7 @@
 #include "expr/parse.h"
 #include "expr/registry.h"
 #include "ops/fuse.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 

@@ -5,7 +5,7 @@
 #include "core/fp_mode.h"
 #include "expr/registry.h"
 #include "ops/norm.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 

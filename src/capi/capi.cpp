@@ -7,7 +7,7 @@
 
 #include "capi/common.h"
 #include "core/text.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "tenon/tenon.hpp"
 
 namespace {

@@ -8,7 +8,7 @@
 #include "api/encoding.h"
 #include "ops/dropout.h"
 #include "ops/norm.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 

@@ -8,7 +8,7 @@
 #include "backend/cuda/driver.h"
 #include "backend/cuda/kernels.h"
 #include "cli/bench.h"
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 

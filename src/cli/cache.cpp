@@ -12,7 +12,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/makers.h"
 #include "cli/chain_args.h"
-#include "plan/data.h"
+#include "lower/data.h"
 #include "tenon/error.h"
 
 namespace tenon::cli {

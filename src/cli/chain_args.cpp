@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "cli/tensor_file.h"
-#include "plan/stage.h"
+#include "lower/stage.h"
 #include "tenon/activation.h"
 #include "tenon/error.h"
 

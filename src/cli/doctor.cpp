@@ -6,7 +6,7 @@
 
 #include "backend/cpu/loops.h"
 #include "backend/cuda/makers.h"
-#include "backend/list.h"
+#include "choice/backends.h"
 #include "cli/commands.h"
 #include "tenon/tenon.hpp"
 

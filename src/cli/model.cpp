@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "core/philox.h"
-#include "plan/data.h"
+#include "lower/data.h"
 #include "tenon/error.h"
 
 namespace tenon::cli {

@@ -10,9 +10,9 @@
 #include "backend/cpu/pool.h"
 #include "core/philox.h"
 #include "expr/evaluate.h"
+#include "lower/data.h"
+#include "lower/stage.h"
 #include "ops/activation.h"
-#include "plan/data.h"
-#include "plan/stage.h"
 #include "tenon/error.h"
 
 namespace tenon::cli {

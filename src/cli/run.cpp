@@ -16,7 +16,7 @@
 #include "cli/reference.h"
 #include "cli/session.h"
 #include "cli/tensor_file.h"
-#include "plan/describe.h"
+#include "report/describe.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "backend/cuda/driver.h"
-#include "plan/data.h"
+#include "lower/data.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "plan/execute.h"
+#include "runtime/execute.h"
 
 namespace tenon::cli {
 

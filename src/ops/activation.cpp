@@ -1,8 +1,8 @@
 // Builds the formula of a call from its parts; the backward formula is derived.
 #include "ops/activation.h"
 
-#include "ops/builder.h"
-#include "ops/key.h"
+#include "lazy/builder.h"
+#include "step/key.h"
 
 namespace tenon {
 

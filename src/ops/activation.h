@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "ops/key.h"
-#include "ops/operand.h"
+#include "step/key.h"
+#include "step/operand.h"
 #include "step/step.h"
 #include "tenon/activation.h"
 #include "tenon/options.h"

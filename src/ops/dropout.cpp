@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "ops/builder.h"
-#include "ops/key.h"
+#include "lazy/builder.h"
+#include "step/key.h"
 
 namespace tenon {
 

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "ops/key.h"
+#include "step/key.h"
 #include "step/step.h"
 #include "tenon/options.h"
 

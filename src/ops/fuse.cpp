@@ -1,8 +1,8 @@
 // The adjoint of a broadcast is a sum over what was broadcast.
 #include "ops/fuse.h"
 
-#include "ops/builder.h"
-#include "ops/key.h"
+#include "lazy/builder.h"
+#include "step/key.h"
 
 namespace tenon {
 

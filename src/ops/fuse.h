@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/key.h"
+#include "step/key.h"
 #include "step/step.h"
 #include "tenon/options.h"
 

@@ -4,8 +4,8 @@
 #include <array>
 #include <string>
 
-#include "ops/builder.h"
-#include "ops/key.h"
+#include "lazy/builder.h"
+#include "step/key.h"
 
 namespace tenon {
 

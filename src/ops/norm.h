@@ -4,8 +4,8 @@
 #include <functional>
 #include <optional>
 
-#include "ops/key.h"
-#include "ops/operand.h"
+#include "step/key.h"
+#include "step/operand.h"
 #include "step/step.h"
 #include "tenon/options.h"
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "plan/execute.h"
+#include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 

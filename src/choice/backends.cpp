@@ -1,0 +1,23 @@
+// One line a backend.
+#include "choice/backends.h"
+
+#include "backend/cpu/makers.h"
+#include "backend/cuda/makers.h"
+#include "backend/null/makers.h"
+#include "tenon/error.h"
+
+namespace tenon {
+
+std::span<const Backend* const> backends() {
+  static const Backend* const kList[] = {&cpu::backend(), &cuda::backend(), &null::backend()};
+  return kList;
+}
+
+const Backend& backend_for(Device device) {
+  for (const Backend* b : backends())
+    if (b->device == device) return *b;
+  fail(Code::unsupported, "device ", static_cast<int>(device),
+       ": this build has no backend for it");
+}
+
+}  // namespace tenon

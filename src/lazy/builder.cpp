@@ -1,0 +1,78 @@
+// Loads and stores of encoded operands.
+#include "lazy/builder.h"
+
+#include <algorithm>
+
+#include "expr/order.h"
+
+namespace tenon {
+
+Expr StepBuilder::load(const Operand& o, uint32_t arg, const ColumnMap& columns) {
+  const Orientation side = o.read();
+  Load codes{Load::From::tile, arg + in_data, o.format.dtype, columns};
+  codes.transposed = side == Orientation::columnwise && info(o.format.scaling).transposes;
+  const Expr code = load(codes);
+  if (o.format.scaling == Scaling::none) return code;
+  Load scale{
+      .from = Load::From::scalar, .arg = arg + in_scale_inv, .dtype = info(o.format.scaling).scale};
+  if (!o.format.blocks(side).single()) {
+    scale.from = Load::From::block;
+    scale.columns = columns;
+    scale.format = o.format;
+    scale.orientation = side;
+  }
+  return code * load(scale);
+}
+
+void StepBuilder::store(const Operand& o, uint32_t arg, uint32_t scale, int64_t cols,
+                        std::span<const Part> parts) {
+  Encoder e{.format = o.format,
+            .cols = cols,
+            .out = arg,
+            .scale = scale,
+            .rowwise = o.rowwise,
+            .columnwise = o.columnwise,
+            .counts = o.counts};
+  if (o.format.scaling == Scaling::none && o.rowwise) {
+    for (const Part& p : parts)
+      store({Store::To::tile, arg + Encoder::row_data, o.format.dtype, p.columns}, p.value);
+    e.rowwise = false;
+  }
+  if (!e.rowwise && !e.columnwise) return;
+  const auto number = static_cast<uint32_t>(step_.encoders.size());
+  for (const Part& p : parts)
+    store({Store::To::encoded, number, o.format.dtype, p.columns}, p.value);
+  step_.encoders.push_back(e);
+}
+
+Step StepBuilder::finish() {
+  const std::vector<uint32_t> nodes = order(*graph_, step_.roots());
+  std::vector<bool> used(step_.loads.size(), false);
+  for (const uint32_t id : nodes)
+    if ((*graph_)[id].word == Word::load) used[(*graph_)[id].slot] = true;
+  if (std::ranges::find(used, false) != used.end()) {
+    std::vector<Load> loads;
+    std::vector<uint32_t> slot(used.size(), 0);
+    for (size_t i = 0; i < used.size(); ++i) {
+      if (!used[i]) continue;
+      slot[i] = static_cast<uint32_t>(loads.size());
+      loads.push_back(step_.loads[i]);
+    }
+    auto graph = std::make_shared<Graph>();
+    std::vector<uint32_t> image(graph_->size(), 0);
+    for (const uint32_t id : nodes) {
+      Node n = (*graph_)[id];
+      if (n.word == Word::load) n.slot = slot[n.slot];
+      for (int i = 0; i < n.arity(); ++i) n.in[i] = image[n.in[i]];
+      image[id] = graph->intern(n).id();
+    }
+    for (Store& s : step_.stores) s.value = image[s.value];
+    for (uint32_t& t : step_.totals) t = image[t];
+    step_.loads = std::move(loads);
+    graph_ = std::move(graph);
+  }
+  step_.graph = std::move(graph_);
+  return std::move(step_);
+}
+
+}  // namespace tenon

@@ -1,0 +1,61 @@
+// Collects loads and stores into a step.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "step/operand.h"
+#include "step/step.h"
+
+namespace tenon {
+
+class StepBuilder {
+ public:
+  StepBuilder(std::string name, int64_t cols, Precision precision) {
+    step_.name = std::move(name);
+    step_.cols = cols;
+    step_.precision = precision;
+  }
+
+  Expr load(const Load& l) {
+    step_.loads.push_back(l);
+    return graph_->load(static_cast<uint32_t>(step_.loads.size() - 1));
+  }
+
+  void store(Store s, Expr value) {
+    s.value = graph_->id(value);
+    step_.stores.push_back(s);
+  }
+
+  // The tree sum of a value over its row.
+  Expr total(Expr value) {
+    step_.totals.push_back(graph_->id(value));
+    return load({.from = Load::From::total, .arg = static_cast<uint32_t>(step_.totals.size() - 1)});
+  }
+
+  // An element of an operand whose views start at `arg`: codes times their scale.
+  Expr load(const Operand& o, uint32_t arg, const ColumnMap& columns);
+
+  // One value a column map, all of one tensor of `cols` columns whose views start at `arg`; `scale`
+  // is the input with the multiplier of delayed or the amax of current.
+  struct Part {
+    Expr value;
+    ColumnMap columns;
+  };
+  void store(const Operand& o, uint32_t arg, uint32_t scale, int64_t cols,
+             std::span<const Part> parts);
+
+  // A formula that is a constant has no graph; its gradients are zero.
+  std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
+    return tenon::grad({graph_.get(), graph_->id(out)}, seed, wrt);
+  }
+
+  // Loads that no store needs are left out: a derivative does not mention all of its inputs.
+  Step finish();
+
+ private:
+  std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
+  Step step_;
+};
+
+}  // namespace tenon

@@ -1,0 +1,249 @@
+// Closing a step: its columns, its stores, its kernel.
+#include "lower/flow.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tenon/error.h"
+
+namespace tenon {
+
+namespace {
+
+// Whether a tensor has the encodings that are asked for.
+bool holds(const Place& p, const Operand& as) {
+  return p.operand.format == as.format && (!as.rowwise || p.operand.rowwise) &&
+         (!as.columnwise || p.operand.columnwise);
+}
+
+}  // namespace
+
+void Flow::begin(const Place& place) {
+  auto lazy = std::make_shared<Lazy>();
+  const Place* p = &place;
+  lazy->make = [p](Assembly& a, const ColumnMap& columns) { return a.load(*p, columns); };
+  lazy->cols = place.cols;
+  lazy->place = p;
+  value_ = lazy;
+  rows_ = place.rows;
+  narrow_ = place.cols;
+  halves_.reset();
+  gemm_.reset();
+  random_ = totals_ = false;
+  sides_.clear();
+  ops_.clear();
+  why_.clear();
+  ++serial_;
+}
+
+void Flow::apply(std::function<Expr(Assembly&, Expr, const ColumnMap&)> f) {
+  touch();
+  auto lazy = std::make_shared<Lazy>();
+  lazy->cols = value_->cols;
+  lazy->make = [f = std::move(f), in = value_](Assembly& a, const ColumnMap& columns) {
+    return f(a, a.at(in, columns), columns);
+  };
+  value_ = lazy;
+}
+
+void Flow::whole_rows(const std::string& name) {
+  if (!gemm_ && (!halves_ || value_->cols == narrow_)) return;
+  why("row totals need whole rows, which a step with a product or with halves does not hold");
+  materialise(name, Role::workspace, Operand(planner_.request().dtype));
+}
+
+void Flow::own_columns(const std::string& name) {
+  if (!halves_ || value_->cols == narrow_) return;
+  why("the step has the columns of one half, and what follows needs those of both");
+  materialise(name, Role::workspace, Operand(planner_.request().dtype));
+}
+
+void Flow::whole_halves(const std::string& name) {
+  if (!halves_ && !totals_ && !(random_ && pass_ == Pass::forward)) return;
+  why(halves_ ? "one step has one pair of halves" : "a step with totals or dropout has whole rows");
+  materialise(name, Role::workspace, Operand(planner_.request().dtype));
+}
+
+void Flow::apply_row(std::function<Expr(Assembly&, Expr)> f) {
+  touch();
+  totals_ = true;
+  auto lazy = std::make_shared<Lazy>();
+  lazy->cols = value_->cols;
+  lazy->make = [f = std::move(f), in = value_](Assembly& a, const ColumnMap& columns) {
+    (void)columns;  // totals exist at the step's own columns only
+    return f(a, a.at(in, {}));
+  };
+  value_ = lazy;
+}
+
+void Flow::gate(const std::array<ColumnMap, 2>& halves,
+                std::function<Expr(Assembly&, Expr, Expr)> f) {
+  touch();
+  halves_ = halves;
+  auto lazy = std::make_shared<Lazy>();
+  lazy->cols = value_->cols / 2;
+  narrow_ = lazy->cols;
+  lazy->make = [f = std::move(f), in = value_, halves](Assembly& a, const ColumnMap&) {
+    return f(a, a.at(in, halves[0]), a.at(in, halves[1]));
+  };
+  value_ = lazy;
+}
+
+void Flow::ungate(const std::array<ColumnMap, 2>& halves,
+                  std::function<std::array<Expr, 2>(Assembly&, Expr)> f) {
+  touch();
+  halves_ = halves;
+  narrow_ = value_->cols;
+  auto lazy = std::make_shared<Lazy>();
+  lazy->cols = value_->cols * 2;
+  lazy->make = [f = std::move(f), in = value_, halves](Assembly& a, const ColumnMap& columns) {
+    return f(a, a.at(in, {}))[columns == halves[0] ? 0 : 1];
+  };
+  value_ = lazy;
+}
+
+void Flow::product(const Place& a, Orientation ao, bool a_transposed, const Place& b,
+                   Orientation bo, bool b_transposed, int64_t cols, int64_t inner, Factor rows) {
+  ops_.clear();
+  touch();
+  auto lazy = std::make_shared<Lazy>();
+  lazy->cols = cols;
+  lazy->make = [](Assembly& as, const ColumnMap& columns) { return as.product(columns); };
+  value_ = lazy;
+  rows_ = rows;
+  narrow_ = cols;
+  halves_.reset();
+  random_ = totals_ = false;
+  ++serial_;
+  gemm_ = Product{&a,
+                  &b,
+                  {{0, a.operand.format, ao, a_transposed},
+                   {0, b.operand.format, bo, b_transposed},
+                   cols,
+                   inner}};
+}
+
+Flow::Parts Flow::parts(Assembly& a, const Value& v) const {
+  if (v->cols == narrow_) return {{a.at(v, {}), {}}};
+  Parts list;
+  for (const ColumnMap& m : *halves_) list.push_back({a.at(v, m), m});
+  return list;
+}
+
+const Place* Flow::adopt(const std::string& name, Role role) {
+  if (!value_->place || !value_->place->plain() || !sides_.empty()) return nullptr;
+  Buffer& b = planner_.data().buffers[static_cast<size_t>(value_->place->row_data)];
+  if (b.role != Role::workspace) return nullptr;
+  for (PlanStep& s : planner_.steps(pass_))
+    for (PlanStep::Write& w : s.writes)
+      if (w.name == b.name) w.name = name;
+  b.role = role;
+  b.name = name;
+  // As the caller sees it: a reshape may lie between.
+  const Place& seen = *value_->place;
+  b.cols = seen.cols;
+  b.rows =
+      seen.rows.fixed ? RowCount{0, 1, 1, seen.rows.fixed} : RowCount{seen.rows.mul, seen.rows.div};
+  return value_->place;
+}
+
+const Place& Flow::keep(const Value& v, const Operand& as, Role role, const std::string& name) {
+  // What lies in memory serves as it is, encoded or not.
+  if (v->place && as.plain()) return *v->place;
+  const Place& to = planner_.place(name, role, as, v->cols, rows_);
+  side([this, v, &to](Assembly& a) { a.store(to, parts(a, v)); });
+  return to;
+}
+
+void Flow::emit(const std::function<void(Assembly&)>& body) {
+  std::string name;
+  for (const size_t op : ops_) {
+    const std::string part = planner_.data().chain[op].name;
+    name += (name.empty() ? "" : "+") + part;
+  }
+  if (name.empty()) {
+    ops_.push_back(op_);
+    name = "quantize";
+  }
+  if (pass_ == Pass::backward) name += ".bwd";
+  Assembly a(name, narrow_, planner_.request().options.precision);
+  std::optional<Gemm> gemm;
+  int64_t fixed = 0;
+  if (gemm_) {
+    gemm = gemm_->gemm;
+    gemm->a.arg = a.matrix(*gemm_->a, gemm->a.orientation);
+    gemm->b.arg = a.matrix(*gemm_->b, gemm->b.orientation);
+    fixed = rows_.fixed;
+  }
+  for (const Side& s : sides_) s(a);
+  body(a);
+  PlanStep made = a.finish(gemm, fixed);
+  made.rows = gemm && gemm->inner == 0 ? gemm_->b->rows : rows_;
+  made.ops = ops_;
+  made.why = why_;
+  if (random_ || std::ranges::any_of(made.step.loads,
+                                     [](const Load& l) { return l.from == Load::From::random; }))
+    made.random = planner_.data().saved_rng;
+  try {
+    made.chosen = kernel_for(made.step, planner_.request().options.device);
+  } catch (const Error& e) {
+    if (e.code() != Code::unsupported || ops_.size() < 2) throw;
+    // At the head if there is one, else in the middle.
+    const size_t at = gemm_ ? ops_[1] : ops_[ops_.size() / 2];
+    throw Refused{{pass_, at, e.what()}};
+  }
+  planner_.steps(pass_).push_back(std::move(made));
+  sides_.clear();
+}
+
+void Flow::close(const Place& to) {
+  emit([&](Assembly& a) { a.store(to, parts(a, value_)); });
+  begin(to);
+  later_now();
+}
+
+void Flow::finish() {
+  if (sides_.empty()) return later_now();
+  emit([](Assembly&) {});
+  later_now();
+}
+
+void Flow::later_now() {
+  for (const auto& emit : std::exchange(later_, {})) emit();
+}
+
+const Place& Flow::materialise(const std::string& name, Role role, const Operand& as) {
+  if (value_->place && holds(*value_->place, as)) {
+    const Place& there = *value_->place;
+    finish();
+    begin(there);
+    return there;
+  }
+  if (as.format.scaling != Scaling::current) {
+    const Place& to = planner_.place(name, role, as, value_->cols, rows_);
+    close(to);
+    return to;
+  }
+  // The amax comes first: of the tensor where it lies in memory, else of what is stored on the way.
+  const Operand plain(planner_.request().dtype);
+  Place encoded = planner_.place(name, role, as, value_->cols, rows_);
+  const bool in_memory = value_->place != nullptr;
+  const int amax = encoded.scale;
+  if (in_memory) {
+    emit([&](Assembly& a) { a.store_amax(encoded, amax, parts(a, value_), false); });
+  } else {
+    value_ = rounded(value_, planner_.request().dtype);
+    sides_.push_back([this, v = value_, encoded, amax](Assembly& a) {
+      a.store_amax(encoded, amax, parts(a, v), false);
+    });
+    why("current scaling needs the amax first, so the value is stored as it is on the way");
+    close(planner_.place(name + ".plain", Role::workspace, plain, value_->cols, rows_));
+  }
+  const Place& source = *value_->place;
+  begin(source);
+  const Place& to = planner_.given(encoded);
+  close(to);
+  return to;
+}
+
+}  // namespace tenon

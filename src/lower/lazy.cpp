@@ -1,0 +1,201 @@
+// Puts a step together.
+#include "lower/lazy.h"
+
+#include <algorithm>
+
+namespace tenon {
+
+namespace {
+
+bool same(const Load& a, const Load& b) {
+  return a.from == b.from && a.arg == b.arg && a.dtype == b.dtype && a.columns == b.columns &&
+         a.transposed == b.transposed && a.format == b.format && a.orientation == b.orientation;
+}
+
+bool same(const Slot& a, const Slot& b) {
+  return a.form == b.form && a.buffer == b.buffer && a.cols == b.cols && a.rows == b.rows &&
+         a.orientation == b.orientation;
+}
+
+Slot data_slot(const Place& p, Orientation o) {
+  const int buffer = o == Orientation::rowwise ? p.row_data : p.col_data;
+  return {Slot::Form::data, buffer, p.operand.format, o, p.cols, p.rows};
+}
+
+Slot scale_slot(const Place& p, Orientation o) {
+  const int buffer = o == Orientation::rowwise ? p.row_scale : p.col_scale;
+  if (buffer == kNoBuffer) return {};
+  return {Slot::Form::scale, buffer, p.operand.format, o, p.cols, p.rows};
+}
+
+Slot scalar_slot(int buffer) {
+  if (buffer == kNoBuffer) return {};
+  return {.form = Slot::Form::scalar, .buffer = buffer, .cols = 1};
+}
+
+}  // namespace
+
+Value rounded(const Value& value, DType dtype) {
+  auto lazy = std::make_shared<Lazy>();
+  lazy->cols = value->cols;
+  lazy->make = [value, dtype](Assembly& a, const ColumnMap& m) {
+    return round(a.at(value, m), dtype);
+  };
+  return lazy;
+}
+
+Expr Assembly::at(const Value& value, const ColumnMap& columns) {
+  const std::pair key{value.get(), std::array{columns.block, columns.stride, columns.offset}};
+  if (const auto it = known_.find(key); it != known_.end()) return it->second;
+  kept_.push_back(value);
+  const Expr e = value->make(*this, columns);
+  known_.emplace(key, e);
+  return e;
+}
+
+uint32_t Assembly::input(const Slot& slot) {
+  made_.in.push_back(slot);
+  return static_cast<uint32_t>(made_.in.size() - 1);
+}
+
+uint32_t Assembly::output(const Slot& slot) {
+  made_.out.push_back(slot);
+  return static_cast<uint32_t>(made_.out.size() - 1);
+}
+
+void Assembly::reads(const Place& place) {
+  if (std::ranges::find(made_.reads, place.name) == made_.reads.end())
+    made_.reads.push_back(place.name);
+}
+
+Expr Assembly::once(const Load& load) {
+  for (const auto& [l, e] : loads_)
+    if (same(l, load)) return e;
+  const Expr e = build_.load(load);
+  loads_.emplace_back(load, e);
+  return e;
+}
+
+uint32_t Assembly::matrix(const Place& place, Orientation o) {
+  const Slot data = data_slot(place, o);
+  reads(place);
+  for (uint32_t i = 0; i < made_.in.size(); ++i)
+    if (same(made_.in[i], data)) return i;
+  const uint32_t arg = input(data);
+  input(scale_slot(place, o));
+  return arg;
+}
+
+Expr Assembly::load(const Place& place, const ColumnMap& columns) {
+  const Orientation o = place.operand.read();
+  const uint32_t arg = matrix(place, o);
+  const Format& f = place.operand.format;
+  Load codes{Load::From::tile, arg + in_data, f.dtype, columns};
+  codes.transposed = o == Orientation::columnwise && info(f.scaling).transposes;
+  const Expr code = once(codes);
+  if (f.scaling == Scaling::none) return code;
+  Load scale{.from = Load::From::scalar, .arg = arg + in_scale_inv, .dtype = info(f.scaling).scale};
+  if (!f.blocks(o).single()) {
+    scale.from = Load::From::block;
+    scale.columns = columns;
+    scale.format = f;
+    scale.orientation = o;
+  }
+  return code * once(scale);
+}
+
+Expr Assembly::row(const Place& place, const ColumnMap& columns) {
+  return once(
+      {Load::From::row, matrix(place, Orientation::rowwise), place.operand.format.dtype, columns});
+}
+
+Expr Assembly::column(const Place& place) {
+  return once(
+      {Load::From::column, matrix(place, Orientation::rowwise), place.operand.format.dtype, {}});
+}
+
+Expr Assembly::parameter(float value) {
+  const auto equal = [&](float p) {
+    return __builtin_bit_cast(uint32_t, p) == __builtin_bit_cast(uint32_t, value);
+  };
+  const auto at = std::ranges::find_if(made_.parameters, equal);
+  const auto arg = static_cast<uint32_t>(at - made_.parameters.begin());
+  if (arg == made_.parameters.size()) made_.parameters.push_back(value);
+  return once({.from = Load::From::parameter, .arg = arg});
+}
+
+Expr Assembly::random(uint32_t ordinal) {
+  return once({.from = Load::From::random, .arg = ordinal});
+}
+
+Expr Assembly::product(const ColumnMap& columns) {
+  return once({.from = Load::From::product, .columns = columns});
+}
+
+Expr Assembly::total(Expr value) {
+  for (const auto& [id, e] : totals_)
+    if (id == value.id()) return e;
+  const Expr e = build_.total(value);
+  totals_.emplace_back(value.id(), e);
+  return e;
+}
+
+void Assembly::store(const Place& place, std::span<const StepBuilder::Part> parts) {
+  const uint32_t scale = place.scale == kNoBuffer ? 0 : input(scalar_slot(place.scale));
+  const uint32_t arg =
+      output(place.row_data == kNoBuffer ? Slot{} : data_slot(place, Orientation::rowwise));
+  output(scale_slot(place, Orientation::rowwise));
+  output(place.col_data == kNoBuffer ? Slot{} : data_slot(place, Orientation::columnwise));
+  output(scale_slot(place, Orientation::columnwise));
+  output({});
+  build_.store(place.operand, arg, scale, place.cols, parts);
+  made_.writes.push_back({place.name, place.operand});
+  if (place.amax != kNoBuffer) store_amax(place, place.amax, parts, true);
+}
+
+void Assembly::store_amax(const Place& place, int buffer, std::span<const StepBuilder::Part> parts,
+                          bool join) {
+  Expr most = parts[0].value;
+  for (const StepBuilder::Part& p : parts.subspan(1)) most = max(abs(most), abs(p.value));
+  const uint32_t arg = output(scalar_slot(buffer));
+  build_.store({.to = Store::To::amax, .arg = arg, .dtype = DType::f32, .join = join}, most);
+  made_.writes.push_back({place.name + ".amax", Operand(DType::f32)});
+}
+
+void Assembly::store_columns_sum(const Place& place, const ColumnMap& columns, Expr value,
+                                 bool ordered) {
+  const Slot slot = data_slot(place, Orientation::rowwise);
+  uint32_t arg = 0;
+  while (arg < made_.out.size() && !same(made_.out[arg], slot)) ++arg;
+  if (arg == made_.out.size()) {
+    output(slot);
+    made_.writes.push_back({place.name, place.operand});
+  }
+  build_.store({.to = Store::To::column_sum,
+                .arg = arg,
+                .dtype = place.operand.format.dtype,
+                .columns = columns,
+                .ordered = ordered},
+               value);
+}
+
+void Assembly::store_column(const Place& place, Expr value) {
+  const uint32_t arg = output(data_slot(place, Orientation::rowwise));
+  build_.store({.to = Store::To::column, .arg = arg, .dtype = place.operand.format.dtype}, value);
+  made_.writes.push_back({place.name, place.operand});
+}
+
+void Assembly::store_row_sum(const Place& place, Expr value) {
+  const uint32_t arg = output(data_slot(place, Orientation::rowwise));
+  build_.store({.to = Store::To::row_sum, .arg = arg, .dtype = place.operand.format.dtype}, value);
+  made_.writes.push_back({place.name, place.operand});
+}
+
+PlanStep Assembly::finish(std::optional<Gemm> gemm, int64_t fixed_rows) {
+  made_.step = build_.finish();
+  made_.step.gemm = gemm;
+  made_.step.rows = fixed_rows;
+  return std::move(made_);
+}
+
+}  // namespace tenon

@@ -1,0 +1,69 @@
+// Lazy values: an expression of the open step, until somebody needs it in memory.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+
+#include "lazy/builder.h"
+#include "lower/data.h"
+
+namespace tenon {
+
+class Assembly;
+
+// A value of `cols` columns; `make` gives it at the columns of a map.
+struct Lazy {
+  std::function<Expr(Assembly&, const ColumnMap&)> make;
+  int64_t cols = 0;
+  const Place* place = nullptr;  // a plain tensor in memory, as it is
+};
+using Value = std::shared_ptr<const Lazy>;
+// As it would be read back from memory.
+Value rounded(const Value& value, DType dtype);
+
+// One step while it is put together: loads of places, each once, and stores.
+class Assembly {
+ public:
+  Assembly(std::string name, int64_t cols, Precision precision)
+      : build_(std::move(name), cols, precision) {}
+
+  Expr at(const Value& value, const ColumnMap& columns);
+
+  Expr load(const Place& place, const ColumnMap& columns);
+  Expr row(const Place& place, const ColumnMap& columns);  // a vector along the columns
+  Expr column(const Place& place);                         // a number a row
+  Expr parameter(float value);
+  Expr random(uint32_t ordinal);
+  Expr product(const ColumnMap& columns);
+  Expr total(Expr value);
+
+  void store(const Place& place, std::span<const StepBuilder::Part> parts);
+  void store_columns_sum(const Place& place, const ColumnMap& columns, Expr value, bool ordered);
+  void store_column(const Place& place, Expr value);
+  void store_row_sum(const Place& place, Expr value);
+  void store_amax(const Place& place, int buffer, std::span<const StepBuilder::Part> parts,
+                  bool join);
+
+  uint32_t matrix(const Place& place, Orientation o);  // views of a product's operand
+  std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
+    return build_.grad(out, seed, wrt);
+  }
+
+  PlanStep finish(std::optional<Gemm> gemm, int64_t fixed_rows);
+
+ private:
+  uint32_t input(const Slot& slot);
+  uint32_t output(const Slot& slot);
+  void reads(const Place& place);
+  Expr once(const Load& load);
+
+  StepBuilder build_;
+  PlanStep made_;
+  std::map<std::pair<const Lazy*, std::array<int64_t, 3>>, Expr> known_;
+  std::vector<std::pair<Load, Expr>> loads_;
+  std::vector<std::pair<uint32_t, Expr>> totals_;
+  std::vector<Value> kept_;  // their addresses are the keys of known_
+};
+
+}  // namespace tenon

@@ -1,0 +1,63 @@
+// Parameters and operands of stages.
+#include "lower/stage_parts.h"
+
+#include "tenon/error.h"
+
+namespace tenon {
+
+ParameterPlace ParameterPlace::make(const StageContext& c, const std::string& name, int64_t rows,
+                                    int64_t cols, const Initial& initial) {
+  Planner& p = c.planner;
+  const PlanRequest& r = p.request();
+  ParameterPlace made;
+  size_t number = 0;
+  for (const Buffer& b : p.data().buffers) number += b.role == Role::param;
+  const DType dtype = r.parameter_dtype.value_or(r.dtype);
+  made.request = number < r.parameter_grads.size() ? r.parameter_grads[number] : GradRequest{};
+  if (!r.backward) made.request.wanted = false;
+  const std::string full = str(p.op_name(c.index), ".", name);
+  made.value = &p.place(full, Role::param, Operand(dtype), cols, {.fixed = rows});
+  p.data().buffers[static_cast<size_t>(made.value->row_data)].initial = initial;
+  if (made.request.wanted)
+    made.grad = &p.place("d" + full, Role::grad, Operand(made.request.dtype.value_or(dtype)), cols,
+                         {.fixed = rows});
+  return made;
+}
+
+void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterPlace& p, const Value& v,
+              bool ordered) {
+  if (!p.grad) return;
+  const Place* to = p.grad;
+  if (p.request.accumulate)
+    to = &planner.place(p.grad->name + ".sum", Role::workspace, Operand(DType::f32), p.grad->cols,
+                        {.fixed = 1});
+  flow.side([&flow, to, v, ordered](Assembly& a) {
+    for (const StepBuilder::Part& part : flow.parts(a, v))
+      a.store_columns_sum(*to, part.columns, part.value, ordered);
+  });
+  if (to == p.grad) return;
+  flow.later([&planner, op, to, grad = p.grad] {
+    // The finished sum is added once.
+    Flow add(planner, Pass::backward);
+    add.op(op);
+    add.begin(*to);
+    add.apply([grad](Assembly& a, Expr e, const ColumnMap& m) { return a.load(*grad, m) + e; });
+    add.close(*grad);
+  });
+}
+
+bool differs(const Format& f) {
+  return f.scaling != Scaling::none &&
+         !(f.blocks(Orientation::rowwise) == f.blocks(Orientation::columnwise)) &&
+         f.scaling != Scaling::block128x128;
+}
+
+Operand encoded(const Format& f, bool row, bool column) {
+  Operand o;
+  o.format = f;
+  o.rowwise = row || !differs(f);
+  o.columnwise = column && differs(f);
+  return o;
+}
+
+}  // namespace tenon

@@ -1,0 +1,28 @@
+// What stages share: parameters with their gradients, and formats of operands.
+#pragma once
+
+#include "lower/stage.h"
+
+namespace tenon {
+
+// A parameter of an op: a row vector or a weight, and its gradient.
+struct ParameterPlace {
+  const Place* value = nullptr;
+  const Place* grad = nullptr;
+  GradRequest request;
+
+  static ParameterPlace make(const StageContext& c, const std::string& name, int64_t rows,
+                             int64_t cols, const Initial& initial);
+};
+
+// The column sum of a gradient into a parameter's gradient.
+void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterPlace& p, const Value& v,
+              bool ordered);
+
+// Whether the two encodings of a format hold different codes, so that each product needs its own.
+bool differs(const Format& f);
+
+// An operand with the encodings that its products need.
+Operand encoded(const Format& f, bool row, bool column);
+
+}  // namespace tenon

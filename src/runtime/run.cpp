@@ -1,0 +1,197 @@
+// Sizes of a plan's memory, and its runs.
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "choice/backends.h"
+#include "core/fp_mode.h"
+#include "lower/data.h"
+#include "runtime/execute.h"
+#include "tenon/error.h"
+
+namespace tenon {
+
+namespace {
+
+// What a device's kernels need of their own; the CPU has memory for that.
+int64_t kernel_bytes(const PlanData& d, int64_t rows) {
+  if (d.request.options.device == Device::cpu) return 0;
+  size_t most = 0;
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const PlanStep& s : d.steps(pass))
+      if (s.chosen.kernel) most = std::max(most, s.chosen.kernel->workspace(s.rows(rows)));
+  return static_cast<int64_t>(most);
+}
+
+// The workspace: where its slots begin, where the memory of kernels does, and its size.
+struct Parts {
+  std::vector<int64_t> slots = {};
+  int64_t kernels = 0, bytes = 0;
+};
+Parts parts_of(const PlanData& d, int64_t rows) {
+  std::vector<int64_t> size(static_cast<size_t>(d.slots), 0);
+  for (size_t b = 0; b < d.buffers.size(); ++b)
+    if (d.slot_of[b] != kNoBuffer) {
+      int64_t& s = size[static_cast<size_t>(d.slot_of[b])];
+      s = std::max(s, rup(d.buffers[b].bytes(rows), kWorkspaceAlignment));
+    }
+  Parts p;
+  for (const int64_t s : size) {
+    p.slots.push_back(p.kernels);
+    p.kernels += s;
+  }
+  const int64_t more = kernel_bytes(d, rows);
+  if (more > 0) p.kernels = rup(p.kernels, kWorkspaceLine);
+  p.bytes = p.kernels + more;
+  return p;
+}
+
+[[noreturn]] void too_large(const Buffer& b, int64_t rows) {
+  fail(Code::invalid_argument, "plan: with '", b.name, "' of ", b.cols,
+       " columns its tensors have more than ", kMostBytes,
+       " bytes, the most that a plan may have, ",
+       rows ? str("at ", rows, " rows; give fewer rows or columns")
+            : "without any rows; give fewer columns");
+}
+
+View view_of(const Slot& s, void* data, const Buffer& b, int64_t rows) {
+  const int64_t m = s.rows(rows);
+  switch (s.form) {
+    case Slot::Form::none:
+      return {};
+    case Slot::Form::scalar:
+      return matrix(data, DType::f32, 1, 1);
+    case Slot::Form::scale: {
+      const Shape shape = s.format.scale_shape(m, s.cols, s.orientation);
+      return matrix(data, info(s.format.scaling).scale, shape.rows, shape.cols);
+    }
+    default: {
+      const Shape shape = s.format.data_shape(m, s.cols, s.orientation);
+      // Transposed data have the rows inside, and room up to a rounded number of them.
+      const int64_t stride = b.rows_inside ? b.rows(rows) : shape.cols;
+      return matrix(data, s.format.dtype, shape.rows, shape.cols, stride);
+    }
+  }
+}
+
+}  // namespace
+
+int64_t Buffer::bytes(int64_t call_rows) const {
+  const int64_t one = random ? static_cast<int64_t>(sizeof(uint64_t)) : info(dtype).bytes;
+  std::optional<int64_t> all = product({call_rows, rows.mul}, kMostBytes);
+  if (all) all = product({rows(call_rows), cols, one}, kMostBytes);
+  if (!all) too_large(*this, call_rows);
+  return *all;
+}
+
+const std::vector<Buffer>& Plan::buffers() const { return data_->buffers; }
+
+std::vector<size_t> Plan::with(Role role) const {
+  std::vector<size_t> list;
+  for (size_t i = 0; i < data_->buffers.size(); ++i)
+    if (data_->buffers[i].role == role) list.push_back(i);
+  return list;
+}
+
+int64_t Plan::workspace_bytes(int64_t rows) const {
+  check_rows(rows);
+  return parts_of(*data_, rows).bytes;
+}
+
+int64_t Plan::saved_bytes(int64_t rows) const {
+  check_rows(rows);
+  int64_t total = 0;
+  for (const Buffer& b : data_->buffers)
+    if (b.role == Role::saved) total += b.bytes(rows);
+  return total;
+}
+
+void Plan::check_rows(int64_t rows) const {
+  require(rows >= 0, "plan: ", rows, " rows; there must be none or more");
+  for (const auto& [op, f] : data_->whole) {
+    const std::optional<int64_t> many = product({rows, f.mul}, kMostBytes);
+    require(many.has_value(), op, ": of ", rows, " rows it makes ", rows, "*", f.mul, "/", f.div,
+            "; the first product must be at most ", kMostBytes, ": give fewer rows");
+    require(*many % f.div == 0, op, ": of ", rows, " rows it makes ", rows, "*", f.mul, "/", f.div,
+            ", which is not whole: give a multiple of ", f.div);
+  }
+  int64_t total = 0;
+  for (const Buffer& b : data_->buffers)
+    if ((total += b.bytes(rows)) > kMostBytes) too_large(b, rows);
+  // A product of matrices may have more operations than its tensors have bytes.
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const PlanStep& s : data_->steps(pass)) {
+      if (!s.step.gemm) continue;
+      const int64_t m = s.rows(rows), most = std::numeric_limits<int64_t>::max();
+      const int64_t inner = s.step.gemm->inner ? s.step.gemm->inner : m;
+      require(
+          product({s.step.rows ? s.step.rows : m, s.step.gemm->cols, inner, 2}, most).has_value(),
+          "plan: ", s.step.name, " has more than ", most, " operations at ", rows,
+          " rows; give fewer rows or columns");
+    }
+}
+
+void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* workspace,
+               const PlanRun& how) const {
+  const PlanData& d = *data_;
+  check_rows(rows);
+  require(pass == Pass::forward || !d.backward.empty(), "plan: it has no backward pass, since ",
+          d.request.backward ? "no gradient is wanted; ask for one"
+                             : "it was planned for the forward pass alone; plan both");
+  require(memory.size() == d.buffers.size(), "plan: ", memory.size(), " addresses; it has ",
+          d.buffers.size(), " buffers");
+  const Parts parts = parts_of(d, rows);
+  const int64_t bytes = parts.bytes;
+  require(workspace || bytes == 0, "plan: no workspace; it needs ", bytes, " bytes");
+  const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(workspace));
+  require(d.request.options.device != Device::cuda || at % kWorkspaceAlignment == 0,
+          "plan: the workspace is ", at % kWorkspaceAlignment, " bytes beyond a multiple of ",
+          kWorkspaceAlignment, "; on cuda it must begin at one");
+  const auto address = [&](int buffer) -> void* {
+    const auto b = static_cast<size_t>(buffer);
+    if (d.slot_of[b] == kNoBuffer) return memory[b];
+    return static_cast<char*>(workspace) + parts.slots[static_cast<size_t>(d.slot_of[b])];
+  };
+  const auto needed = [&](int buffer, const std::string& by) {
+    const Buffer& b = d.buffers[static_cast<size_t>(buffer)];
+    void* const data = address(buffer);
+    require(data || b.bytes(rows) == 0, "plan: no address for '", b.name, "', which ", by,
+            " needs");
+    return data;
+  };
+  Options options = d.request.options;
+  options.stream = how.stream;
+  if (d.rng != kNoBuffer && pass == Pass::forward)
+    backend_for(options.device)
+        .draw(static_cast<uint64_t*>(needed(d.rng, "dropout")),
+              static_cast<uint64_t*>(needed(d.saved_rng, "dropout")),
+              static_cast<uint64_t>(d.dropouts), how.stream);
+  std::vector<View> in, out;
+  for (const PlanStep& s : d.steps(pass)) {
+    if (s.weights && !how.weights_changed) continue;
+    const auto fill = [&](const std::vector<Slot>& slots, std::vector<View>& views) {
+      views.clear();
+      for (const Slot& slot : slots) {
+        if (slot.buffer == kNoBuffer) {
+          views.emplace_back();
+          continue;
+        }
+        const Buffer& b = d.buffers[static_cast<size_t>(slot.buffer)];
+        views.push_back(view_of(slot, needed(slot.buffer, s.step.name), b, rows));
+      }
+    };
+    fill(s.in, in);
+    fill(s.out, out);
+    RunArgs args{.rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters};
+    if (s.random != kNoBuffer)
+      args.random = static_cast<const uint64_t*>(needed(s.random, s.step.name));
+    args.stream = how.stream;
+    if (workspace) args.workspace = static_cast<char*>(workspace) + parts.kernels;
+    if (s.opaque)
+      s.opaque(args);
+    else
+      execute(s.step, s.chosen, args, options);
+  }
+}
+
+}  // namespace tenon
