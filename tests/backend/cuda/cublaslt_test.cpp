@@ -1,0 +1,518 @@
+// Products by cuBLASLt against float64: without a GPU by a library that does them on the host from
+// the same descriptions, with one by the real library too.
+#include "backend/cuda/cublaslt.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "backend/cuda/nvrtc.h"
+#include "lazy/builder.h"
+#include "runtime/execute.h"
+#include "step/verify.h"
+#include "support/gpu_graph.h"
+#include "support/support.h"
+
+namespace tenon::test {
+namespace {
+
+using From = Load::From;
+using To = Store::To;
+using cuda::LtForm;
+
+constexpr uint64_t kHost = ~uint64_t{0};  // no context
+
+const cuda::LoadedLt& fake() {
+  static const cuda::LoadedLt kFake = cuda::load_lt(cuda::Library::open(TENON_FAKE_CUBLASLT));
+  return kFake;
+}
+
+RunArgs args_of(int64_t rows, std::span<const View> in, std::span<const View> out,
+                void* workspace = nullptr, void* stream = nullptr) {
+  return {.rows = rows,
+          .in = in,
+          .out = out,
+          .parameters = {},
+          .workspace = workspace,
+          .stream = stream};
+}
+
+// What follows a product.
+enum class Body : uint8_t { none, rounded, bias, bias_first, add, accumulate, gelu, swiglu, dbias };
+constexpr Body kBodies[] = {Body::none,       Body::rounded, Body::bias,
+                            Body::bias_first, Body::add,     Body::accumulate,
+                            Body::gelu,       Body::swiglu,  Body::dbias};
+// One call does them all: loads of the result's type, no formula.
+bool whole(Body b) { return b < Body::gelu; }
+
+struct Case {
+  DType in = DType::f32, out = DType::f32;
+  int64_t m = 0, n = 0, k = 0;
+  bool turn_a = false, turn_b = false;
+  bool columnwise = false;  // b is a transposed copy
+  bool inner_is_rows = false;
+  int64_t pad = 0;
+  size_t shift = 0;  // elements
+  Body body = Body::none;
+
+  [[nodiscard]] std::string text() const {
+    return str(info(in).name, " -> ", info(out).name, " ", m, "x", n, "x", k, turn_a ? " T" : " N",
+               turn_b ? "T" : "N", columnwise ? " columnwise" : "",
+               inner_is_rows ? " inner=rows" : "", " pad ", pad, " shift ", shift, " body ",
+               static_cast<int>(body));
+  }
+};
+
+Expr call(const char* name, Expr x, Expr b = {}) {
+  const Activation f = activation(name);
+  std::vector<Expr> values;
+  for (const Parameter& p : f.parameters) values.emplace_back(p.value);
+  return f.inputs == 1
+             ? f.body({.x = x, .a = {}, .b = {}, .parameters = f.parameters, .values = values})
+             : f.body({.x = {}, .a = x, .b = b, .parameters = f.parameters, .values = values});
+}
+
+// A step with host memory for all that it reads and writes. Inputs: a, b, bias, what is added.
+struct Problem {
+  Step step;
+  std::vector<Mat> in, out;
+  int64_t rows = 0;  // of the call
+
+  [[nodiscard]] static std::vector<View> views(const std::vector<Mat>& all) {
+    std::vector<View> list;
+    for (const Mat& m : all) list.push_back(m.view());
+    return list;
+  }
+};
+
+Problem problem(const Case& c) {
+  const int64_t cols = c.body == Body::swiglu ? c.n / 2 : c.n;
+  const auto shift = [&](DType d) { return c.shift * static_cast<size_t>(info(d).bytes); };
+  const auto mat = [&](DType d, int64_t rows, int64_t width, unsigned seed, bool plain = false) {
+    return Mat(d, rows, width, plain ? 0 : c.pad, plain ? 0 : shift(d)).fill(seed, false, 1);
+  };
+  const auto side = [&](int64_t rows, int64_t width, bool turned, unsigned seed) {
+    return turned ? mat(c.in, width, rows, seed) : mat(c.in, rows, width, seed);
+  };
+  Problem p;
+  p.in.push_back(side(c.m, c.k, c.turn_a, 1));
+  p.in.push_back(side(c.k, c.n, c.turn_b != c.columnwise, 2));
+  p.in.push_back(mat(c.out, 1, c.n, 3, true));
+  p.in.push_back(mat(c.out, c.m, c.n, 4));
+  p.rows = c.inner_is_rows ? c.k : c.m;
+
+  StepBuilder build(c.text(), cols, Precision::native);
+  const ColumnMap second{1, 1, c.body == Body::swiglu ? cols : 0};
+  const Expr product = build.load({.from = From::product});
+  const Expr other = build.load({.from = From::product, .columns = second});
+  const Expr bias = build.load({.from = From::row, .arg = 2, .dtype = c.out});
+  const Expr added = build.load({.from = From::tile, .arg = 3, .dtype = c.out});
+  Expr value = product;
+  if (c.body == Body::rounded) value = round(product, c.out);
+  if (c.body == Body::bias) value = product + bias;
+  if (c.body == Body::bias_first) value = bias + product;
+  if (c.body == Body::add) value = product + added;
+  if (c.body == Body::accumulate) value = added + product;
+  if (c.body == Body::gelu) value = call("gelu", product + bias);
+  if (c.body == Body::swiglu) value = call("swiglu", product, other);
+  if (c.body == Body::dbias) value = product * added;
+  build.store({To::tile, 0, c.out, {}}, value);
+  p.out.emplace_back(c.out, c.m, cols, c.pad, shift(c.out));
+  if (c.body == Body::dbias) {
+    build.store({To::column_sum, 1, DType::f32, {}}, value);
+    p.out.emplace_back(DType::f32, 1, cols);
+  }
+  p.step = build.finish();
+  const auto matrix = [&](uint32_t arg, bool transposed, bool columnwise) {
+    return Matrix{.arg = arg,
+                  .format = {.dtype = c.in},
+                  .orientation = columnwise ? Orientation::columnwise : Orientation::rowwise,
+                  .transposed = transposed};
+  };
+  p.step.gemm = Gemm{matrix(0, c.turn_a, false), matrix(1, c.turn_b, c.columnwise), c.n,
+                     c.inner_is_rows ? 0 : c.k};
+  if (c.inner_is_rows) p.step.rows = c.m;
+  // What is accumulated into is read and written in place; the reference reads the copy.
+  if (c.body == Body::accumulate) p.out[0] = p.in[3];
+  return p;
+}
+
+// Every pairing of types that there is, every body, layout and kind of address.
+std::vector<Case> cases() {
+  struct Size {
+    int64_t m, n, k;
+  };
+  constexpr Size kSizes[] = {{64, 128, 96}, {1, 8, 8},   {33, 62, 7},  {128, 2, 40},
+                             {7, 96, 130},  {40, 16, 1}, {96, 34, 24}, {72, 136, 264}};
+  struct Types {
+    DType in, out;
+  };
+  constexpr Types kTypes[] = {{DType::f32, DType::f32},   {DType::f16, DType::f16},
+                              {DType::bf16, DType::bf16}, {DType::bf16, DType::f32},
+                              {DType::f16, DType::f32},   {DType::f32, DType::bf16},
+                              {DType::f16, DType::bf16}};
+  std::vector<Case> all;
+  size_t turn = 0;
+  for (const Types t : kTypes)
+    for (const Body body : kBodies)
+      for (const int layout : {0, 1, 2, 3}) {
+        const Size s = kSizes[turn % std::size(kSizes)];
+        all.push_back({.in = t.in,
+                       .out = t.out,
+                       .m = s.m,
+                       .n = s.n,
+                       .k = s.k,
+                       .turn_a = layout % 2 == 1,
+                       .turn_b = layout >= 2,
+                       .columnwise = turn % 5 == 2,
+                       .inner_is_rows = turn % 7 == 3,
+                       .pad = turn % 3 == 0   ? 8
+                              : turn % 3 == 1 ? 0
+                                              : 3,
+                       .shift = turn % 4 == 3 ? 1U : 0U,
+                       .body = body});
+        ++turn;
+      }
+  return all;
+}
+
+bool pairs(const Case& c) { return c.out == c.in || c.out == DType::f32; }
+
+// Host memory at a multiple of 256.
+struct Aligned {
+  explicit Aligned(size_t bytes) : memory(bytes + 2 * cuda::kLtAlignment, 0xcd) {}
+  [[nodiscard]] std::byte* data() {
+    const auto at = reinterpret_cast<uintptr_t>(memory.data());
+    return reinterpret_cast<std::byte*>((at + 255) / 256 * 256);
+  }
+  std::vector<uint8_t> memory;
+};
+
+bool multiplied(const cuda::LtProduct& product) {
+  const cuda::Lt& lt = fake().lt;
+  const cuda::LtChoice choice = cuda::choose(lt, nullptr, kHost, product);
+  Aligned workspace(choice.workspace);
+  return choice.found && cuda::multiply(lt, nullptr, choice, product, workspace.data(), nullptr);
+}
+
+void expect_right(Problem& p, const Case& c) {
+  const std::vector<View> in = Problem::views(p.in), out = Problem::views(p.out);
+  const auto wrong = verify(p.step, args_of(p.rows, in, out));
+  EXPECT_FALSE(wrong.has_value()) << c.text() << ": " << *wrong;
+  for (const Mat& m : p.out) EXPECT_TRUE(m.guards_hold()) << c.text();
+}
+
+std::vector<View> run_views(const Problem& p, const Case& c) {
+  std::vector<View> in = Problem::views(p.in);
+  if (c.body == Body::accumulate) in[3] = p.out[0].view();
+  return in;
+}
+
+TEST(CublasLt, LoadsAndSaysWhatIsMissing) {
+  ASSERT_EQ(fake().why, "");
+  EXPECT_EQ(fake().version, "13.1.2");
+  EXPECT_NE(fake().path.find("cublaslt"), std::string::npos) << fake().path;
+  const cuda::LoadedLt none = cuda::load_lt(cuda::Library::open("/no/such/libcublasLt.so.13"));
+  for (const char* part : {"/no/such/libcublasLt.so.13", "nvidia-cublas", "TENON_CUBLASLT"})
+    EXPECT_NE(none.why.find(part), std::string::npos) << none.why;
+  const cuda::LoadedLt other = cuda::load_lt(cuda::Library::open("libm.so.6"));
+  for (const char* part : {"cublasLtGetVersion", "cuBLAS 12"})
+    EXPECT_NE(other.why.find(part), std::string::npos) << other.why;
+}
+
+TEST(CublasLt, OneProductDoesTheWholeStep) {
+  ASSERT_EQ(fake().why, "");
+  size_t done = 0;
+  for (const Case& c : cases()) {
+    Problem p = problem(c);
+    const LtForm form(p.step);
+    const bool adds = c.body != Body::none && c.body != Body::rounded;
+    EXPECT_EQ(form.is_whole(), whole(c.body) && pairs(c) && (!adds || c.out == DType::f32))
+        << c.text();
+    const std::vector<View> in = run_views(p, c), out = Problem::views(p.out);
+    const auto product = form.whole(args_of(p.rows, in, out));
+    EXPECT_EQ(product.has_value() || c.body == Body::bias || c.body == Body::bias_first,
+              form.is_whole() || c.body == Body::bias || c.body == Body::bias_first)
+        << c.text();
+    if (!product) continue;
+    ASSERT_TRUE(multiplied(*product)) << c.text();
+    expect_right(p, c);
+    ++done;
+  }
+  EXPECT_GT(done, 80U);
+}
+
+// The product in memory, then the body by the CPU's kernels: the same two steps as on a device.
+TEST(CublasLt, AnyBodyFollowsAProduct) {
+  ASSERT_EQ(fake().why, "");
+  for (const Case& c : cases()) {
+    Problem p = problem(c);
+    const LtForm form(p.step);
+    const std::vector<View> in = run_views(p, c), out = Problem::views(p.out);
+    const RunArgs args = args_of(p.rows, in, out);
+    Aligned memory(form.product_bytes(p.rows));
+    ASSERT_TRUE(multiplied(form.product(args, memory.data()))) << c.text();
+    std::vector<View> with;
+    EXPECT_EQ(form.rest().head(), Head::map);
+    execute(form.rest(), form.rest_args(args, memory.data(), with), {});
+    expect_right(p, c);
+  }
+}
+
+// An address that is too odd for a bias, a shape without a kernel: said, not done.
+TEST(CublasLt, SaysWhatItDoesNotTake) {
+  ASSERT_EQ(fake().why, "");
+  Case c{.in = DType::bf16, .out = DType::f32, .m = 8, .n = 16, .k = 8, .body = Body::bias};
+  Problem p = problem(c);
+  const LtForm form(p.step);
+  std::vector<View> in = Problem::views(p.in);
+  const std::vector<View> out = Problem::views(p.out);
+  in[2].data = reinterpret_cast<void*>(uintptr_t{0x1010});
+  EXPECT_TRUE(form.whole(args_of(p.rows, in, out)).has_value());
+  in[2].data = reinterpret_cast<void*>(uintptr_t{0x1008});
+  EXPECT_FALSE(form.whole(args_of(p.rows, in, out)).has_value());
+
+  c.m = 77;
+  c.body = Body::none;
+  const Problem q = problem(c);
+  const std::vector<View> from = Problem::views(q.in), to = Problem::views(q.out);
+  const auto product = LtForm(q.step).whole(args_of(q.rows, from, to));
+  ASSERT_TRUE(product.has_value());
+  EXPECT_FALSE(cuda::choose(fake().lt, nullptr, kHost, *product).found);
+
+  c.m = 8;
+  Problem odd = problem(c);
+  std::vector<View> at = Problem::views(odd.in), into = Problem::views(odd.out);
+  at[0].data = static_cast<std::byte*>(at[0].data) + 1;
+  const auto apart = LtForm(odd.step).whole(args_of(odd.rows, at, into));
+  ASSERT_TRUE(apart.has_value());
+  EXPECT_FALSE(cuda::choose(fake().lt, nullptr, kHost, *apart).found) << "elements at odd bytes";
+}
+
+// A result that lies in a wider tensor, and a residual in another one.
+TEST(CublasLt, ColumnsOfATensorAreWrittenInPlace) {
+  ASSERT_EQ(fake().why, "");
+  const int64_t m = 12, n = 10, k = 9;
+  const Mat a = Mat(DType::f32, m, k).fill(1), b = Mat(DType::f32, k, n).fill(2);
+  const Mat c = Mat(DType::f32, m, n + 5).fill(3);
+  const Mat d(DType::f32, m, n + 7);
+  StepBuilder build("slices", n, Precision::native);
+  const Expr held = build.load({From::tile, 2, DType::f32, {1, 1, 5}});
+  build.store({To::tile, 0, DType::f32, {1, 1, 3}}, build.load({.from = From::product}) + held);
+  Step step = build.finish();
+  step.gemm = Gemm{{.arg = 0}, {.arg = 1}, n, k};
+  const std::vector<View> in{a.view(), b.view(), c.view()}, out{d.view()};
+  const auto product = LtForm(step).whole(args_of(m, in, out));
+  ASSERT_TRUE(product.has_value());
+  ASSERT_TRUE(multiplied(*product));
+  const auto wrong = verify(step, args_of(m, in, out));
+  EXPECT_FALSE(wrong.has_value()) << *wrong;
+  for (int64_t r = 0; r < m; ++r)
+    for (const int64_t j : {int64_t{0}, int64_t{2}, n + 3, n + 6})
+      EXPECT_EQ(d.code(r, j), 0xa5a5a5a5U) << r << ", " << j;
+}
+
+TEST(CublasLt, RefusesWithTheReason) {
+  const Case plain{.in = DType::bf16, .out = DType::bf16, .m = 8, .n = 8, .k = 8};
+  const auto expect = [&](const std::function<void(Step&)>& change, const char* part) {
+    Step step = problem(plain).step;
+    change(step);
+    const Attempt attempt = cuda::make_cublaslt(step);
+    ASSERT_TRUE(std::holds_alternative<Refusal>(attempt)) << part;
+    const std::string& why = std::get<Refusal>(attempt).why;
+    EXPECT_NE(why.find(part), std::string::npos) << why;
+  };
+  expect([](Step& s) { s.gemm.reset(); }, "map head");
+  expect([](Step& s) { s.precision = Precision::strict; }, "strict");
+  expect([](Step& s) { s.gemm->b.format = {DType::e4m3, Scaling::delayed}; }, "e4m3 delayed");
+  expect([](Step& s) { s.gemm->a.format.dtype = DType::f16; }, "f16 and bf16");
+  if (!cuda::cublaslt().why.empty()) expect([](Step&) {}, "nvidia-cublas");
+}
+
+// A machine that only compiles has no cuBLASLt: the texts are those of the step behind the product.
+TEST(CublasLt, TextsOfBodiesNeedNoLibrary) {
+  Case c{.in = DType::bf16, .out = DType::bf16, .m = 64, .n = 128, .k = 96, .body = Body::gelu};
+  const Step step = problem(c).step;
+  const std::vector<std::string> texts = cuda::texts_behind_product(step);
+  EXPECT_EQ(texts, kernel_for(LtForm(step).rest(), Device::cuda).kernel->texts());
+  ASSERT_FALSE(texts.empty());
+  EXPECT_NE(texts[0].find("tenon_vector_kernel"), std::string::npos);
+  Step strict = step;
+  strict.precision = Precision::strict;
+  EXPECT_TRUE(cuda::texts_behind_product(strict).empty());
+  Step map = step;
+  map.gemm.reset();
+  EXPECT_TRUE(cuda::texts_behind_product(map).empty());
+}
+
+// The rest is for a GPU.
+class CublasLtOnGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const auto& why : {cuda::why_no_gpu(), cuda::why_no_nvrtc()})
+      if (why) GTEST_SKIP() << *why;
+    if (!cuda::cublaslt().why.empty()) FAIL() << cuda::cublaslt().why;
+  }
+
+  // Copies of a problem's memory on the device, as far from a multiple of 64 as there.
+  struct OnDevice {
+    std::vector<std::unique_ptr<cuda::DeviceBuffer>> buffers;
+    std::vector<View> in, out;
+
+    View upload(const Mat& m) {
+      View v = m.view();
+      const size_t bytes = size_of(v), shift = shift_of(v);
+      std::vector<uint8_t> host(bytes + shift);
+      std::memcpy(host.data() + shift, v.data, bytes);
+      buffers.push_back(std::make_unique<cuda::DeviceBuffer>(host.size()));
+      buffers.back()->from_host(host.data());
+      v.data = static_cast<uint8_t*>(buffers.back()->data()) + shift;
+      return v;
+    }
+    // Results back to where they belong; what lies between rows too.
+    void fetch(const Problem& p) const {
+      for (size_t i = 0; i < p.out.size(); ++i) {
+        const View v = p.out[i].view();
+        const cuda::DeviceBuffer& from = *buffers[p.in.size() + i];
+        std::vector<uint8_t> host(from.size());
+        from.to_host(host.data());
+        std::memcpy(v.data, host.data() + shift_of(v), size_of(v));
+      }
+    }
+    static size_t shift_of(const View& v) { return reinterpret_cast<uintptr_t>(v.data) % 16; }
+    static size_t size_of(const View& v) {
+      return static_cast<size_t>(((v.rows - 1) * v.stride + v.cols) * info(v.dtype).bytes);
+    }
+  };
+  static OnDevice upload(const Problem& p, const Case& c) {
+    OnDevice d;
+    for (const Mat& m : p.in) d.in.push_back(d.upload(m));
+    for (const Mat& m : p.out) d.out.push_back(d.upload(m));
+    if (c.body == Body::accumulate) d.in[3] = d.out[0];
+    return d;
+  }
+};
+
+TEST_F(CublasLtOnGpu, StepsAreRight) {
+  for (const Case& c : cases()) {
+    Problem p = problem(c);
+    OnDevice d = upload(p, c);
+    const Chosen chosen = kernel_for(p.step, Device::cuda);
+    EXPECT_TRUE(chosen.maker == "cublaslt" || chosen.maker == "gemm") << c.text();
+    chosen.kernel->run(args_of(p.rows, d.in, d.out));
+    d.fetch(p);
+    expect_right(p, c);
+  }
+}
+
+// What is dense and aligned must have a kernel: else everything would run, slowly, elsewhere.
+TEST_F(CublasLtOnGpu, TakesDenseProducts) {
+  const cuda::Lt& lt = cuda::cublaslt().lt;
+  const cuda::CurrentContext context;
+  cuda::LtHandle handle = nullptr;
+  ASSERT_EQ(lt.create(&handle), 0);
+  for (const Case& c : cases()) {
+    const bool dense = c.pad != 3 && c.shift == 0;
+    const bool even = c.n % 8 == 0 && c.k % 8 == 0 && (c.m % 8 == 0 || !c.turn_a);
+    if (!dense || !even) continue;
+    Problem p = problem(c);
+    OnDevice d = upload(p, c);
+    const LtForm form(p.step);
+    const RunArgs args = args_of(p.rows, d.in, d.out);
+    EXPECT_TRUE(cuda::choose(lt, handle, context.id(), form.product(args, nullptr)).found)
+        << c.text();
+    const auto product = c.in == c.out ? form.whole(args) : std::nullopt;
+    EXPECT_TRUE(!product || cuda::choose(lt, handle, context.id(), *product).found) << c.text();
+  }
+  lt.destroy(handle);
+}
+
+// With a lent workspace of the size that was asked for, and none at all; with no rows.
+TEST_F(CublasLtOnGpu, WorkspaceIsEnoughAndNoRowsAreFine) {
+  for (const Body body : {Body::none, Body::bias, Body::gelu, Body::dbias}) {
+    Case c{.in = DType::bf16, .out = DType::bf16, .m = 130, .n = 72, .k = 64, .body = body};
+    Problem p = problem(c);
+    OnDevice d = upload(p, c);
+    const Chosen chosen = kernel_for(p.step, Device::cuda);
+    const size_t bytes = chosen.kernel->workspace(p.rows);
+    cuda::DeviceBuffer workspace(bytes + 64 + 64);
+    std::vector<uint8_t> poison(workspace.size(), Mat::kPoison);
+    workspace.from_host(poison.data());
+    chosen.kernel->run(args_of(p.rows, d.in, d.out, static_cast<uint8_t*>(workspace.data()) + 64));
+    d.fetch(p);
+    expect_right(p, c);
+    workspace.to_host(poison.data());
+    EXPECT_TRUE(std::all_of(poison.end() - 64, poison.end(), [](uint8_t b) {
+      return b == Mat::kPoison;
+    })) << c.text();
+    // Sums of no rows are zeros.
+    chosen.kernel->run(args_of(0, d.in, d.out));
+    d.fetch(p);
+    for (int64_t j = 0; body == Body::dbias && j < c.n; ++j) EXPECT_EQ(p.out[1].at(0, j), 0.0F);
+  }
+}
+
+// A captured step runs when the graph does, on what the memory holds then.
+TEST_F(CublasLtOnGpu, StepsAreCaptured) {
+  const cuda::Driver& driver = cuda::driver();
+  const cuda::CurrentContext context;
+  for (const Body body : {Body::bias, Body::accumulate, Body::gelu, Body::dbias}) {
+    const Case c{.in = DType::f16, .out = DType::f16, .m = 64, .n = 128, .k = 96, .body = body};
+    Problem p = problem(c);
+    OnDevice d = upload(p, c);
+    const Chosen chosen = kernel_for(p.step, Device::cuda);
+    // cuBLASLt loads a kernel when it first runs, which not every driver does in a capture.
+    const OnDevice warm = upload(p, c);
+    chosen.kernel->run(args_of(p.rows, warm.in, warm.out));
+    cuda::Stream stream = nullptr;
+    cuda::StreamGraph graph = nullptr;
+    cuda::GraphExec made = nullptr;
+    constexpr unsigned kNonBlocking = 1;
+    constexpr int kThreadLocal = 1;
+    cuda::check(driver.stream_create(&stream, kNonBlocking), "making a stream");
+    cuda::check(driver.stream_begin_capture(stream, kThreadLocal), "beginning a capture");
+    chosen.kernel->run(args_of(p.rows, d.in, d.out, nullptr, stream));
+    cuda::check(driver.stream_end_capture(stream, &graph), "ending a capture");
+    cuda::check(driver.graph_instantiate(&made, graph, 0), "making a graph");
+    d.fetch(p);
+    EXPECT_TRUE(body == Body::accumulate || p.out[0].untouched()) << c.text();
+    cuda::check(driver.graph_launch(made, stream), "launching a graph");
+    cuda::check(driver.stream_synchronize(stream), "waiting for a graph");
+    d.fetch(p);
+    expect_right(p, c);
+    driver.graph_exec_destroy(made);
+    driver.graph_destroy(graph);
+    driver.stream_destroy(stream);
+  }
+}
+
+// A bias that is no vector, elements at odd bytes: the call goes another way, in the same memory.
+TEST_F(CublasLtOnGpu, EveryWayFitsTheWorkspace) {
+  struct Odd {
+    Body body;
+    size_t input, shift;
+  };
+  for (const auto& [body, input, shift] : {Odd{Body::bias, 0, 0}, Odd{Body::bias, 2, 8},
+                                           Odd{Body::bias, 0, 1}, Odd{Body::gelu, 1, 1}}) {
+    const Case c{.in = DType::bf16, .out = DType::f32, .m = 64, .n = 128, .k = 96, .body = body};
+    SCOPED_TRACE(str(c.text(), ", input ", input, " + ", shift));
+    Problem p = problem(c);
+    Mat& odd = p.in[input];
+    odd = Mat(odd.dtype(), odd.rows(), odd.cols(), 0, shift).fill(9, false, 1);
+    const Chosen chosen = kernel_for(p.step, Device::cuda);
+    const cuda::DeviceBuffer workspace(chosen.kernel->workspace(p.rows));
+    const OnDevice warm = upload(p, c);
+    chosen.kernel->run(args_of(p.rows, warm.in, warm.out, workspace.data()));
+    const OnDevice d = upload(p, c);
+    const GpuStream stream;
+    const GpuGraph graph(stream, [&] {
+      chosen.kernel->run(args_of(p.rows, d.in, d.out, workspace.data(), stream.get()));
+    });
+    EXPECT_FALSE(graph.allocates());
+    graph.replay();
+    d.fetch(p);
+    expect_right(p, c);
+  }
+}
+
+}  // namespace
+}  // namespace tenon::test

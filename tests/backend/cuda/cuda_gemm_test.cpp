@@ -1,0 +1,721 @@
+// Products by Hopper's tensor cores: which steps and calls they take, how operands are described,
+// that texts compile, all without a GPU; with one, every body and layout against float64.
+#include <atomic>
+#include <functional>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "backend/cuda/body.h"
+#include "backend/cuda/cublaslt.h"
+#include "backend/cuda/driver.h"
+#include "backend/cuda/gemm.h"
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/nvrtc.h"
+#include "cli/bench_cubin.h"
+#include "lazy/builder.h"
+#include "ops/dropout.h"
+#include "runtime/execute.h"
+#include "step/verify.h"
+#include "support/gpu_graph.h"
+#include "support/support.h"
+
+namespace tenon::test {
+namespace {
+
+using cuda::GemmProgram;
+using From = Load::From;
+using To = Store::To;
+
+constexpr int64_t kProcessors = 132;
+
+// Which memory is read as which side: x·Wᵀ, x·W, xᵀ·y, xᵀ·yᵀ.
+enum class Form : uint8_t { nt, nn, tn, tt };
+constexpr Form kForms[] = {Form::nt, Form::nn, Form::tn, Form::tt};
+constexpr const char* kFormNames[] = {"nt", "nn", "tn", "tt"};
+bool turns_a(Form f) { return f == Form::tn || f == Form::tt; }
+bool turns_b(Form f) { return f == Form::nt || f == Form::tt; }
+
+// Inputs of all bodies.
+enum In : uint32_t { in_a, in_b, in_bias, in_tile, in_column, in_scalar, inputs };
+
+Expr call(const char* name, Expr x, Expr b = {}) {
+  const Activation f = activation(name);
+  std::vector<Expr> values;
+  for (const Parameter& p : f.parameters) values.emplace_back(p.value);
+  return f.inputs == 1
+             ? f.body({.x = x, .a = {}, .b = {}, .parameters = f.parameters, .values = values})
+             : f.body({.x = {}, .a = x, .b = b, .parameters = f.parameters, .values = values});
+}
+
+// Where an output's numbers are, for those who make its memory.
+struct Out {
+  DType dtype = DType::f32;
+  int64_t rows = 0, cols = 0;
+};
+struct Made {
+  StepBuilder build;
+  DType out;
+  int64_t rows, cols;  // of the body
+  int64_t n;           // columns of the product
+  std::array<ColumnMap, 2> halves{};
+  std::vector<Out> outputs = {};
+  std::vector<float> parameters = {};
+  bool random = false;
+
+  Expr product(int half = 0) {
+    return build.load({.from = From::product, .columns = halves[static_cast<size_t>(half)]});
+  }
+  Expr bias(int half = 0) {
+    return build.load({From::row, in_bias, out, halves[static_cast<size_t>(half)]});
+  }
+  Expr tile(int half = 0) {
+    return build.load({From::tile, in_tile, out, halves[static_cast<size_t>(half)]});
+  }
+  // Both halves of the product, through f; in this order, which a compiler may change elsewhere.
+  Expr gate(const char* name, bool biased = false) {
+    const Expr a = biased ? product(0) + bias(0) : product(0);
+    const Expr b = biased ? product(1) + bias(1) : product(1);
+    return call(name, a, b);
+  }
+  void store(Expr value, DType dtype, const ColumnMap& columns = {}) {
+    build.store({To::tile, static_cast<uint32_t>(outputs.size()), dtype, columns}, value);
+    outputs.push_back({dtype, rows, cols});
+  }
+  // Both halves of one tensor.
+  void store_halves(Expr a, Expr b) {
+    const auto arg = static_cast<uint32_t>(outputs.size());
+    build.store({To::tile, arg, out, halves[0]}, a);
+    build.store({To::tile, arg, out, halves[1]}, b);
+    outputs.push_back({out, rows, 2 * cols});
+  }
+  // Codes with one scale, and their amax.
+  void encode(Expr value, DType codes, Scaling scaling) {
+    const auto arg = static_cast<uint32_t>(outputs.size());
+    const StepBuilder::Part part{value, {}};
+    Operand o;
+    o.format = {.dtype = codes, .scaling = scaling};
+    build.store(o, arg, in_scalar, cols, std::span(&part, 1));
+    outputs.push_back({codes, rows, cols});
+    outputs.push_back({DType::f32, 1, 1});
+    for (int i = 2; i < 5; ++i) outputs.push_back({});
+    build.store({.to = To::amax,
+                 .arg = static_cast<uint32_t>(outputs.size()),
+                 .dtype = DType::f32,
+                 .join = scaling == Scaling::delayed},
+                value);
+    outputs.push_back({DType::f32, 1, 1});
+  }
+  Expr masked(Expr x) {
+    random = true;
+    const DropoutRule rule = dropout_rule(0.3);
+    parameters = {rule.threshold, rule.scale};
+    const Expr bits = build.load({.from = From::random});
+    return select(bits >= build.load({.from = From::parameter, .arg = 0}),
+                  x * build.load({.from = From::parameter, .arg = 1}), 0.0F);
+  }
+};
+
+// What follows a product. A gated one has half of its columns.
+struct Body {
+  const char* name;
+  bool gated;
+  void (*make)(Made&);
+};
+constexpr Body kBodies[] = {
+    {"plain", false, [](Made& m) { m.store(m.product(), m.out); }},
+    {"f32", false, [](Made& m) { m.store(m.product(), DType::f32); }},
+    {"bias", false, [](Made& m) { m.store(m.product() + m.bias(), m.out); }},
+    {"bias gelu", false, [](Made& m) { m.store(call("gelu", m.product() + m.bias()), m.out); }},
+    {"gelu_erf f32", false, [](Made& m) { m.store(call("gelu_erf", m.product()), DType::f32); }},
+    {"saved, gelu", false,
+     [](Made& m) {
+       const Expr x = m.product() + m.bias();
+       m.store(x, m.out);
+       m.store(call("gelu", x), m.out);
+     }},
+    {"add", false, [](Made& m) { m.store(m.product() + m.tile(), m.out); }},
+    {"accumulate", false,
+     [](Made& m) {
+       m.build.load({.from = From::scalar, .arg = in_scalar});
+       m.store(m.build.load({From::tile, in_tile, DType::f32}) + m.product(), DType::f32);
+     }},
+    {"row scales", false,
+     [](Made& m) {
+       const Expr s = m.build.load({.from = From::column, .arg = in_column});
+       m.store(
+           call("silu", m.product()) * s + m.build.load({.from = From::scalar, .arg = in_scalar}),
+           m.out);
+     }},
+    {"leaky_relu", false,
+     [](Made& m) {
+       m.parameters = {0.125F};
+       const Expr x = m.product();
+       m.store(select(x > 0.0F, x, x * m.build.load({.from = From::parameter, .arg = 0})), m.out);
+     }},
+    {"bias dropout add", false,
+     [](Made& m) { m.store(m.tile() + m.masked(m.product() + m.bias()), m.out); }},
+    {"gelu.bwd", false,
+     [](Made& m) {
+       const Expr x = m.tile();
+       m.store(m.build.grad(call("gelu", x), m.product(), std::span(&x, 1))[0], m.out);
+     }},
+    {"swiglu.bwd", false,
+     [](Made& m) {
+       m.halves = {ColumnMap{1, 1, 0}, ColumnMap{1, 1, m.cols}};
+       const std::array<Expr, 2> x{m.tile(0), m.tile(1)};
+       const auto d = m.build.grad(call("swiglu", x[0], x[1]), m.product(0), x);
+       m.store_halves(d[0], d[1]);
+     }},
+    {"swiglu", true, [](Made& m) { m.store(m.gate("swiglu"), m.out); }},
+    {"bias geglu", true, [](Made& m) { m.store(m.gate("geglu", true), m.out); }},
+    {"saved, swiglu", true,
+     [](Made& m) {
+       const Expr a = m.product(0);
+       const Expr b = m.product(1);
+       m.store_halves(a, b);
+       m.store(call("swiglu", a, b), m.out);
+     }},
+    {"gelu e4m3", false,
+     [](Made& m) { m.encode(call("gelu", m.product()), DType::e4m3, Scaling::delayed); }},
+    {"swiglu e4m3", true,
+     [](Made& m) { m.encode(m.gate("swiglu"), DType::e4m3, Scaling::delayed); }},
+    {"bias e5m2 current", false,
+     [](Made& m) { m.encode(m.product() + m.bias(), DType::e5m2, Scaling::current); }},
+};
+
+const Body& body(std::string_view name) {
+  for (const Body& b : kBodies)
+    if (b.name == name) return b;
+  throw std::runtime_error("no such body");
+}
+
+struct Case {
+  const Body* body = kBodies;
+  Form form = Form::nt;
+  DType in = DType::bf16, out = DType::bf16;
+  int64_t m = 0, n = 0, k = 0;  // n columns of the body
+  Gate gate = Gate::stacked;
+  bool inner_is_rows = false, specials = false;
+  int64_t pad = 0;
+  int64_t width = GemmProgram::kNarrow;
+  unsigned blocks = 1;  // at most so many: tiles follow one another
+
+  [[nodiscard]] std::string text() const {
+    return str(body->name, " ", kFormNames[static_cast<int>(form)], " ", info(in).name, " -> ",
+               info(out).name, " ", m, "x", n, "x", k, " gate ", static_cast<int>(gate),
+               inner_is_rows ? " inner=rows" : "", specials ? " specials" : "", " pad ", pad,
+               " width ", width, " blocks ", blocks);
+  }
+};
+
+struct Problem {
+  Step step;
+  std::vector<Out> outputs;
+  std::vector<float> parameters;
+  bool random = false;
+};
+
+Problem problem(const Case& c) {
+  Made m{.build = StepBuilder(c.text(), c.n, Precision::native),
+         .out = c.out,
+         .rows = c.m,
+         .cols = c.n,
+         .n = c.body->gated ? 2 * c.n : c.n};
+  if (c.body->gated) {
+    const int64_t k = interleave(c.gate);
+    const bool swapped = c.gate == Gate::swapped;
+    for (const int64_t half : {0, 1})
+      m.halves[static_cast<size_t>(half)] =
+          k ? ColumnMap{k, 2 * k, half * k} : ColumnMap{1, 1, (swapped ? 1 - half : half) * c.n};
+  }
+  c.body->make(m);
+  Problem p{m.build.finish(), std::move(m.outputs), std::move(m.parameters), m.random};
+  const auto matrix = [&](uint32_t arg, bool transposed) {
+    return Matrix{.arg = arg, .format = {.dtype = c.in}, .transposed = transposed};
+  };
+  p.step.gemm = Gemm{matrix(in_a, turns_a(c.form)), matrix(in_b, turns_b(c.form)), m.n,
+                     c.inner_is_rows ? 0 : c.k};
+  if (c.inner_is_rows) p.step.rows = c.m;
+  return p;
+}
+
+// Bytes of a matrix with padding after each row, and some after the last.
+struct Array {
+  static constexpr uint8_t kPoison = 0xA5;
+  static constexpr size_t kGuard = 256;
+  View at{};
+  std::vector<uint8_t> bytes;
+
+  Array() = default;
+  Array(DType dtype, int64_t rows, int64_t cols, int64_t stride)
+      : at{nullptr, dtype, rows, cols, stride},
+        bytes(static_cast<size_t>(rows * stride * info(dtype).bytes) + kGuard, kPoison) {}
+  [[nodiscard]] bool given() const { return !bytes.empty(); }
+  [[nodiscard]] View view() const {
+    View v = at;
+    v.data = given() ? const_cast<uint8_t*>(bytes.data()) : nullptr;
+    return v;
+  }
+  void set(int64_t r, int64_t c, float v) {
+    const auto size = static_cast<size_t>(info(at.dtype).bytes);
+    const uint32_t code = encode(at.dtype, v);
+    std::memcpy(bytes.data() + static_cast<size_t>(r * at.stride + c) * size, &code, size);
+  }
+  Array& fill(std::mt19937& random, float spread = 1) {
+    std::normal_distribution<float> normal(0, spread);
+    for (int64_t r = 0; r < at.rows; ++r)
+      for (int64_t c = 0; c < at.cols; ++c) set(r, c, normal(random));
+    return *this;
+  }
+  // Whether padding and guard are as they were.
+  [[nodiscard]] bool guards_hold() const {
+    const int64_t size = info(at.dtype).bytes;
+    for (int64_t i = 0; i < static_cast<int64_t>(bytes.size()); ++i) {
+      const int64_t row = i / (at.stride * size), in_row = i % (at.stride * size);
+      const bool inside = row < at.rows && in_row < at.cols * size;
+      if (!inside && bytes[static_cast<size_t>(i)] != kPoison) return false;
+    }
+    return true;
+  }
+};
+
+struct Memory {
+  std::vector<Array> in, out;
+};
+
+Memory memory_of(const Case& c, const Problem& p) {
+  std::mt19937 random(static_cast<unsigned>(c.m * 7 + c.n * 3 + c.k));
+  const auto array = [&](DType d, int64_t rows, int64_t cols) {
+    return Array(d, rows, cols, rup(cols, 8) + c.pad);
+  };
+  const int64_t n = p.step.gemm->cols;
+  const bool f32_tile = std::string_view(c.body->name) == "accumulate";
+  const bool wide = std::string_view(c.body->name) == "swiglu.bwd";
+  Memory m;
+  m.in.resize(inputs);
+  m.in[in_a] = turns_a(c.form) ? array(c.in, c.k, c.m) : array(c.in, c.m, c.k);
+  m.in[in_b] = turns_b(c.form) ? array(c.in, n, c.k) : array(c.in, c.k, n);
+  m.in[in_bias] = array(c.out, 1, n);
+  m.in[in_tile] = array(f32_tile ? DType::f32 : c.out, c.m, wide ? 2 * n : n);
+  m.in[in_column] = array(DType::f32, c.m, 1);
+  m.in[in_scalar] = array(DType::f32, 1, 1);
+  for (Array& a : m.in) a.fill(random);
+  m.in[in_scalar].set(0, 0, 1.5F);
+  if (c.specials) {
+    const auto spoil = [&](Array& a) {
+      for (const float v : {kInf, -kInf, kNan, 0.0F})
+        a.set(static_cast<int64_t>(random()) % a.at.rows,
+              static_cast<int64_t>(random()) % a.at.cols, v);
+    };
+    spoil(m.in[in_a]);
+    spoil(m.in[in_b]);
+  }
+  for (const Out& o : p.outputs) m.out.push_back(o.rows ? array(o.dtype, o.rows, o.cols) : Array());
+  for (size_t k = 0; k < p.step.stores.size(); ++k)  // a history that later ones join
+    if (p.step.stores[k].to == To::amax) m.out[p.step.stores[k].arg].set(0, 0, 0.25F);
+  if (f32_tile) m.out[0] = m.in[in_tile];
+  return m;
+}
+
+const uint64_t kState[5] = {42, 7, 3, 5, 1 << 12};
+
+RunArgs args_of(const Case& c, const Problem& p, std::span<const View> in,
+                std::span<const View> out) {
+  return {.rows = c.inner_is_rows ? c.k : c.m,
+          .in = in,
+          .out = out,
+          .parameters = p.parameters,
+          .random = p.random ? kState : nullptr};
+}
+
+std::vector<View> views(const std::vector<Array>& all) {
+  std::vector<View> list;
+  for (const Array& a : all) list.push_back(a.view());
+  return list;
+}
+
+// Every body with every layout, at sizes around those of tiles and vectors.
+std::vector<Case> cases() {
+  struct Size {
+    int64_t m, n, k;
+  };
+  constexpr Size kSizes[] = {{128, 128, 64}, {1, 8, 8},       {129, 200, 72},  {300, 392, 131},
+                             {63, 64, 1},    {257, 256, 320}, {500, 96, 1000}, {130, 328, 63},
+                             {70, 416, 200}, {385, 288, 65}};
+  std::vector<Case> all;
+  size_t turn = 0;
+  for (const Body& b : kBodies)
+    for (const Form form : kForms)
+      for (const int64_t width : {GemmProgram::kNarrow, GemmProgram::kWide})
+        for (const Gate gate : kGates) {
+          if (gate == Gate::separate || (!b.gated && gate != Gate::stacked)) continue;
+          if (b.gated && form != Form::nt && form != Form::tt) continue;
+          // Halves that alternate are no vectors where the body reads or writes them itself.
+          const std::string_view name = b.name;
+          if (gate == Gate::by1 && name != "swiglu" && name != "swiglu e4m3") continue;
+          const Size s = kSizes[turn % std::size(kSizes)];
+          Case c{.body = &b,
+                 .form = form,
+                 .in = turn % 3 == 1 ? DType::f16 : DType::bf16,
+                 .m = s.m,
+                 .n = s.n,
+                 .k = s.k,
+                 .gate = gate,
+                 .inner_is_rows = turns_a(form) && turn % 2 == 1,
+                 .specials = turn % 5 == 2,
+                 .pad = turn % 4 == 1 ? 8 : 0,
+                 .width = width,
+                 .blocks = 1 + static_cast<unsigned>(turn % 4)};
+          c.out = turn % 7 == 3 ? DType::f16 : c.in;
+          if (!test::fits(gate, c.n)) c.n = rup(c.n, 32);
+          ++turn;
+          if (GemmProgram::refusal(problem(c).step, width).empty()) all.push_back(c);
+        }
+  return all;
+}
+
+std::string refusal(const Case& c) { return GemmProgram::refusal(problem(c).step, c.width); }
+
+TEST(CudaGemm, RefusesWithTheReason) {
+  const Case plain{.m = 128, .n = 128, .k = 64};
+  const auto expect = [&](const std::function<void(Step&)>& change, const char* part) {
+    Step step = problem(plain).step;
+    change(step);
+    const std::string why = GemmProgram::refusal(step, GemmProgram::kNarrow);
+    EXPECT_NE(why.find(part), std::string::npos) << why;
+    const Attempt made = cuda::make_gemm(step);
+    ASSERT_TRUE(std::holds_alternative<Refusal>(made)) << part;
+    EXPECT_EQ(std::get<Refusal>(made).why, why);
+  };
+  EXPECT_EQ(refusal(plain), "");
+  expect([](Step& s) { s.gemm.reset(); }, "map head");
+  expect([](Step& s) { s.precision = Precision::strict; }, "strict");
+  expect([](Step& s) { s.gemm->b.format = {DType::e4m3, Scaling::delayed}; }, "e4m3 delayed");
+  expect([](Step& s) { s.gemm->a.format.dtype = DType::f16; }, "f16 none and bf16 none");
+  expect([](Step& s) { s.gemm->a.format.dtype = s.gemm->b.format.dtype = DType::f32; }, "two of");
+  expect([](Step& s) { s.cols = 100; }, "100 columns");
+  expect([](Step& s) { s.stores[0].to = To::column_sum; }, "column_sum");
+  expect([](Step& s) { s.stores.clear(); }, "nothing to store");
+  expect([](Step& s) { s.loads[0].columns = {8, 16, 0}; }, "some columns");
+  if (const auto why = cuda::why_no_gpu()) {
+    const Attempt made = cuda::make_gemm(problem(plain).step);
+    ASSERT_TRUE(std::holds_alternative<Refusal>(made));
+    EXPECT_NE(std::get<Refusal>(made).why.find(*why), std::string::npos);
+  }
+}
+
+TEST(CudaGemm, GatedBodiesWantALayoutThatFillsTiles) {
+  Case c{.body = &body("swiglu"), .m = 128, .n = 192, .k = 64};
+  for (const Gate gate : {Gate::stacked, Gate::swapped, Gate::by1, Gate::by8, Gate::by32}) {
+    c.gate = gate;
+    for (const int64_t width : {GemmProgram::kNarrow, GemmProgram::kWide}) {
+      c.width = width;
+      EXPECT_EQ(refusal(c), "") << c.text();
+    }
+  }
+  Step odd = problem(c).step;
+  for (Load& l : odd.loads) l.columns = {24, 48, l.columns.offset ? 24 : 0};
+  EXPECT_EQ(GemmProgram::refusal(odd, GemmProgram::kWide), "");  // 96 = 4·24
+  EXPECT_NE(GemmProgram::refusal(odd, GemmProgram::kNarrow).find("blocks of 24"),
+            std::string::npos);
+  c.form = Form::nn;
+  EXPECT_NE(refusal(c).find("inner dimension of b"), std::string::npos);
+}
+
+// The element of memory that a box's first copy brings to each place of shared memory.
+std::vector<int64_t> elements_of(const cuda::TensorBox& b, const void* base) {
+  std::vector<int64_t> all;
+  std::array<uint64_t, 5> i{};
+  const int64_t first = static_cast<const std::byte*>(b.data) - static_cast<const std::byte*>(base);
+  for (;;) {
+    uint64_t bytes = i[0] * 2;
+    for (unsigned d = 1; d < b.rank; ++d) bytes += i[d] * b.strides[d - 1];
+    bool inside = true;
+    for (unsigned d = 0; d < b.rank; ++d) inside = inside && i[d] < b.sizes[d];
+    all.push_back(inside ? (first + static_cast<int64_t>(bytes)) / 2 : -1);
+    unsigned d = 0;
+    while (d < b.rank && ++i[d] == b.box[d]) i[d++] = 0;
+    if (d == b.rank) return all;
+  }
+}
+
+// Lane l of a copy of b is a column of the body; four threads have lanes 2t, 2t + 1 of each eight.
+TEST(CudaGemm, CopiesBringEachThreadItsColumns) {
+  for (const Gate gate : {Gate::stacked, Gate::swapped, Gate::by1, Gate::by8, Gate::by32})
+    for (const int64_t n : {256, 200})
+      for (const int64_t width : {GemmProgram::kNarrow, GemmProgram::kWide}) {
+        Case c{.body = &body("swiglu"), .m = 128, .n = n, .k = 64, .gate = gate, .width = width};
+        if (!test::fits(gate, n)) continue;
+        SCOPED_TRACE(c.text());
+        const Problem p = problem(c);
+        const GemmProgram program(p.step, width, kProcessors);
+        const Memory memory = memory_of(c, p);
+        const std::vector<View> in = views(memory.in), out = views(memory.out);
+        const auto boxes = program.boxes(args_of(c, p, in, out));
+        ASSERT_EQ(boxes.size(), 3U);
+        const bool ordered = boxes[1].rank == 5;
+        EXPECT_EQ(ordered, n % 32 == 0 && gate != Gate::by8 && gate != Gate::by32);
+        for (const int half : {0, 1}) {
+          const std::vector<int64_t> seen =
+              elements_of(boxes[1 + static_cast<size_t>(half)], in[in_b].data);
+          ASSERT_EQ(seen.size(), static_cast<size_t>(64 * width / 2));
+          for (int64_t lane = 0; lane < width / 2; ++lane) {
+            const int64_t t = lane % 8 / 2, j = lane % 32 / 8;
+            const int64_t column = ordered ? lane / 32 * 32 + 8 * t + 2 * j + lane % 2 : lane;
+            for (int64_t k = 0; k < 64; ++k)
+              ASSERT_EQ(seen[static_cast<size_t>(lane * 64 + k)],
+                        gated_column(gate, n, half, column) * in[in_b].stride + k)
+                  << "half " << half << ", lane " << lane << ", " << k;
+          }
+        }
+      }
+}
+
+TEST(CudaGemm, TakesCallsWhoseAddressesSuit) {
+  const Case c{.body = &body("bias gelu"), .m = 256, .n = 256, .k = 72};
+  const Problem p = problem(c);
+  const GemmProgram program(p.step, c.width, kProcessors);
+  const auto at = [](uintptr_t address) { return reinterpret_cast<void*>(address); };  // NOLINT
+  std::vector<View> in(inputs), out(1);
+  in[in_a] = matrix(at(0x10000), DType::bf16, c.m, c.k, 72);
+  in[in_b] = matrix(at(0x90000), DType::bf16, c.n, c.k, 72);
+  in[in_bias] = matrix(at(0xa0000), DType::bf16, 1, c.n);
+  out[0] = matrix(at(0xb0000), DType::bf16, c.m, c.n);
+  const auto suits = [&](const std::function<void()>& change, int64_t rows = 256) {
+    const std::vector<View> in_before = in, out_before = out;
+    change();
+    RunArgs args = args_of(c, p, in, out);
+    args.rows = rows;
+    const bool result = program.suits(args);
+    in = in_before;
+    out = out_before;
+    return result;
+  };
+  EXPECT_TRUE(suits([] {}));
+  EXPECT_FALSE(suits([] {}, 0));
+  EXPECT_TRUE(suits([] {}, 1));
+  EXPECT_FALSE(suits([&] { in[in_a].data = at(0x10002); }));
+  EXPECT_FALSE(suits([&] { in[in_b].data = at(0x90008); }));
+  EXPECT_FALSE(suits([&] { in[in_a].stride = 74; }));
+  EXPECT_TRUE(suits([&] { in[in_b].stride = 80; }));
+  EXPECT_FALSE(suits([&] { in[in_bias].data = at(0xa0004); }));
+  EXPECT_FALSE(suits([&] { out[0].stride = 260; }));
+  EXPECT_TRUE(suits([&] { out[0].stride = 264; }));
+}
+
+// Few rows go elsewhere, and the tile follows from the rounds that the multiprocessors make.
+TEST(CudaGemm, ChoosesTheTileByRounds) {
+  const auto widths = [](int64_t m, int64_t n, int64_t k) {
+    const Case c{.m = m, .n = n, .k = k};
+    const Problem p = problem(c);
+    const auto at = [](uintptr_t address) { return reinterpret_cast<void*>(address); };  // NOLINT
+    std::vector<View> in(inputs), out(1);
+    in[in_a] = matrix(at(1 << 20), DType::bf16, m, k);
+    in[in_b] = matrix(at(1 << 21), DType::bf16, n, k);
+    out[0] = matrix(at(1 << 22), DType::bf16, m, n);
+    const RunArgs args = args_of(c, p, in, out);
+    const bool wide = GemmProgram(p.step, GemmProgram::kWide, kProcessors).fits(args);
+    const bool narrow = GemmProgram(p.step, GemmProgram::kNarrow, kProcessors).fits(args);
+    return wide ? GemmProgram::kWide : narrow ? GemmProgram::kNarrow : 0;
+  };
+  EXPECT_EQ(widths(8192, 28672, 4096), GemmProgram::kWide);
+  EXPECT_EQ(widths(8192, 16384, 4096), GemmProgram::kWide);
+  EXPECT_EQ(widths(4096, 4096, 4096), GemmProgram::kNarrow);
+  EXPECT_EQ(widths(512, 28672, 4096), GemmProgram::kNarrow);
+  EXPECT_EQ(widths(8, 28672, 4096), 0);
+  EXPECT_EQ(widths(512, 512, 4096), 0);
+  EXPECT_EQ(widths(8192, 4096, 14336), 0);
+}
+
+// Texts of all bodies for the architecture that they are for, each at one width, and one for an
+// architecture that has no such instructions.
+TEST(CudaGemm, TextsCompile) {
+  ASSERT_FALSE(cuda::why_no_nvrtc()) << *cuda::why_no_nvrtc() << "\nrun ./dev test";
+  std::map<std::string, std::string> texts;  // to a case
+  bool wide = false;
+  for (const Body& b : kBodies) {
+    wide = !wide;
+    Case c{.body = &b,
+           .m = 256,
+           .n = 256,
+           .k = 64,
+           .width = wide ? GemmProgram::kWide : GemmProgram::kNarrow};
+    if (!refusal(c).empty()) c.width = GemmProgram::kNarrow;
+    texts.try_emplace(GemmProgram(problem(c).step, c.width, kProcessors).text(), c.text());
+  }
+  for (const Form form : {Form::nn, Form::tn, Form::tt}) {
+    const Case c{.form = form, .in = DType::f16, .out = DType::f16, .m = 256, .n = 200, .k = 64};
+    texts.try_emplace(GemmProgram(problem(c).step, c.width, kProcessors).text(), c.text());
+  }
+  for (const auto& [text, name] : texts) {
+    SCOPED_TRACE(name);
+    const cuda::Compiled made = cuda::compile(text, "sm_90a");
+    EXPECT_EQ(made.log.find("C7514"), std::string::npos) << made.log;
+    const auto uses = cli::kernel_uses(made.image);
+    ASSERT_TRUE(uses.contains("tenon_gemm_kernel"));
+    EXPECT_EQ(uses.at("tenon_gemm_kernel").local_bytes, 0);
+  }
+  cuda::compile(texts.begin()->first, "sm_80");
+}
+
+// The rest is for a GPU.
+class GemmOnGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const auto& why : {cuda::why_no_gpu(), cuda::why_no_nvrtc()})
+      if (why) GTEST_SKIP() << *why;
+    if (!cuda::device_info(0).arch().starts_with("sm_90"))
+      GTEST_SKIP() << "the device is " << cuda::device_info(0).arch();
+  }
+
+  struct OnDevice {
+    std::vector<std::unique_ptr<cuda::DeviceBuffer>> buffers;
+    std::vector<View> in, out;
+
+    View upload(const Array& a) {
+      View v = a.at;
+      buffers.push_back(std::make_unique<cuda::DeviceBuffer>(a.bytes.size()));
+      if (!a.given()) return {};
+      buffers.back()->from_host(a.bytes.data());
+      v.data = buffers.back()->data();
+      return v;
+    }
+    void fetch(Memory& m) const {
+      for (size_t i = 0; i < m.out.size(); ++i)
+        if (m.out[i].given()) buffers[m.in.size() + i]->to_host(m.out[i].bytes.data());
+    }
+  };
+  static OnDevice upload(const Memory& m, const Case& c) {
+    OnDevice d;
+    for (const Array& a : m.in) d.in.push_back(d.upload(a));
+    for (const Array& a : m.out) d.out.push_back(d.upload(a));
+    if (std::string_view(c.body->name) == "accumulate") d.in[in_tile] = d.out[0];
+    return d;
+  }
+
+  // As a kernel launches them, on few blocks.
+  static void launch(const GemmProgram& program, const RunArgs& args, unsigned blocks) {
+    const cuda::CurrentContext context;
+    for (cuda::Launch& l : program.launches(args)) {
+      const cuda::Source source("test", program.text(), program.entries()[l.entry]);
+      const cuda::LoadedKernel kernel = source.load(context, l.shared);
+      ASSERT_GE(kernel.shared_bytes, l.least_shared);
+      void* values[] = {l.arguments.data()};
+      cuda::check(cuda::driver().launch_kernel(
+                      kernel.function, std::min(l.blocks, blocks), 1, 1, l.threads, 1, 1, l.shared,
+                      static_cast<cuda::Stream>(args.stream), values, nullptr),
+                  "launching a product");
+    }
+  }
+};
+
+TEST_F(GemmOnGpu, EveryBodyAndLayoutIsRight) {
+  const std::vector<Case> all = cases();
+  EXPECT_GT(all.size(), 150U);
+  std::vector<Problem> problems;
+  std::vector<GemmProgram> programs;
+  for (const Case& c : all) problems.push_back(problem(c));
+  for (size_t i = 0; i < all.size(); ++i)
+    programs.emplace_back(problems[i].step, all[i].width, kProcessors);
+  const auto on_threads = [](size_t count, const std::function<void(size_t)>& work) {
+    std::atomic<size_t> next = 0;
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < std::max(1U, std::thread::hardware_concurrency()); ++t)
+      threads.emplace_back([&] {
+        for (size_t i = next++; i < count; i = next++) work(i);
+      });
+    for (std::thread& t : threads) t.join();
+  };
+  on_threads(all.size(), [&](size_t i) {
+    try {
+      const cuda::CurrentContext context;
+      (void)cuda::Source("test", programs[i].text(), programs[i].entries()[0]).load(context);
+    } catch (const std::exception&) {  // said again where it is launched
+    }
+  });
+  std::vector<Memory> memories;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Case& c = all[i];
+    SCOPED_TRACE(c.text());
+    Memory& m = memories.emplace_back(memory_of(c, problems[i]));
+    const OnDevice d = upload(m, c);
+    cuda::DeviceBuffer state(sizeof kState);
+    state.from_host(kState);
+    RunArgs args = args_of(c, problems[i], d.in, d.out);
+    if (problems[i].random) args.random = static_cast<const uint64_t*>(state.data());
+    ASSERT_TRUE(programs[i].suits(args));
+    launch(programs[i], args, c.blocks);
+    d.fetch(m);
+  }
+  std::vector<std::string> wrong(all.size());
+  on_threads(all.size(), [&](size_t i) {
+    const std::vector<View> in = views(memories[i].in), out = views(memories[i].out);
+    const auto why = verify(problems[i].step, args_of(all[i], problems[i], in, out));
+    if (why) wrong[i] = *why;
+    for (const Array& a : memories[i].out)
+      if (a.given() && !a.guards_hold()) wrong[i] += "; padding was written";
+  });
+  size_t bad = 0;
+  for (size_t i = 0; i < all.size(); ++i)
+    if (!wrong[i].empty()) {
+      ++bad;
+      ADD_FAILURE() << all[i].text() << ": " << wrong[i];
+    }
+  std::printf("%zu cases, %zu wrong\n", all.size(), bad);
+}
+
+// The order of additions depends on the inner length alone: neither on the tile, nor on how many
+// rows or blocks there are, nor on the run.
+TEST_F(GemmOnGpu, ARowsBitsDependOnNothingElse) {
+  Case c{.body = &body("f32"), .m = 700, .n = 416, .k = 1000};
+  const Problem p = problem(c);
+  std::vector<uint8_t> first;
+  for (const int64_t width : {GemmProgram::kNarrow, GemmProgram::kWide})
+    for (const unsigned blocks : {1U, 3U, 132U, 132U, 132U})
+      for (const int64_t rows : {700, 130}) {
+        Memory m = memory_of(c, p);
+        const OnDevice d = upload(m, c);
+        RunArgs args = args_of(c, p, d.in, d.out);
+        args.rows = rows;
+        launch(GemmProgram(p.step, width, kProcessors), args, blocks);
+        d.fetch(m);
+        std::vector<uint8_t> bytes(m.out[0].bytes.begin(),
+                                   m.out[0].bytes.begin() + 130 * m.out[0].at.stride * 4);
+        if (first.empty()) first = bytes;
+        EXPECT_TRUE(bytes == first) << width << ", " << blocks << " blocks, " << rows << " rows";
+      }
+}
+
+// Chosen by the library, captured in a graph, and calls that do not fit go on to the next maker.
+TEST_F(GemmOnGpu, PlansTakeIt) {
+  Case c{.body = &body("bias gelu"), .m = 1024, .n = 2048, .k = 128};
+  const Problem p = problem(c);
+  const Chosen chosen = kernel_for(p.step, Device::cuda);
+  EXPECT_EQ(chosen.maker, "gemm");
+  for (const int64_t rows : {1024, 1000, 3}) {
+    c.m = rows;
+    Memory m = memory_of(c, p);
+    const OnDevice d = upload(m, c);
+    const GpuStream stream;
+    cuda::DeviceBuffer workspace(chosen.kernel->workspace(rows));
+    RunArgs args = args_of(c, p, d.in, d.out);
+    args.workspace = workspace.data();
+    args.stream = stream.get();
+    chosen.kernel->run(args);
+    stream.wait();
+    d.fetch(m);
+    const std::vector<uint8_t> once = m.out[0].bytes;
+    const GpuGraph graph(stream, [&] { chosen.kernel->run(args); });
+    graph.replay();
+    d.fetch(m);
+    EXPECT_TRUE(m.out[0].bytes == once) << rows;
+    const std::vector<View> in = views(m.in), out = views(m.out);
+    if (rows > 100) continue;  // the reference takes a minute for more
+    const auto wrong = verify(p.step, args_of(c, p, in, out));
+    EXPECT_FALSE(wrong.has_value()) << rows << ": " << *wrong;
+  }
+}
+
+}  // namespace
+}  // namespace tenon::test

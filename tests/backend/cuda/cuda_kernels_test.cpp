@@ -1,0 +1,623 @@
+// The CUDA kernels on the host: strict steps of conformance cases, norms and products give
+// the CPU's bits. NVRTC compiles the same texts for every architecture.
+#include <set>
+
+#include "backend/cuda/block.h"
+#include "backend/cuda/driver.h"
+#include "backend/cuda/nvrtc.h"
+#include "backend/cuda/plain.h"
+#include "backend/cuda/row.h"
+#include "backend/cuda/tile.h"
+#include "backend/cuda/vector.h"
+#include "cli/trial.h"
+#include "lazy/builder.h"
+#include "runtime/execute.h"
+#include "support/cuda_emulator.h"
+#include "support/plan_support.h"
+#include "support/support.h"
+
+namespace tenon::cuda {
+extern const char kWordsSkeleton[];
+extern const char kMapSkeleton[];
+extern const char kPlainSkeleton[];
+extern const char kVectorSkeleton[];
+extern const char kTileSkeleton[];
+extern const char kBlockSkeleton[];
+extern const char kRowSkeleton[];
+}  // namespace tenon::cuda
+
+namespace tenon::test {
+namespace {
+
+// The memory behind a view, from its first to its last element.
+int64_t span_bytes(const View& v) {
+  if (v.rows == 0 || v.cols == 0) return 0;
+  return ((v.rows - 1) * v.stride + v.cols) * info(v.dtype).bytes;
+}
+
+// A run of a step: what it read and what it wrote.
+struct Call {
+  std::shared_ptr<Step> step;
+  int64_t rows = 0;
+  std::vector<View> in, out;
+  std::vector<std::vector<uint8_t>> before, in_bytes, wrote;
+  std::vector<float> parameters;
+  std::vector<uint64_t> random;
+  std::string where;
+};
+
+std::vector<std::vector<uint8_t>> copied(std::span<const View> views) {
+  std::vector<std::vector<uint8_t>> all;
+  for (const View& v : views) {
+    std::vector<uint8_t>& bytes = all.emplace_back(static_cast<size_t>(span_bytes(v)));
+    if (!bytes.empty()) std::memcpy(bytes.data(), v.data, bytes.size());
+  }
+  return all;
+}
+
+class Emulated : public testing::Test {
+ protected:
+  // Notes every strict step with a text that is new, until there are `most`.
+  void note(const Step& step, const RunArgs& args, const std::function<void()>& go) {
+    const bool wanted = step.effective_precision() == Precision::strict && calls.size() < most &&
+                        keys.insert(step.key()).second;
+    if (!wanted) return go();
+    Call c;
+    c.step = std::make_shared<Step>(step);
+    c.rows = args.rows;
+    c.in.assign(args.in.begin(), args.in.end());
+    c.out.assign(args.out.begin(), args.out.end());
+    c.in_bytes = copied(args.in);
+    c.before = copied(args.out);
+    c.parameters.assign(args.parameters.begin(), args.parameters.end());
+    if (args.random) c.random.assign(args.random, args.random + 5);
+    c.where = where;
+    go();
+    c.wrote = copied(args.out);
+    calls.push_back(std::move(c));
+  }
+
+  // The same after the run of a trial, which keeps the inputs as they were.
+  void noted(const Step& step, const RunArgs& args) {
+    note(step, args, [] {});
+    if (calls.empty() || calls.back().step->key() != step.key()) return;
+    Call& c = calls.back();
+    for (auto& bytes : c.before) std::ranges::fill(bytes, uint8_t{0xcd});
+    constexpr float kHeld = 0.25F;  // what a trial puts into the slot of a joined amax
+    for (const Store& s : step.stores)
+      if (s.join) std::memcpy(c.before[s.arg].data(), &kHeld, sizeof kHeld);
+  }
+
+  void check() {
+    ASSERT_FALSE(calls.empty());
+    const std::string plain =
+        str(cuda::kWordsSkeleton, "\n", cuda::kMapSkeleton, "\n", cuda::kPlainSkeleton, "\n");
+    const std::string vector = str(plain, cuda::kVectorSkeleton, "\n");
+    check_all<cuda::PlainProgram>(plain, [](const Step&) { return std::string(); });
+    vectors += check_all<cuda::VectorProgram>(vector, cuda::VectorProgram::refusal);
+    const std::string tile = str(vector, cuda::kTileSkeleton, "\n");
+    tiles += check_all<cuda::TileProgram>(tile, cuda::TileProgram::refusal);
+    blocks += check_all<cuda::BlockProgram>(str(tile, cuda::kBlockSkeleton, "\n"),
+                                            cuda::BlockProgram::refusal);
+    rows +=
+        check_all<cuda::RowProgram>(str(tile, cuda::kRowSkeleton, "\n"), cuda::RowProgram::refusal);
+    if (cuda::why_no_gpu() || cuda::why_no_nvrtc()) return;
+    for (const Call& c : calls) check_on_gpu(c);
+  }
+
+  // The same call on the device, by the maker that the backend chooses.
+  static void check_on_gpu(const Call& c) {
+    std::vector<std::unique_ptr<cuda::DeviceBuffer>> buffers;
+    const auto upload = [&](std::vector<View> views, const std::vector<std::vector<uint8_t>>& bytes,
+                            std::vector<size_t>& shifts) {
+      for (size_t i = 0; i < views.size(); ++i) {
+        shifts.push_back(reinterpret_cast<uintptr_t>(views[i].data) % 64);
+        std::vector<uint8_t> host(bytes[i].size() + 64);
+        std::ranges::copy(bytes[i], host.begin() + static_cast<int64_t>(shifts[i]));
+        buffers.push_back(std::make_unique<cuda::DeviceBuffer>(host.size()));
+        buffers.back()->from_host(host.data());
+        if (views[i].data)
+          views[i].data = static_cast<uint8_t*>(buffers.back()->data()) + shifts[i];
+      }
+      return views;
+    };
+    std::vector<size_t> in_shifts, out_shifts;
+    const std::vector<View> in = upload(c.in, c.in_bytes, in_shifts);
+    const size_t first = buffers.size();
+    const std::vector<View> out = upload(c.out, c.before, out_shifts);
+    cuda::DeviceBuffer random(5 * sizeof(uint64_t));
+    if (!c.random.empty()) random.from_host(c.random.data());
+    const Chosen chosen = kernel_for(*c.step, Device::cuda);
+    chosen.kernel->run({.rows = c.rows,
+                        .in = in,
+                        .out = out,
+                        .parameters = c.parameters,
+                        .random = static_cast<const uint64_t*>(random.data())});
+    for (const size_t o : written(*c.step)) {
+      std::vector<uint8_t> host(buffers[first + o]->size());
+      buffers[first + o]->to_host(host.data());
+      View view = c.out[o];
+      if (view.data) view.data = host.data() + out_shifts[o];
+      compare(view, c.wrote[o], c, o);
+    }
+  }
+
+  // How many calls a kind of program took; all must give the CPU's bits.
+  template <class Program, class Refusal>
+  size_t check_all(const std::string& skeletons, Refusal refusal) {
+    Emulator emulator(skeletons);
+    std::vector<std::unique_ptr<Program>> programs;
+    std::vector<Call*> suited;
+    size_t taken = 0;  // calls
+    for (Call& c : calls) {
+      if (!refusal(*c.step).empty()) continue;
+      const size_t before = suited.size();
+      const auto add = [&](std::unique_ptr<Program> program) {
+        if (!program->fits(copy_of(c)->args)) return;
+        emulator.add(program->text());
+        programs.push_back(std::move(program));
+        suited.push_back(&c);
+      };
+      add(std::make_unique<Program>(*c.step));
+      taken = suited.size() > before ? taken + 1 : taken;
+      if constexpr (std::is_constructible_v<Program, const Step&, bool>)
+        add(std::make_unique<Program>(*c.step, true));  // whole tiles only
+    }
+    if (suited.empty()) return 0;
+    emulator.compile();
+    for (size_t i = 0; i < suited.size(); ++i) check(emulator, i, *programs[i], *suited[i]);
+    return taken;
+  }
+
+  // A copy of a call's memory that a program may write to.
+  struct Copy {
+    std::vector<std::vector<uint8_t>> in_bytes, out_bytes;
+    std::vector<View> in, out;
+    RunArgs args;
+  };
+  static std::vector<View> placed(std::vector<View> views,
+                                  std::vector<std::vector<uint8_t>>& bytes) {
+    for (size_t i = 0; i < views.size(); ++i) {
+      if (!views[i].data) continue;
+      // At the address of the call, as far as alignment goes.
+      const size_t shift = reinterpret_cast<uintptr_t>(views[i].data) % 64;
+      std::vector<uint8_t> moved(bytes[i].size() + 128);
+      const size_t at = (64 - reinterpret_cast<uintptr_t>(moved.data()) % 64) % 64 + shift;
+      std::ranges::copy(bytes[i], moved.begin() + static_cast<int64_t>(at));
+      bytes[i] = std::move(moved);
+      views[i].data = bytes[i].data() + at;
+    }
+    return views;
+  }
+  static std::unique_ptr<Copy> copy_of(const Call& c) {
+    auto copy = std::make_unique<Copy>();
+    copy->in_bytes = c.in_bytes;
+    copy->out_bytes = c.before;
+    copy->in = placed(c.in, copy->in_bytes);
+    copy->out = placed(c.out, copy->out_bytes);
+    copy->args = {.rows = c.rows,
+                  .in = copy->in,
+                  .out = copy->out,
+                  .parameters = c.parameters,
+                  .random = c.random.empty() ? nullptr : c.random.data()};
+    return copy;
+  }
+  void check(Emulator& emulator, size_t number, const cuda::Program& program, Call& c) const {
+    std::vector<uint8_t> workspace(program.workspace(c.rows) + 64, 0xcd);
+    const auto address = reinterpret_cast<uintptr_t>(workspace.data());
+    const std::unique_ptr<Copy> copy = copy_of(c);
+    copy->args.workspace = workspace.data() + (64 - address % 64) % 64;
+    for (const cuda::Launch& l : program.launches(copy->args)) {
+      const std::string& entry = program.entries()[l.entry];
+      const unsigned threads = few_add && entry.ends_with("_sums") ? 32 : l.threads;
+      emulator.run(number, entry, l.blocks, l.down, threads, l.arguments.data());
+    }
+    for (const size_t o : written(*c.step)) compare(copy->out[o], c.wrote[o], c, o);
+  }
+
+  static std::set<size_t> written(const Step& step) {
+    std::set<size_t> all;
+    for (const Store& s : step.stores)
+      if (s.to != Store::To::encoded) all.insert(s.arg);
+    for (const Encoder& e : step.encoders) {
+      if (e.counts) all.insert(e.out + Encoder::health);
+      for (const Orientation o : kOrientations) {
+        if (e.has(o)) all.insert(e.data(o));
+        if (e.has(o) || e.format.blocks(o).single()) all.insert(e.scale_inv(o));
+      }
+    }
+    return all;
+  }
+
+  // Any NaN is any NaN.
+  static void compare(const View& got, const std::vector<uint8_t>& want, const Call& c, size_t o) {
+    const int64_t size = info(got.dtype).bytes;
+    for (int64_t r = 0; r < got.rows; ++r)
+      for (int64_t i = 0; i < got.cols; ++i) {
+        const int64_t at = (r * got.stride + i) * size;
+        uint32_t a = 0, b = 0;
+        std::memcpy(&a, static_cast<const uint8_t*>(got.data) + at, static_cast<size_t>(size));
+        std::memcpy(&b, want.data() + at, static_cast<size_t>(size));
+        if (a == b) continue;
+        if (std::isnan(decode(got.dtype, a)) && std::isnan(decode(got.dtype, b))) continue;
+        ADD_FAILURE() << c.where << "\n"
+                      << c.step->describe() << "\nrows " << c.rows << ", output " << o << " (" << r
+                      << ", " << i << "): " << std::hex << a << ", the CPU has " << b;
+        return;
+      }
+  }
+
+  std::vector<Call> calls;
+  std::set<std::string> keys;
+  size_t most = 60;
+  size_t vectors = 0, tiles = 0, blocks = 0, rows = 0;  // calls that these maps took
+  bool few_add = false;  // partial sums, a warp a block: more than one turn each
+  std::string where;
+};
+
+// Activations on whole vectors: every way to store that the vector map and the tiled map have, with
+// tiles that are whole and tiles that are not.
+TEST_F(Emulated, MapsGiveTheBitsOfActivations) {
+  most = 200;
+  set_observer([this](const Step& s, const RunArgs& a, const Options&,
+                      const std::function<void()>& go) { note(s, a, go); });
+  const Options strict{.precision = Precision::strict};
+  size_t turn = 0;
+  for (const char* act : {"gelu", "swiglu", "relu"})
+    for (const bool backward : {false, true})
+      for (const DType d : {DType::bf16, DType::f32, DType::f16, DType::e4m3, DType::e5m2})
+        for (const bool delayed : {true, false})
+          for (const bool columnwise : {false, true}) {
+            const bool quantised = info(d).bytes == 1;
+            if (!quantised && (delayed || columnwise)) continue;
+            const Activation f = activation(act);
+            ++turn;
+            const int64_t rows = turn % 5 == 0 ? 256 : turn % 2 ? 150 : 13;
+            const int64_t cols = turn % 3 ? 136 : 48;
+            const int64_t wide = backward ? f.inputs * cols : cols;
+            const Mat x = Mat(DType::bf16, rows, f.inputs * cols).fill(3, true);
+            const Mat g = Mat(DType::f16, rows, cols).fill(4);
+            const Mat bias = Mat(DType::f32, 1, f.inputs * cols).fill(5);
+            const Mat y(d, rows, wide), t(d, wide, rows, rup(rows, 16) - rows);
+            const Mat inverse(DType::f32, 1, 1), dbias(DType::bf16, 1, wide);
+            Mat scale(DType::f32, 1, 1), amax(DType::f32, 1, 1);
+            scale.set(0, 0, 2.5F);
+            amax.set(0, 0, 0.25F);
+            Tensor out = y.view();
+            if (quantised) {
+              const Scaling mode = delayed ? Scaling::delayed : Scaling::current;
+              out = Tensor(Format{.dtype = d, .scaling = mode}, {y.view(), inverse.view()});
+              if (columnwise) out.columnwise = {t.view(), inverse.view()};
+              if (delayed) out.scale = scale.view();
+              out.amax = amax.view();
+            }
+            where = str(act, backward ? " bwd " : " ", info(d).name, delayed ? " delayed" : "",
+                        columnwise ? " rowcol " : " ", rows, "x", cols);
+            Backward args{.grad = g.view(), .x = x.view(), .dx = out};
+            if (turn % 4 > 1) args.dbias = dbias.view();
+            if (backward)
+              tenon::backward(f, args, strict);
+            else
+              tenon::forward(f, {.x = x.view(), .bias = bias.view(), .y = out}, strict);
+          }
+  set_observer({});
+  check();
+  EXPECT_GT(vectors, 20U);
+  EXPECT_GT(tiles, 20U);
+}
+
+// One activation with scales of blocks.
+struct BlockCase {
+  Scaling mode;
+  const char* act;
+  bool backward;
+  int sides;  // 1 rowwise, 2 columnwise, 3 both
+  int64_t rows, cols;
+  bool dbias;
+  size_t turn;  // chooses what else may vary
+
+  [[nodiscard]] std::string text() const {
+    return str(act, backward ? " bwd " : " ", info(mode).name, " sides ", sides, " ", rows, "x",
+               cols, dbias ? " dbias" : "");
+  }
+  void run() const {
+    const Activation f = activation(act);
+    const DType d = turn % 2 ? DType::e4m3 : DType::e5m2;
+    const int64_t wide = backward ? f.inputs * cols : cols;
+    const Format format{
+        .dtype = d, .scaling = mode, .swizzled = mode == Scaling::mxfp8 && turn % 2 == 0};
+    const Mat x = Mat(DType::bf16, rows, f.inputs * cols).fill(3, turn % 4 == 1);
+    const Mat g = Mat(DType::bf16, rows, cols).fill(4);
+    const Mat y(d, rows, wide);
+    const Mat t =
+        info(mode).transposes ? Mat(d, wide, rows, rup(rows, 16) - rows) : Mat(d, rows, wide);
+    const auto scales = [&](Orientation o) {
+      const Shape s = format.scale_shape(rows, wide, o);
+      return Mat(info(mode).scale, s.rows, s.cols);
+    };
+    const Mat rs = scales(Orientation::rowwise), cs = scales(Orientation::columnwise);
+    const Mat sums(DType::f32, 1, wide);
+    Tensor out(format, {});
+    if (sides & 1) out.rowwise = {y.view(), rs.view()};
+    if (sides & 2) out.columnwise = {t.view(), cs.view()};
+    Backward args{.grad = g.view(), .x = x.view(), .dx = out};
+    if (dbias) args.dbias = sums.view();
+    const Options strict{.precision = Precision::strict};
+    if (backward)
+      tenon::backward(f, args, strict);
+    else
+      tenon::forward(f, {.x = x.view(), .y = out}, strict);
+  }
+};
+
+// Scales of blocks: every mode, side and way to fill the tiles, whole or not.
+TEST_F(Emulated, BlocksGiveTheBitsOfActivations) {
+  most = 200;
+  set_observer([this](const Step& s, const RunArgs& a, const Options&,
+                      const std::function<void()>& go) { note(s, a, go); });
+  size_t turn = 0;
+  for (const Scaling mode : {Scaling::block1x128, Scaling::block128x128, Scaling::mxfp8})
+    for (const char* act : {"gelu", "reglu"})
+      for (const bool backward : {false, true})
+        for (const int sides : {1, 2, 3}) {
+          const bool halves = backward && activation(act).inputs == 2;
+          ++turn;
+          const BlockCase c{.mode = mode,
+                            .act = act,
+                            .backward = backward,
+                            .sides = sides,
+                            .rows = turn % 3 ? 150 : 128,
+                            .cols = halves || turn % 2 ? 256 : 168,
+                            .dbias = turn % 2 != 0,
+                            .turn = turn};
+          where = c.text();
+          c.run();
+        }
+  set_observer({});
+  check();
+  EXPECT_EQ(blocks, 36U);
+}
+
+// Threads beyond the edge of a tile read the last row again, so it must still be there.
+TEST(Blocks, LeaveWhatLiesInPlaceOfAnInputToTheOtherKernel) {
+  constexpr int64_t kRows = 150, kCols = 256;
+  std::vector<uint16_t> x(kRows * kCols), b = x, g = x, db = x;
+  std::vector<uint8_t> codes(kRows * kCols);
+  std::vector<float> scales(8);
+  const Format f{.dtype = DType::e4m3, .scaling = Scaling::block128x128};
+  const Tensor dx(f, {matrix(codes.data(), DType::e4m3, kRows, kCols),
+                      matrix(scales.data(), DType::f32, 2, 4)});
+  const auto view = [](std::vector<uint16_t>& v) {
+    return matrix(v.data(), DType::bf16, kRows, kCols);
+  };
+  for (std::vector<uint16_t>* const to : {&db, &b, &g}) {
+    size_t calls = 0;
+    set_observer(
+        [&](const Step& s, const RunArgs& a, const Options&, const std::function<void()>&) {
+          ++calls;
+          EXPECT_EQ(cuda::BlockProgram(s).fits(a), to == &db);
+        });
+    backward(activation("swiglu"),
+             {.grad = view(g), .x = view(x), .b = view(b), .dx = dx, .db = view(*to)});
+    set_observer({});
+    EXPECT_EQ(calls, 1U);
+  }
+}
+
+// Halves of a tensor whose blocks have columns of both: the first half ends with the block, before
+// it or far into it, or the tensor has no other.
+TEST_F(Emulated, BlocksGiveTheBitsOfHalvesThatShareABlock) {
+  most = 200;
+  set_observer([this](const Step& s, const RunArgs& a, const Options&,
+                      const std::function<void()>& go) { note(s, a, go); });
+  size_t turn = 0;
+  for (const Scaling mode : {Scaling::block1x128, Scaling::block128x128, Scaling::mxfp8})
+    for (const int64_t cols : {360, 136, 40, 184, 200})
+      for (const int sides : {1, 2, 3}) {
+        ++turn;
+        const BlockCase c{.mode = mode,
+                          .act = turn % 2 ? "swiglu" : "reglu",  // a long formula, a short one
+                          .backward = true,
+                          .sides = sides,
+                          .rows = turn % 3 ? 128 + 22 * static_cast<int64_t>(turn % 2) : 33,
+                          .cols = cols,
+                          .dbias = turn % 4 > 1,
+                          .turn = turn};
+        where = c.text();
+        c.run();
+      }
+  set_observer({});
+  check();
+  EXPECT_EQ(blocks, 45U);
+}
+
+// Sums over more tiles than threads add at once, in narrow strips; and in strips of a line, of
+// which one has columns of both halves and another columns that are not there.
+TEST_F(Emulated, SumsGiveTheBitsOfStrips) {
+  most = 200;
+  set_observer([this](const Step& s, const RunArgs& a, const Options&,
+                      const std::function<void()>& go) { note(s, a, go); });
+  few_add = true;
+  struct Sums {
+    const char* act;
+    int64_t rows, cols;
+  };
+  for (const Sums& sums : {Sums{"relu", 8320, 24}, {"relu", 130, 4104}, {"reglu", 130, 2056}}) {
+    const BlockCase c{.mode = Scaling::mxfp8,
+                      .act = sums.act,
+                      .backward = true,
+                      .sides = 1,
+                      .rows = sums.rows,
+                      .cols = sums.cols,
+                      .dbias = true,
+                      .turn = 1};
+    where = c.text();
+    c.run();
+  }
+  set_observer({});
+  check();
+  EXPECT_EQ(blocks, 3U);
+}
+
+// Norms on whole vectors: short and long rows, one vector a thread or several.
+TEST_F(Emulated, RowsGiveTheBitsOfNorms) {
+  struct Case {
+    const char* chain;
+    int64_t rows, cols;
+    DType dtype;
+    const char* recipe = "none";
+  };
+  const Case cases[] = {{"rmsnorm", 70, 64, DType::bf16},
+                        {"rmsnorm", 33, 1032, DType::f32},
+                        {"layernorm", 70, 264, DType::bf16},
+                        {"layernorm", 5, 8, DType::f16},
+                        {"l2norm", 9, 2056, DType::f32},
+                        {"rmsnorm", 3, 5000, DType::bf16},
+                        {"add rmsnorm", 40, 96, DType::bf16},
+                        {"layernorm", 16500, 40, DType::bf16},  // more sums than one launch adds
+                        // What a product reads is quantised, rowwise and columnwise.
+                        {"rmsnorm linear(64,32)", 40, 64, DType::bf16, "delayed"},
+                        {"layernorm linear(264,32)", 36, 264, DType::bf16, "current"},
+                        {"rmsnorm linear(160,32)", 40, 160, DType::bf16, "mxfp8"},
+                        {"layernorm linear(264,32)", 9, 264, DType::f32, "block"}};
+  set_observer([this](const Step& s, const RunArgs& a, const Options&,
+                      const std::function<void()>& go) { note(s, a, go); });
+  for (const Case& c : cases) {
+    where = str(c.chain, " ", c.rows, "x", c.cols);
+    PlanRequest request;
+    request.dtype = c.dtype;
+    request.cols = c.cols;
+    request.recipe = recipe(c.recipe);
+    request.options.precision = Precision::strict;
+    Session s(c.chain, request, c.rows);
+    std::map<std::string, Numbers> given;
+    fill(s, given);
+    s.run(Pass::forward);
+    s.run(Pass::backward);
+  }
+  set_observer({});
+  check();
+  EXPECT_GE(rows, 16U);
+}
+
+// Cases far apart in the list have little in common.
+TEST_F(Emulated, GivesTheBitsOfConformanceCases) {
+  const std::vector<cli::Case> cases = cli::cases();
+  constexpr size_t kStride = 149;
+  for (size_t i = 0; i < cases.size(); i += kStride) {
+    cli::Case c = cases[i];
+    c.values[static_cast<size_t>(cli::Column::precision)] = "strict";
+    where = c.text();
+    const auto wrong = cli::Trial(c, Device::cpu).run([this](const Step& s, const RunArgs& a) {
+      noted(s, a);
+      return std::nullopt;
+    });
+    EXPECT_FALSE(wrong.has_value()) << *wrong;
+  }
+  check();
+}
+
+TEST_F(Emulated, GivesTheBitsOfPlans) {
+  struct Case {
+    const char* chain;
+    int64_t rows, cols;
+    DType dtype;
+    const char* recipe;
+  };
+  const Case cases[] = {
+      {"rmsnorm(70) linear(70,33) bias gelu", 41, 70, DType::f32, "none"},
+      {"layernorm(300) linear(300,64) swiglu linear(32,17)", 150, 300, DType::bf16, "none"},
+      {"l2norm bias dropout(0.25) add", 37, 45, DType::f16, "none"},
+      {"linear(64,96) bias swiglu linear(48,32)", 65, 64, DType::bf16, "delayed"},
+      {"linear(64,96) bias swiglu linear(48,32)", 65, 64, DType::bf16, "current"},
+      {"linear(160,96) bias gelu linear(96,32)", 70, 160, DType::bf16, "mxfp8"},
+      {"linear(160,288) bias geglu linear(144,32)", 140, 160, DType::f32, "block"},
+      {"make_extra_output>r rmsnorm linear(33,66) swiglu linear(33,33) add<r", 29, 33, DType::f32,
+       "none"},
+  };
+  set_observer([this](const Step& s, const RunArgs& a, const Options&,
+                      const std::function<void()>& go) { note(s, a, go); });
+  for (const Case& c : cases) {
+    where = c.chain;
+    PlanRequest request;
+    request.dtype = c.dtype;
+    request.cols = c.cols;
+    request.recipe = recipe(c.recipe);
+    request.options.precision = Precision::strict;
+    Session s(c.chain, request, c.rows);
+    for (const Buffer& b : s.plan.buffers()) {
+      if (b.random) {
+        if (b.role == Role::rng) s.random(7);
+      } else if (b.role == Role::param || b.role == Role::input || b.role == Role::extra_in) {
+        s.set(b.name, rounded(normal(s.get(b.name).size(), b.name.size(), 1), b.dtype));
+      }
+    }
+    s.run(Pass::forward);
+    s.run(Pass::backward);
+  }
+  set_observer({});
+  check();
+}
+
+// One text with every kind of kernel, for every generation that matters.
+TEST(CudaTexts, CompilesForEveryArchitecture) {
+  if (const auto why = cuda::why_no_nvrtc())
+    FAIL() << *why << "\nrun ./dev test, which installs it";
+  StepBuilder build("all", 64, Precision::strict);
+  const Expr x = build.load({Load::From::tile, 0, DType::bf16, {}});
+  const Expr draw = build.load({.from = Load::From::random, .arg = 0});
+  const Expr y = x * rsqrt(build.total(x * x)) + draw;
+  build.store({Store::To::tile, 0, DType::f16, {}}, y);
+  build.store({Store::To::column_sum, 1, DType::f32, {}}, y);
+  build.store({Store::To::row_sum, 2, DType::f32, {}}, y);
+  build.store({Store::To::sum, 3, DType::f32, {}}, y);
+  build.store({Store::To::amax, 4, DType::f32, {}}, y);
+  Step step = build.finish();
+  std::vector<std::string> texts{cuda::PlainProgram(step).text()};
+  uint32_t out = 5;
+  for (const char* name : {"delayed", "mxfp8", "block"}) {
+    const Format f = recipe(name).input;
+    step.encoders.push_back(
+        {.format = f, .cols = 64, .out = out, .columnwise = true, .counts = true});
+    step.stores.push_back({.to = Store::To::encoded,
+                           .arg = static_cast<uint32_t>(step.encoders.size() - 1),
+                           .dtype = f.dtype,
+                           .value = step.stores[0].value});
+    out += Encoder::outputs;
+  }
+  const Format f8 = recipe("mxfp8").input;
+  step.gemm =
+      Gemm{.a = {.arg = 0, .format = f8}, .b = {.arg = 2, .format = f8}, .cols = 64, .inner = 64};
+  texts.push_back(cuda::PlainProgram(step).text());
+  StepBuilder vectors("vectors", 64, Precision::native);
+  const Expr v = sigmoid(vectors.load({Load::From::tile, 0, DType::f16, {}}));
+  vectors.store({Store::To::tile, 0, DType::bf16, {}}, v);
+  vectors.store({Store::To::tile, 1, DType::f16, {}}, v);
+  vectors.store({Store::To::amax, 2, DType::f32, {}}, v);
+  Step quantised = vectors.finish();
+  for (const DType d : {DType::e4m3, DType::e5m2}) {
+    quantised.encoders.push_back(
+        {.format = {.dtype = d, .scaling = Scaling::delayed}, .cols = 64, .out = 3});
+    quantised.stores.push_back({.to = Store::To::encoded,
+                                .arg = static_cast<uint32_t>(quantised.encoders.size() - 1),
+                                .dtype = d,
+                                .value = quantised.stores[0].value});
+  }
+  texts.push_back(cuda::VectorProgram(quantised).text());
+  quantised.encoders[0].columnwise = true;
+  texts.push_back(cuda::TileProgram(quantised).text());
+  quantised.encoders.resize(1);
+  quantised.stores.pop_back();
+  quantised.encoders[0].format.scaling = Scaling::block1x128;
+  texts.push_back(cuda::BlockProgram(quantised).text());
+  StepBuilder norm("norm", 4096, Precision::strict);
+  const Expr w = norm.load({Load::From::tile, 0, DType::bf16, {}});
+  norm.store({Store::To::tile, 0, DType::bf16, {}}, w * rsqrt(norm.total(w * w)));
+  texts.push_back(cuda::RowProgram(norm.finish()).text());
+  for (const char* arch : {"sm_80", "sm_90a", "sm_100a", "sm_120a"})
+    for (const std::string& text : texts)
+      EXPECT_GT(cuda::compile(text, arch).image.size(), 100U) << arch;
+}
+
+}  // namespace
+}  // namespace tenon::test

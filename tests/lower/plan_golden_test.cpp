@@ -1,0 +1,146 @@
+// The fusions of spec.md 4 as plan texts, and what the plan of a gated MLP promises.
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "lower/data.h"
+#include "support/golden_plans.h"
+#include "support/support.h"
+#include "tenon/plan.h"
+
+namespace tenon::test {
+namespace {
+
+// TENON_UPDATE_GOLDEN=1 writes the files anew, to be read in the difference.
+const std::string kFolder = TENON_GOLDEN_DIR "/plans/";
+
+class Plans : public testing::TestWithParam<Golden> {};
+
+// On the null device, which takes every step: the text depends on no machine.
+TEST_P(Plans, AreAsInTheGoldenFile) {
+  const Golden& g = GetParam();
+  const std::string actual = Plan::build(g.chain, request_of(g, Device::null)).describe(256);
+  const std::string path = kFolder + g.file + ".txt";
+  if (std::getenv("TENON_UPDATE_GOLDEN")) {
+    std::filesystem::create_directories(kFolder);
+    std::ofstream(path) << actual;
+  }
+  std::ifstream file(path);
+  ASSERT_TRUE(file) << path << " is missing; TENON_UPDATE_GOLDEN=1 writes it";
+  std::stringstream expected;
+  expected << file.rdbuf();
+  EXPECT_EQ(expected.str(), actual) << "if this is meant, TENON_UPDATE_GOLDEN=1 writes " << path;
+}
+
+INSTANTIATE_TEST_SUITE_P(Fusions, Plans, testing::ValuesIn(kGoldenPlans));
+
+size_t passes(const std::vector<PlanStep>& steps) {
+  return static_cast<size_t>(
+      std::ranges::count_if(steps, [](const auto& s) { return !s.weights; }));
+}
+
+// name=dtype of what the passes of a direction write, steps apart by " | ".
+std::string writes(const std::vector<PlanStep>& steps) {
+  std::string text;
+  for (const PlanStep& s : steps) {
+    if (s.weights) continue;
+    text += text.empty() ? "" : " |";
+    for (const PlanStep::Write& w : s.writes)
+      text += str(" ", w.name, "=", info(w.operand.format.dtype).name);
+  }
+  return text;
+}
+
+Plan mlp(const char* recipe_name, Device device = Device::cpu) {
+  PlanRequest r;
+  r.dtype = DType::bf16;
+  r.recipe = recipe(recipe_name);
+  r.options.device = device;
+  return Plan::build("linear(512,2048) bias swiglu linear(1024,512)", r);
+}
+
+TEST(GatedMlp, HasThreePassesForwardAndFiveBackward) {
+  for (const Device device : {Device::cpu, Device::null}) {
+    const Plan p = mlp("delayed", device);
+    const PlanData& d = p.data();
+    EXPECT_EQ(passes(d.forward), 3U) << p.describe(256);
+    EXPECT_EQ(passes(d.backward), 5U) << p.describe(256);
+    // Quantise x; product, bias, SwiGLU with the pre-activation kept; product.
+    EXPECT_EQ(writes(d.forward),
+              " linear0.x=e4m3 linear0.x.amax=f32 | swiglu2.in=bf16 linear3.x=e4m3 "
+              "linear3.x.amax=f32 | y=bf16");
+    // Quantise dy; dgrad, dSwiGLU, dbias, e5m2; wgrad; dgrad; wgrad.
+    EXPECT_EQ(writes(d.backward),
+              " linear3.dy=e5m2 linear3.dy.amax=f32 | dbias1.bias=bf16 linear0.dy=e5m2 "
+              "linear0.dy.amax=f32 | dlinear3.weight=bf16 | dx=bf16 | dlinear0.weight=bf16");
+    const Head map = Head::map, gemm = Head::gemm;
+    std::vector<Head> heads;
+    for (const auto* steps : {&d.forward, &d.backward})
+      for (const PlanStep& s : *steps)
+        if (!s.weights) heads.push_back(s.step.head());
+    EXPECT_EQ(heads, (std::vector<Head>{map, gemm, gemm, map, gemm, gemm, gemm, gemm}));
+  }
+}
+
+TEST(GatedMlp, WeightsAreQuantisedWhenTheyChanged) {
+  for (const char* name : {"none", "delayed", "current", "mxfp8", "block"}) {
+    const Plan plan = mlp(name);
+    const PlanData& d = plan.data();
+    std::map<std::string, size_t> by_weight;
+    for (const PlanStep& s : d.forward)
+      for (const PlanStep::Write& w : s.writes) {
+        const bool weight = w.name.ends_with(".w");
+        EXPECT_EQ(s.weights, weight || w.name.ends_with(".w.amax")) << name << " " << w.name;
+        by_weight[w.name] += weight;
+      }
+    for (const PlanStep& s : d.backward) EXPECT_FALSE(s.weights) << s.step.name;
+    const size_t quantised = std::string_view(name) == "none" ? 0 : 1;
+    EXPECT_EQ(by_weight["linear0.w"], quantised) << name;
+    EXPECT_EQ(by_weight["linear3.w"], quantised) << name;
+  }
+}
+
+// A column sum that is finished elsewhere would be a buffer of partials between two steps.
+TEST(GatedMlp, ColumnSumsAreFinishedInTheirStep) {
+  for (const Device device : {Device::cpu, Device::null}) {
+    const Plan p = mlp("delayed", device);
+    size_t sums = 0;
+    for (const PlanStep& s : p.data().backward)
+      for (const Store& store : s.step.stores) {
+        if (store.to != Store::To::column_sum) continue;
+        ++sums;
+        const Buffer& b = p.buffers()[static_cast<size_t>(s.out[store.arg].buffer)];
+        EXPECT_EQ(b.name, "dbias1.bias");
+        EXPECT_EQ(b.role, Role::grad);
+      }
+    EXPECT_EQ(sums, 2U) << "one of each half";
+  }
+}
+
+TEST(GatedMlp, OnlyBlocksThatDifferAreStoredBothWays) {
+  for (const char* name : {"none", "delayed", "current", "mxfp8", "block"}) {
+    const bool differ = std::string_view(name) == "mxfp8" || std::string_view(name) == "block";
+    size_t columnwise = 0;
+    const Plan p = mlp(name);
+    for (const auto* steps : {&p.data().forward, &p.data().backward})
+      for (const PlanStep& s : *steps)
+        for (const PlanStep::Write& w : s.writes) columnwise += w.operand.columnwise;
+    EXPECT_EQ(columnwise > 0, differ) << name << "\n" << p.describe(256);
+  }
+}
+
+TEST(Fused, BiasDropoutAddIsOnePass) {
+  PlanRequest r;
+  r.cols = 96;
+  r.dtype = DType::bf16;
+  const Plan p = Plan::build("bias dropout(0.1) add", r);
+  EXPECT_EQ(passes(p.data().forward), 1U);
+  EXPECT_EQ(passes(p.data().backward), 1U);
+  // Backward gives the extra input's gradient beside the bias's and x's.
+  EXPECT_EQ(writes(p.data().backward), " dextra0=bf16 dbias0.bias=bf16 dx=bf16");
+}
+
+}  // namespace
+}  // namespace tenon::test

@@ -1,0 +1,957 @@
+// Plans against the same chain in float64, and against their own ops one by one.
+#include <algorithm>
+#include <bit>
+#include <random>
+#include <set>
+
+#include "lower/data.h"
+#include "support/plan_support.h"
+#include "tenon/error.h"
+
+namespace tenon::test {
+namespace {
+
+struct Case {
+  const char* chain;
+  int64_t rows, cols;
+  DType dtype = DType::f32;
+  const char* recipe = "none";
+  unsigned frozen = 0;  // parameters whose gradients are not wanted, a bit each
+  bool input_grad = true;
+
+  [[nodiscard]] PlanRequest request() const {
+    PlanRequest r;
+    r.cols = cols;
+    r.dtype = dtype;
+    r.recipe = tenon::recipe(recipe);
+    r.input_grad = input_grad;
+    for (unsigned p = 0; frozen >> p; ++p)
+      r.parameter_grads.push_back({.wanted = (frozen >> p & 1U) == 0});
+    return r;
+  }
+};
+
+// Nearest rounding errs by at most u·2^-1 of a number and by u/sqrt(12) on average; tensors that
+// were rounded on the way err independently. Two for what a step amplifies.
+double tolerance(const Case& c) {
+  size_t ops = 2, linears = 0;
+  for (const char* p = c.chain; *p; ++p) {
+    ops += *p == ' ';
+    linears +=
+        std::string_view(p).starts_with("linear") || std::string_view(p).starts_with("quantize");
+  }
+  const double plain = c.dtype == DType::f32 ? 0x1p-22 : c.dtype == DType::f16 ? 0x1p-10 : 0x1p-7;
+  double squares = static_cast<double>(ops) * plain * plain;
+  // A derivative at a point that moved by a relative e4m3 step, times at most |x·f''/f'|, about 1.
+  if (std::string_view(c.chain).find("keep=fp8") != std::string_view::npos) squares += 0x1p-6;
+  if (std::string_view(c.recipe) != "none") {
+    const bool hybrid = c.recipe[0] == 'd' || c.recipe[0] == 'c';
+    squares += static_cast<double>(linears) * (2 * 0x1p-6 + (hybrid ? 0x1p-4 : 0x1p-6));
+  }
+  return 2 * std::sqrt(squares / 12) + 1e-6;
+}
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.chain << " " << c.rows << "x" << c.cols << " " << info(c.dtype).name << " " << c.recipe
+       << " frozen " << c.frozen << (c.input_grad ? "" : " without dx");
+}
+
+class Chains : public testing::TestWithParam<Case> {};
+
+TEST_P(Chains, AgreeWithFloat64) {
+  const Case& c = GetParam();
+  Session s(c.chain, c.request(), c.rows);
+  std::map<std::string, Numbers> given;
+  fill(s, given);
+  s.run(Pass::forward);
+  s.run(Pass::backward);
+  Chain64 exact(c.chain, c.rows, c.cols, given);
+  const double most = tolerance(c);
+  EXPECT_LE(distance(s.get("y"), exact.forward(given["x"])), most) << s.plan.describe(c.rows);
+  std::map<std::string, Numbers> extra;
+  for (const auto& [name, v] : given)
+    if (name.starts_with("dextra_out")) extra[name] = v;
+  const Numbers dx = exact.backward(given["dy"], extra);
+  ASSERT_EQ(s.has("dx"), c.input_grad);
+  if (c.input_grad) {
+    EXPECT_LE(distance(s.get("dx"), dx), most);
+  }
+  for (const auto& [name, v] : exact.extra_outputs)
+    EXPECT_LE(distance(s.get(name), v), most) << name;
+  size_t gradients = 0;
+  for (const Buffer& b : s.plan.buffers()) {
+    if (b.role != Role::grad || b.name == "dx") continue;
+    ++gradients;
+    EXPECT_LE(distance(s.get(b.name), exact.grads.at(b.name)), most) << b.name;
+  }
+  EXPECT_EQ(gradients + static_cast<size_t>(std::popcount(c.frozen)),
+            s.plan.with(Role::param).size() + s.plan.with(Role::extra_in).size());
+}
+
+// Each op planned alone, its tensors handed on by hand.
+struct Alone {
+  Op op;
+  std::unique_ptr<Session> session;
+  std::vector<std::string> extra_in, extra_out;  // names in the whole chain, or channels
+};
+
+// Number by number; any NaN is as good as any other.
+bool same(const Numbers& a, const Numbers& b) {
+  return std::ranges::equal(
+      a, b, [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
+}
+
+void expect_equal_to_its_ops(const Case& c) {
+  PlanRequest request = c.request();
+  request.options.precision = Precision::strict;
+  request.options.rounding = Rounding::eager;
+  Chain chain = parse_chain(c.chain);
+  for (size_t i = 0; i < chain.size(); ++i) chain[i].label = "o" + std::to_string(i);
+  Session whole(print_chain(chain), request, c.rows);
+  std::map<std::string, Numbers> given;
+  fill(whole, given);
+  whole.run(Pass::forward);
+  whole.run(Pass::backward);
+
+  // Alone, an op has all gradients: what is not asked for changes none of the others.
+  request.parameter_grads.clear();
+  request.input_grad = true;
+  std::vector<Alone> ops;
+  std::map<std::string, Numbers> tensors = given;
+  Numbers x = given["x"];
+  size_t extra = 0, extra_out = 0;
+  uint64_t dropouts = 0;
+  int64_t rows = c.rows;
+  for (const Op& op : chain) {
+    Alone& a = ops.emplace_back();
+    a.op = op;
+    a.op.reads.clear();
+    a.op.writes.clear();
+    a.session = std::make_unique<Session>(print_chain(std::span(&a.op, 1)), request, rows);
+    Session& s = *a.session;
+    for (const Buffer& b : s.plan.buffers())
+      if (b.role == Role::param) s.set(b.name, given.at(b.name));
+    if (s.has("extra0")) {
+      a.extra_in.push_back(op.reads.empty() ? "extra" + std::to_string(extra++) : op.reads[0]);
+      s.set("extra0", tensors.at(a.extra_in[0]));
+    }
+    if (s.has("rng")) {
+      const std::array<uint64_t, 5> state{11, 3 + dropouts++, 0, 0, 64};
+      std::memcpy(s.data(s.number("rng")), state.data(), sizeof state);
+    }
+    s.set("x", x);
+    s.run(Pass::forward);
+    x = s.get("y");
+    if (s.has("extra_out0")) {
+      const bool caller = op.writes.empty();
+      a.extra_out.push_back(caller ? "extra_out" + std::to_string(extra_out++) : op.writes[0]);
+      tensors[a.extra_out[0]] = s.get("extra_out0");
+    }
+    const Buffer& y = s.plan.buffers()[s.number("y")];
+    rows = y.rows(rows);
+    request.cols = y.cols;
+  }
+  EXPECT_TRUE(same(whole.get("y"), x)) << whole.plan.describe(c.rows);
+  Numbers g = given["dy"];
+  for (size_t i = ops.size(); i-- > 0;) {
+    Session& s = *ops[i].session;
+    s.set("dy", g);
+    if (s.has("dextra_out0")) {
+      // Where nothing before it has a gradient, the whole plan takes none.
+      const auto it = tensors.find("d" + ops[i].extra_out[0]);
+      s.set("dextra_out0", it != tensors.end() ? it->second : Numbers(g.size(), 0.0));
+    }
+    s.run(Pass::backward);
+    g = s.get("dx");
+    for (const Buffer& b : s.plan.buffers())
+      if (b.role == Role::grad && b.name.starts_with("do") && whole.has(b.name)) {
+        EXPECT_TRUE(same(whole.get(b.name), s.get(b.name))) << b.name;
+      }
+    if (!s.has("dextra0")) continue;
+    const std::string name = "d" + ops[i].extra_in[0];
+    const Numbers more = s.get("dextra0");
+    Numbers& sum = tensors[name];  // of all readers of a channel, in fp32
+    if (sum.empty()) sum.assign(more.size(), -0.0);
+    for (size_t k = 0; k < more.size(); ++k)
+      sum[k] = static_cast<float>(sum[k]) + static_cast<float>(more[k]);
+    if (whole.has(name) && name.starts_with("dextra")) {
+      EXPECT_TRUE(same(whole.get(name), tensors[name])) << name;
+    }
+  }
+  if (c.input_grad) {
+    EXPECT_TRUE(same(whole.get("dx"), g)) << whole.plan.describe(c.rows);
+  }
+}
+
+TEST_P(Chains, EqualTheirOpsOneByOne) { expect_equal_to_its_ops(GetParam()); }
+
+TEST_P(Chains, GiveTheSameForwardAloneAndKeepNothing) {
+  const Case& c = GetParam();
+  PlanRequest request = c.request();
+  request.options.precision = Precision::strict;
+  request.options.rounding = Rounding::eager;
+  Session both(c.chain, request, c.rows);
+  request.backward = false;
+  Session alone(c.chain, request, c.rows);
+  std::map<std::string, Numbers> given;
+  fill(both, given);
+  fill(alone, given);
+  both.run(Pass::forward);
+  alone.run(Pass::forward);
+  EXPECT_EQ(both.get("y"), alone.get("y")) << alone.plan.describe(c.rows);
+  EXPECT_TRUE(alone.plan.data().backward.empty());
+  EXPECT_TRUE(alone.plan.with(Role::grad).empty());
+  // The random state of the run is all.
+  EXPECT_EQ(alone.plan.saved_bytes(c.rows), alone.has("rng") ? 40 : 0)
+      << alone.plan.describe(c.rows);
+}
+
+// What holds for the steps of every plan, whatever the device.
+void expect_thrift(const Case& c) {
+  PlanRequest request = c.request();
+  for (const Device device : {Device::cpu, Device::null}) {
+    request.options.device = device;
+    const Plan plan = Plan::build(c.chain, request);
+    const auto buffer = [&](int b) -> const Buffer& {
+      return plan.buffers()[static_cast<size_t>(b)];
+    };
+    const auto inner = [&](int b) {
+      return buffer(b).role == Role::workspace || buffer(b).role == Role::saved;
+    };
+    std::set<std::string> names;
+    for (const Buffer& b : plan.buffers())
+      EXPECT_TRUE(names.insert(b.name).second) << "two buffers are called " << b.name;
+    std::set<int> written, read;
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      for (const PlanStep& s : plan.data().steps(pass)) {
+        for (const Slot& slot : s.in) {
+          if (slot.buffer == kNoBuffer) continue;
+          read.insert(slot.buffer);
+          EXPECT_TRUE(!inner(slot.buffer) || written.contains(slot.buffer))
+              << s.step.name << " reads " << buffer(slot.buffer).name << " before it is there\n"
+              << plan.describe(c.rows);
+        }
+        std::set<int> mine;
+        for (const Slot& slot : s.out)
+          if (slot.buffer != kNoBuffer) mine.insert(slot.buffer);
+        for (const int b : mine)
+          EXPECT_TRUE(written.insert(b).second)
+              << s.step.name << " writes " << buffer(b).name << " again\n"
+              << plan.describe(c.rows);
+      }
+    for (const int b : written)
+      EXPECT_TRUE(!inner(b) || read.contains(b)) << "nobody reads " << buffer(b).name << "\n"
+                                                 << plan.describe(c.rows);
+  }
+}
+
+TEST_P(Chains, StoreNothingTwiceAndNothingInVain) { expect_thrift(GetParam()); }
+
+constexpr Case kCases[] = {
+    // Element by element.
+    {"gelu", 7, 33},
+    {"bias gelu", 7, 33, DType::bf16},
+    {"bias swiglu scale(0.5)", 9, 66, DType::f16},
+    {"bias dropout(0.1) add", 33, 64, DType::bf16},
+    {"dropout(0.5) gelu dropout(0.25)", 5, 64},
+    {"act(\"x*sigmoid(beta*x) + 0.5*x; beta = 1.25\") scale(-2) identity", 6, 32},
+    {"all_reduce gelu all_gather reduce_scatter", 4, 8},
+    {"gelu_erf qgelu srelu", 13, 47, DType::f16},
+    {"sigmoid tanh softplus mish", 10, 19, DType::bf16},
+    {"hardswish leaky_relu(slope=0.25) elu(alpha=0.5)", 21, 65},
+    {"glu geglu_erf reglu", 6, 136},
+    {"qgeglu(layout=swapped) sreglu(layout=\"interleaved(3)\")", 9, 84, DType::bf16},
+    {"clamped_swiglu(limit=2,alpha=1.5,offset=0.5) bias", 31, 62, DType::f16},
+    {"situglu(beta1=3,beta2=5,layout=\"interleaved(1)\") scale(3)", 8, 26},
+    {"bias act(\"scaled(swiglu)\")", 17, 34, DType::bf16},
+    {"act(\"scaled(gelu)\") add", 9, 21},
+    {"gelu(keep=fp8) bias swiglu(keep=fp8)", 33, 140, DType::bf16},
+    {"silu(keep=recompute) bias", 7, 9, DType::f16},
+    // Norms.
+    {"rmsnorm(65)", 33, 65},
+    {"layernorm(513)", 3, 513, DType::bf16},
+    {"l2norm", 17, 31, DType::f16},
+    {"rmsnorm(66,eps=0.001,zero_centered_gamma=true) bias", 34, 66, DType::bf16},
+    {"layernorm(37,zero_centered_gamma=true) l2norm(eps=0.01)", 65, 37},
+    {"add rmsnorm silu", 12, 96, DType::bf16},
+    {"bias layernorm add rmsnorm", 20, 33, DType::f16},
+    {"scale(2) swiglu rmsnorm relu", 11, 130},
+    // Extra tensors, channels, shapes.
+    {"make_extra_output>r rmsnorm gelu add<r", 40, 70, DType::bf16},
+    {"make_extra_output gelu make_extra_output", 8, 24},
+    {"bias make_extra_output silu add make_extra_output add", 19, 23, DType::f16},
+    {"make_extra_output>a gelu make_extra_output>b scale(2) add<a add<b add<a", 6, 20},
+    {"make_extra_output>a linear(20,20) add<a linear(20,20) add<a rmsnorm add<a", 6, 20},
+    {"reshape(16) gelu reshape(64)", 6, 32},
+    {"bias reshape(21) add rmsnorm reshape(42)", 8, 63, DType::bf16},
+    {"swiglu swiglu", 5, 64},
+    // Behind a pair of halves in backward, what exists at whole columns only.
+    {"dropout(0.25) bias glu", 12, 48, DType::f16},
+    {"act(\"scaled(silu)\") qgeglu(layout=\"interleaved(1)\") add", 24, 34, DType::bf16},
+    {"linear(24,48) swiglu(keep=fp8) geglu(keep=fp8)", 12, 24},
+    {"linear(24,48) swiglu(keep=recompute) geglu(keep=recompute) linear(12,8)", 12, 24},
+    // Products.
+    {"linear(33,65)", 7, 33},
+    {"linear(33,65)", 1, 33, DType::bf16},
+    {"linear(64,128) bias gelu linear(128,32)", 129, 64},
+    {"linear(64,128) bias gelu linear(128,32)", 129, 64, DType::bf16},
+    {"linear(64,256) bias swiglu linear(128,64) bias dropout(0.1) add", 65, 64, DType::bf16},
+    {"linear(21,34) scale(0.5) add", 18, 21, DType::f16},
+    {"linear(32,48) rmsnorm linear(48,32) layernorm", 33, 32},
+    {"linear(32,48) reshape(24) gelu reshape(96) linear(96,8)", 10, 32},
+    {"linear(7,1) gelu linear(1,5)", 3, 7},
+    {"rmsnorm linear(96,64) gelu linear(64,96) add", 50, 96, DType::f16},
+    {"make_extra_output>r linear(40,40) bias make_extra_output>s silu linear(40,40) add<s add<r",
+     31, 40, DType::bf16},
+    {"l2norm linear(24,48) sreglu(layout=swapped) linear(24,9) relu", 13, 24},
+    {"linear(40,60) act(\"scaled(silu)\") linear(60,20) add", 25, 40, DType::bf16},
+    // Recipes.
+    {"linear(64,256) bias geglu linear(128,64)", 65, 64, DType::bf16, "delayed"},
+    {"linear(64,256) bias swiglu linear(128,64)", 131, 64, DType::f16, "delayed"},
+    {"linear(33,65) bias silu linear(65,7) bias", 19, 33, DType::f32, "delayed"},
+    {"linear(64,256) bias swiglu linear(128,64)", 129, 64, DType::bf16, "current"},
+    {"quantize linear(64,64) quantize gelu", 33, 64, DType::bf16, "current"},
+    {"rmsnorm(35) linear(35,50) bias gelu linear(50,35) add", 37, 35, DType::f16, "current"},
+    {"linear(64,256) bias swiglu linear(128,64)", 130, 64, DType::bf16, "mxfp8"},
+    {"make_extra_output>r layernorm linear(96,64) bias silu linear(64,96) bias add<r", 50, 96,
+     DType::bf16, "mxfp8"},
+    {"linear(33,66) swiglu(layout=\"interleaved(1)\") linear(33,65) dropout(0.2) add", 45, 33,
+     DType::f32, "mxfp8"},
+    {"linear(160,256) bias swiglu linear(128,64)", 131, 160, DType::f32, "block"},
+    {"layernorm linear(72,130) bias geglu linear(65,72) make_extra_output", 67, 72, DType::f16,
+     "block"},
+    {"linear(32,64) reshape(32) bias quantize gelu linear(32,16)", 24, 32, DType::bf16, "delayed"},
+    {"bias quantize silu quantize", 35, 67, DType::bf16, "mxfp8"},
+    {"quantize gelu quantize rmsnorm", 130, 35, DType::f32, "block"},
+    {"linear(64,128) gelu(keep=recompute) linear(128,64)", 40, 64, DType::bf16, "mxfp8"},
+    // Not every gradient is wanted.
+    {"linear(48,96) bias swiglu linear(48,24)", 33, 48, DType::bf16, "none", 0b001},
+    {"linear(48,96) bias swiglu linear(48,24)", 33, 48, DType::bf16, "delayed", 0b110},
+    {"linear(48,96) bias swiglu linear(48,24)", 33, 48, DType::f32, "none", 0b101, false},
+    {"linear(48,96) bias swiglu linear(48,24)", 33, 48, DType::bf16, "mxfp8", 0b011, false},
+    {"linear(48,96) bias gelu linear(96,24) bias", 30, 48, DType::f16, "block", 0b0010, false},
+    {"rmsnorm(48) linear(48,32) bias gelu", 30, 48, DType::bf16, "current", 0b010},
+    {"layernorm(48) linear(48,32) add rmsnorm", 30, 48, DType::f16, "none", 0b1001, false},
+    {"gelu bias silu bias add", 30, 48, DType::bf16, "none", 0b01, false},
+    {"make_extra_output gelu linear(48,24) make_extra_output", 30, 48, DType::f16, "current", 0,
+     false},
+};
+INSTANTIATE_TEST_SUITE_P(Plans, Chains, testing::ValuesIn(kCases));
+
+// Ops whose widths fit, and a residual around some of them.
+std::string random_chain(std::mt19937& random, int64_t cols) {
+  const auto pick = [&](std::initializer_list<const char*> list) {
+    return std::string(list.begin()[random() % list.size()]);
+  };
+  std::string text;
+  int64_t residual = 0;
+  const auto linear = [&](int64_t to) {
+    text += str("linear(", cols, ",", to, ") ");
+    cols = to;
+  };
+  for (size_t ops = 3 + random() % 9; ops > 0; --ops) {
+    switch (random() % 10) {
+      case 0:
+        text += pick({"bias ", "scale(0.5) ", "add ", "make_extra_output ", "quantize "});
+        break;
+      case 1:
+      case 2:
+        text += pick({"gelu ", "silu(keep=fp8) ", "tanh(keep=recompute) ", "mish "});
+        break;
+      case 3:
+        if (cols % 2 != 0) break;
+        text += pick({"swiglu ", "geglu(layout=swapped) ", "reglu(layout=\"interleaved(1)\") ",
+                      "glu(keep=recompute) ", "swiglu(keep=fp8) "});
+        cols /= 2;
+        break;
+      case 4:
+      case 5:
+        linear(std::array{16, 24, 40, 66}[random() % 4]);
+        break;
+      case 6:
+        text += pick({"rmsnorm ", "layernorm ", "l2norm "});
+        break;
+      case 7:
+        if (cols <= 64) text += "dropout(0.25) ";  // as wide as the tests' random numbers are
+        break;
+      case 8:
+        text += "act(\"scaled(silu)\") ";
+        break;
+      default:
+        if (residual == 0) text += "make_extra_output>r ";
+        if (residual == 0) residual = cols;
+    }
+  }
+  if (residual > 0 && residual != cols) linear(residual);
+  return text + (residual > 0 ? "add<r" : "identity");
+}
+
+// Seeded: the same chains every time.
+TEST(RandomChains, EqualTheirOpsOneByOneAndStoreNothingInVain) {
+  std::mt19937 random(20);
+  for (int i = 0; i < 250 && !testing::Test::HasFailure(); ++i) {
+    const auto any = [&](auto list) { return *(list.begin() + random() % list.size()); };
+    const int64_t cols = any(std::array{24, 33, 48, 64, 66});
+    const std::string chain = random_chain(random, cols);
+    Case c{chain.c_str(), any(std::array{1, 12, 33, 70}), cols};
+    c.dtype = any(std::array{DType::f32, DType::bf16, DType::f16});
+    c.recipe = any(std::array{"none", "delayed", "current", "mxfp8", "block"});
+    const auto frozen = random() % 2 ? 0 : static_cast<unsigned>(random() % 16);
+    const size_t parameters = Plan::build(chain, c.request()).with(Role::param).size();
+    c.frozen = frozen & ((1U << std::min<size_t>(parameters, 4)) - 1);
+    SCOPED_TRACE(testing::PrintToString(c));
+    expect_equal_to_its_ops(c);
+    expect_thrift(c);
+  }
+}
+
+const char* const kMlp = "linear(64,256) bias swiglu linear(128,64)";
+
+PlanRequest mlp(const char* name, Keep keep) {
+  PlanRequest r;
+  r.dtype = DType::bf16;
+  r.recipe = recipe(name);
+  r.keep = keep;
+  r.options.precision = Precision::strict;
+  return r;
+}
+
+// What is kept, byte by byte: x and the activation's output as the Linears read them, and its
+// input.
+TEST(Keeping, BytesFollowThePolicy) {
+  constexpr int64_t kRows = 256;
+  const auto saved = [](const char* name, Keep keep) {
+    PlanRequest r = mlp(name, keep);
+    r.options.device = Device::null;
+    return Plan::build(kMlp, r).saved_bytes(kRows);
+  };
+  const int64_t z = kRows * 256 * 2;  // bf16
+  const int64_t z_fp8 = kRows * 256 + 2 * kRows * 4;
+  // The input of the chain is the caller's.
+  EXPECT_EQ(saved("none", Keep::input), z + kRows * 128 * 2);
+  EXPECT_EQ(saved("none", Keep::fp8), z_fp8 + kRows * 128 * 2);
+  EXPECT_EQ(saved("none", Keep::recompute), z);
+  const int64_t x = kRows * 64 + 4;
+  EXPECT_EQ(saved("delayed", Keep::input), x + z + kRows * 128 + 4);
+  EXPECT_EQ(saved("delayed", Keep::fp8), x + z_fp8 + kRows * 128 + 4);
+  EXPECT_EQ(saved("delayed", Keep::recompute), x + z);
+  // One amax more: what is computed again is scaled alike.
+  EXPECT_EQ(saved("current", Keep::recompute), x + z + 4);
+  EXPECT_EQ(saved("current", Keep::input), x + z + kRows * 128 + 4);
+  EXPECT_EQ(saved("current", Keep::fp8), x + z_fp8 + kRows * 128 + 4);
+  // Of two encodings, the one that backward reads, with its scales.
+  const auto columnwise = [](int64_t cols) { return kRows * cols + kRows / 32 * rup(cols, 128); };
+  EXPECT_EQ(saved("mxfp8", Keep::input), columnwise(64) + z + columnwise(128));
+  EXPECT_EQ(saved("mxfp8", Keep::fp8), columnwise(64) + z_fp8 + columnwise(128));
+  EXPECT_EQ(saved("mxfp8", Keep::recompute), columnwise(64) + z);
+  const auto block = [](int64_t cols) { return kRows * cols + kRows / 128 * cols * 4; };
+  EXPECT_EQ(saved("block", Keep::input), block(64) + z + block(128));
+  EXPECT_EQ(saved("block", Keep::fp8), block(64) + z_fp8 + block(128));
+  EXPECT_EQ(saved("block", Keep::recompute), block(64) + z);
+}
+
+TEST(Keeping, RecomputingGivesTheSameBits) {
+  for (const char* name : {"none", "delayed", "current", "mxfp8", "block"}) {
+    std::vector<Numbers> first;
+    for (const Keep keep : {Keep::input, Keep::recompute}) {
+      PlanRequest r = mlp(name, keep);
+      r.options.rounding = Rounding::eager;  // then `input` carries on what it stored, too
+      Session s(kMlp, r, 77);
+      std::map<std::string, Numbers> given;
+      fill(s, given);
+      s.run(Pass::forward);
+      s.run(Pass::backward);
+      std::vector<Numbers> all{s.get("y"), s.get("dx")};
+      for (const size_t g : s.plan.with(Role::grad)) all.push_back(s.get(s.plan.buffers()[g].name));
+      if (keep == Keep::input)
+        first = all;
+      else
+        for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], first[i]) << name << " " << i;
+    }
+  }
+}
+
+// In `once` too: as if the tensor had been handed over in memory at that place.
+TEST(Keeping, RecomputingStartsFromWhatWasStored) {
+  for (const char* name : {"none", "delayed", "current", "mxfp8", "block"}) {
+    PlanRequest r = mlp(name, Keep::recompute);
+    Session whole("linear(64,256) bias swiglu linear(128,64):down", r, 77);
+    EXPECT_NE(whole.plan.describe(77).find("swiglu2.in is carried on as stored"),
+              std::string::npos);
+    EXPECT_NE(whole.plan.describe(77).find("down.x.again is computed again"), std::string::npos);
+    std::map<std::string, Numbers> given;
+    fill(whole, given);
+    whole.run(Pass::forward);
+    whole.run(Pass::backward);
+    r.keep = Keep::input;
+    r.cols = 64;
+    Session first("linear(64,256) bias", r, 77);
+    for (const char* tensor : {"x", "linear0.weight", "bias1.bias"})
+      first.set(tensor, given[tensor]);
+    first.run(Pass::forward);
+    r.cols = 256;
+    Session second("swiglu linear(128,64):down", r, 77);
+    second.set("x", first.get("y"));
+    second.set("down.weight", given["down.weight"]);
+    second.set("dy", given["dy"]);
+    second.run(Pass::forward);
+    second.run(Pass::backward);
+    EXPECT_EQ(whole.get("y"), second.get("y")) << name;
+    EXPECT_EQ(whole.get("ddown.weight"), second.get("ddown.weight")) << name;
+  }
+}
+
+TEST(Gradients, OnlyThoseThatAreAskedFor) {
+  PlanRequest all = mlp("none", Keep::input);
+  Session whole(kMlp, all, 33);
+  std::map<std::string, Numbers> given;
+  fill(whole, given);
+  whole.run(Pass::forward);
+  whole.run(Pass::backward);
+  for (const bool input : {false, true})
+    for (size_t frozen = 0; frozen < 8; ++frozen) {
+      PlanRequest r = all;
+      r.input_grad = input;
+      for (size_t p = 0; p < 3; ++p)
+        r.parameter_grads.push_back({.wanted = (frozen >> p & 1U) == 0});
+      Session s(kMlp, r, 33);
+      for (const auto& [name, v] : given)
+        if (s.has(name)) s.set(name, v);
+      s.run(Pass::forward);
+      if (s.has("dy")) s.run(Pass::backward);
+      EXPECT_EQ(s.get("y"), whole.get("y"));
+      EXPECT_EQ(s.has("dx"), input);
+      size_t wanted = input;
+      for (size_t p = 0; p < 3; ++p) wanted += (frozen >> p & 1U) == 0;
+      EXPECT_EQ(s.plan.with(Role::grad).size(), wanted);
+      for (const size_t g : s.plan.with(Role::grad)) {
+        const std::string& name = s.plan.buffers()[g].name;
+        EXPECT_EQ(s.get(name), whole.get(name)) << name << " frozen " << frozen;
+      }
+    }
+}
+
+TEST(Gradients, AccumulateIntoMainGrads) {
+  const char* chain = "rmsnorm(48) linear(48,32) bias gelu";
+  PlanRequest r;
+  r.dtype = DType::bf16;
+  r.parameter_grads.assign(3, {.dtype = DType::f32});
+  Session once(chain, r, 40);
+  std::map<std::string, Numbers> given;
+  fill(once, given);
+  once.run(Pass::forward);
+  once.run(Pass::backward);
+  r.parameter_grads.assign(3, {.dtype = DType::f32, .accumulate = true});
+  Session more(chain, r, 40);
+  for (const auto& [name, v] : given) more.set(name, v);
+  std::map<std::string, Numbers> before;
+  for (const size_t g : more.plan.with(Role::grad)) {
+    const std::string& name = more.plan.buffers()[g].name;
+    if (name == "dx") continue;
+    before[name] = rounded(normal(more.get(name).size(), 5), DType::f32);
+    more.set(name, before[name]);
+  }
+  more.run(Pass::forward);
+  more.run(Pass::backward);
+  ASSERT_EQ(before.size(), 3U);
+  for (const auto& [name, v] : before) {
+    const Numbers d = once.get(name), sum = more.get(name);
+    for (size_t i = 0; i < v.size(); ++i)
+      EXPECT_EQ(sum[i], static_cast<double>(static_cast<float>(v[i]) + static_cast<float>(d[i])))
+          << name;
+  }
+}
+
+TEST(Evaluation, HasNoDropout) {
+  PlanRequest r;
+  r.cols = 24;
+  r.training = false;
+  Session s("bias dropout(0.5) gelu", r, 9), plain("bias scale(1) gelu", r, 9);
+  EXPECT_FALSE(s.has("rng"));
+  std::map<std::string, Numbers> given;
+  for (Session* one : {&s, &plain}) {
+    fill(*one, given);
+    one->run(Pass::forward);
+    one->run(Pass::backward);
+  }
+  EXPECT_EQ(s.get("y"), plain.get("y"));
+  EXPECT_EQ(s.get("dx"), plain.get("dx"));
+  EXPECT_EQ(s.get("dbias0.bias"), plain.get("dbias0.bias"));
+}
+
+// Master parameters beside activations of half the size.
+TEST(Parameters, MayHaveADTypeOfTheirOwn) {
+  for (const char* name : {"none", "current"}) {
+    const Case c{"layernorm(40) linear(40,64) bias geglu linear(32,40)", 33, 40, DType::bf16, name};
+    PlanRequest r = c.request();
+    r.parameter_dtype = DType::f32;
+    Session s(c.chain, r, c.rows);
+    std::map<std::string, Numbers> given;
+    fill(s, given);
+    s.run(Pass::forward);
+    s.run(Pass::backward);
+    Chain64 exact(c.chain, c.rows, c.cols, given);
+    EXPECT_LE(distance(s.get("y"), exact.forward(given["x"])), tolerance(c));
+    EXPECT_LE(distance(s.get("dx"), exact.backward(given["dy"])), tolerance(c));
+    for (const Buffer& b : s.plan.buffers()) {
+      if (b.role != Role::grad || b.name == "dx") continue;
+      EXPECT_EQ(b.dtype, DType::f32) << b.name;
+      EXPECT_LE(distance(s.get(b.name), exact.grads.at(b.name)), tolerance(c)) << b.name;
+    }
+  }
+}
+
+TEST(Rows, OnePlanServesAnyNumber) {
+  const PlanRequest r = mlp("mxfp8", Keep::input);
+  const Plan plan = Plan::build(kMlp, r);
+  std::vector<Numbers> first_rows;
+  for (const int64_t rows : {0, 1, 7, 4096}) {
+    Session s(kMlp, r, rows);
+    EXPECT_EQ(&s.plan.data(), &plan.data());
+    std::map<std::string, Numbers> given;
+    fill(s, given);
+    s.run(Pass::forward);
+    s.run(Pass::backward);
+    if (rows == 0) {
+      for (const char* sum : {"dlinear0.weight", "dbias1.bias", "dlinear3.weight"})
+        for (const double v : s.get(sum)) ASSERT_EQ(v, 0) << sum;
+      continue;
+    }
+    // Seeds do not depend on the rows, so the first row is the same in all.
+    Numbers first = s.get("y"), dx = s.get("dx");
+    first.resize(64);
+    first.insert(first.end(), dx.begin(), dx.begin() + 64);
+    first_rows.push_back(first);
+  }
+  EXPECT_EQ(first_rows[0], first_rows[1]);
+  EXPECT_EQ(first_rows[0], first_rows[2]);
+}
+
+TEST(Opaque, RunsBetweenTwoSegmentsAndIsNamedInItsErrors) {
+  PlanRequest r;
+  r.cols = 24;
+  OpaqueOp twice;
+  twice.forward = [](int64_t rows, const View& x, const View& y) {
+    for (int64_t i = 0; i < rows * x.cols; ++i)
+      static_cast<float*>(y.data)[i] = 2 * static_cast<const float*>(x.data)[i];
+  };
+  twice.backward = [](int64_t rows, const View&, const View& dy, const View& dx) {
+    for (int64_t i = 0; i < rows * dy.cols; ++i)
+      static_cast<float*>(dx.data)[i] = 2 * static_cast<const float*>(dy.data)[i];
+  };
+  r.opaque["twice"] = twice;
+  Session s("gelu twice silu", r, 9);
+  EXPECT_EQ(s.plan.data().forward.size(), 3U) << s.plan.describe(9);
+  EXPECT_EQ(s.plan.data().backward.size(), 3U) << s.plan.describe(9);
+  std::map<std::string, Numbers> given;
+  fill(s, given);
+  s.run(Pass::forward);
+  s.run(Pass::backward);
+  Chain64 exact("gelu scale(2) silu", 9, 24, given);
+  EXPECT_LE(distance(s.get("y"), exact.forward(given["x"])), 1e-6);
+  EXPECT_LE(distance(s.get("dx"), exact.backward(given["dy"])), 1e-6);
+  r.opaque["twice"].forward = [](int64_t, const View&, const View&) {
+    throw std::runtime_error("no luck today");
+  };
+  Session bad("gelu twice:lucky silu", r, 9);
+  fill(bad, given);
+  try {
+    bad.run(Pass::forward);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "lucky: no luck today");
+  }
+}
+
+// What a callback of an op throws, as the message of a run.
+template <class Throw>
+void expect_named(Pass pass, Throw thrower, Code code, const char* message) {
+  PlanRequest r;
+  r.cols = 6;
+  r.opaque["mine"].forward = [=](int64_t, const View&, const View&) {
+    if (pass == Pass::forward) thrower();
+  };
+  r.opaque["mine"].backward = [=](int64_t, const View&, const View&, const View&) {
+    if (pass == Pass::backward) thrower();
+  };
+  Session s("gelu mine silu", r, 3);
+  std::map<std::string, Numbers> given;
+  fill(s, given);
+  if (pass == Pass::backward) s.run(Pass::forward);
+  try {
+    s.run(pass);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(std::string(e.what()), message);
+    EXPECT_EQ(static_cast<int>(e.code()), static_cast<int>(code));
+  }
+}
+
+TEST(Opaque, WhateverIsThrownComesBackWithTheName) {
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    expect_named(
+        pass, [] { throw std::out_of_range("row 7"); }, Code::runtime, "mine1: row 7");
+    expect_named(
+        pass, [] { fail(Code::unsupported, "not on mondays"); }, Code::unsupported,
+        "mine1: not on mondays");
+    expect_named(
+        pass, [] { throw 7; }, Code::runtime,  // NOLINT: no std::exception is what is tested
+        "mine1: it threw something that is no std::exception");
+  }
+}
+
+// Sums two rows to one, three columns to one.
+TEST(Opaque, MayChangeRowsAndColumns) {
+  PlanRequest r;
+  r.cols = 6;
+  OpaqueOp pool;
+  pool.cols = 2;
+  pool.rows_div = 2;
+  pool.forward = [](int64_t rows, const View& x, const View& y) {
+    ASSERT_EQ(rows, x.rows);
+    ASSERT_EQ(y.rows, rows / 2);
+    for (int64_t i = 0; i < y.rows * y.cols; ++i) static_cast<float*>(y.data)[i] = 0;
+    for (int64_t i = 0; i < rows * 6; ++i)
+      static_cast<float*>(y.data)[i / 12 * 2 + i % 6 / 3] += static_cast<const float*>(x.data)[i];
+  };
+  pool.backward = [](int64_t rows, const View&, const View& dy, const View& dx) {
+    for (int64_t i = 0; i < rows * 6; ++i)
+      static_cast<float*>(dx.data)[i] = static_cast<const float*>(dy.data)[i / 12 * 2 + i % 6 / 3];
+  };
+  r.opaque["pool"] = pool;
+  Session s("scale(2) pool bias", r, 4);
+  std::map<std::string, Numbers> given;
+  fill(s, given);
+  s.run(Pass::forward);
+  s.run(Pass::backward);
+  Numbers y(4, 0.0), dbias(2, 0.0);
+  for (size_t i = 0; i < 24; ++i) y[i / 12 * 2 + i % 6 / 3] += 2 * given["x"][i];
+  for (size_t i = 0; i < 4; ++i) {
+    y[i] += given["bias2.bias"][i % 2];
+    dbias[i % 2] += given["dy"][i];
+  }
+  EXPECT_LE(distance(s.get("y"), y), 1e-6);
+  EXPECT_LE(distance(s.get("dbias2.bias"), dbias), 1e-6);
+  for (size_t i = 0; i < 24; ++i)
+    EXPECT_EQ(s.get("dx")[i], 2 * given["dy"][i / 12 * 2 + i % 6 / 3]) << i;
+  expect_error([&] { s.plan.check_rows(3); }, Code::invalid_argument,
+               {"pool1: of 3 rows it makes 3*1/2"});
+}
+
+TEST(Opaque, WithoutABackwardPlansForwardOnly) {
+  PlanRequest r;
+  r.cols = 6;
+  r.opaque["mine"].forward = [](int64_t, const View&, const View&) {};
+  expect_error([&] { Plan::build("gelu mine", r); }, Code::invalid_argument,
+               {"line 1, column 6: mine1: it has no backward; give one, or plan the forward pass"});
+  r.backward = false;
+  EXPECT_EQ(Plan::build("gelu mine silu", r).data().forward.size(), 3U);
+  r.opaque["mine"].rows_div = 0;
+  expect_error([&] { Plan::build("mine", r); }, Code::invalid_argument,
+               {"mine0: the row factor is 1/0; both must be positive"});
+}
+
+TEST(Opaque, IsRefusedWhenItCannotRun) {
+  PlanRequest r;
+  r.cols = 6;
+  r.backward = false;
+  OpaqueOp& mine = r.opaque["mine"];
+  const auto refused = [&](const char* chain, std::string_view why) {
+    expect_error([&] { Plan::build(chain, r); }, Code::invalid_argument, {why});
+  };
+  refused("gelu mine", "line 1, column 6: mine1: it has no forward; give one");
+  mine.forward = [](int64_t, const View&, const View&) {};
+  mine.cols = -8;
+  refused("mine", "mine0: cols is -8; it must be from 0, which keeps those of its input, to 1099");
+  mine.cols = 0;
+  mine.rows_mul = int64_t{1} << 40;
+  refused("mine mine", "mine1: its output has 1099511627776/1*1099511627776/1 times");
+  mine.rows_mul = 1;
+  r.opaque["linear"] = mine;
+  refused("mine linear(6,6)", "linear1: the opaque op 'linear' is called as one of the library's");
+}
+
+// The gradient of an extra input may be added to what is there.
+TEST(Plans, TextsOfOneChainShareOne) {
+  const auto plan = [](const char* chain, bool backward) {
+    PlanRequest r;
+    r.backward = backward;
+    return &Plan::build(chain, r).buffers();
+  };
+  const auto* const first = plan("linear(8,16) bias gelu", true);
+  EXPECT_EQ(first, plan("linear(8,16) bias gelu", true));
+  EXPECT_EQ(first, plan("linear( 8, 16 )\n  bias   gelu", true));
+  EXPECT_NE(first, plan("linear(8,16) bias gelu", false));
+  EXPECT_NE(first, plan("linear(8,16) bias gelu_erf", true));
+}
+
+TEST(Plans, ExtraGradientsAccumulate) {
+  PlanRequest request;
+  request.cols = 24;
+  request.extra_grads = {{.accumulate = true}};
+  Session s("gelu add", request, 5);
+  std::map<std::string, Numbers> given;
+  fill(s, given);
+  const Numbers before = rounded(normal(5 * 24, 77), DType::f32);
+  s.set("dextra0", before);
+  s.run(Pass::forward);
+  s.run(Pass::backward);
+  const Numbers after = s.get("dextra0");
+  for (size_t i = 0; i < after.size(); ++i)
+    EXPECT_EQ(after[i], static_cast<double>(static_cast<float>(before[i]) +
+                                            static_cast<float>(given["dy"][i])));
+  request.extra_grads = {{.accumulate = true}};
+  request.cols = 24;
+  expect_error([&] { Plan::build("act(\"scaled(gelu)\")", request); }, Code::invalid_argument,
+               {"extra0", "sum over a row"});
+}
+
+TEST(Mistakes, NameTheOpTheValueAndTheRule) {
+  const std::pair<const char*, const char*> kMistakes[] = {
+      {"linear(512,64)", "1: linear0: input has 64 columns, weight wants 512"},
+      {"linear:fc1", "1: fc1: it has no width; write linear(in,out) or linear(out=n)"},
+      {"linear(64,0)", "1: linear0: out is 0; it must be a whole number, at least 1"},
+      {"bias(1,2)", "1: bias0: 2 arguments; it takes n"},
+      {"gelu(alpha=2)", "1: gelu0: there is no argument 'alpha'; it takes layout keep"},
+      {"scale(2) linear(63,2)", "10: linear1: input has 64 columns, weight wants 63"},
+      {"linear(out=7) swiglu",
+       "15: swiglu1: its input has 7 columns; a gated input holds a and b, so its columns must be "
+       "even"},
+      {"swiglu(layout=\"interleaved(5)\")",
+       "1: swiglu0: interleaved(5) needs a half width divisible by 5, it is 32"},
+      {"gelu(keep=all)", "1: gelu0: keep is 'all'; it must be input, fp8 or recompute"},
+      {"dropout(2)", "1: dropout0: p is 2; it must be from 0 to 1"},
+      {"add<r", "1: add0: nothing before it writes the channel 'r'; add make_extra_output>r"},
+      {"make_extra_output>r gelu",
+       "1: make_extra_output0: nothing behind it reads the channel 'r'; read it with '<', or take "
+       "'>' away to give it to the caller"},
+      {"gelu<r", "1: gelu0: it reads 1 channels, but has 0 extra inputs; take '<' away"},
+      {"rmsnorm(65)", "1: rmsnorm0: its input has 64 columns, it wants 65"},
+      {"linear(64,8) bias(5)", "14: bias1: its input has 8 columns, it wants 5"},
+      {"bias(foo)",
+       "1: bias0: n is 'foo'; it must be a number of fp32, at most 3.4028235e38 in size"},
+      {"linear(64,8,in=5)", "1: linear0: 'in' is given twice; keep one"},
+      {"rmsnorm(64,n=16)", "1: rmsnorm0: 'n' is given twice; keep one"},
+      {"silu(layout=swapped)", "1: silu0: it has no halves, so no layout; take the argument away"},
+      {"reshape(1e18)", "1: reshape0: cols is 1e+18; it must be at most 1099511627776"},
+  };
+  for (const auto& [chain, message] : kMistakes) {
+    PlanRequest r;
+    r.cols = 64;
+    try {
+      Plan::build(chain, r);
+      ADD_FAILURE() << chain;
+    } catch (const Error& e) {
+      EXPECT_EQ(std::string(e.what()), std::string("chain: line 1, column ") + message) << chain;
+    }
+  }
+  PlanRequest r;
+  // The same where the chain says how wide its input is.
+  for (const auto& [chain, message] : {std::pair{"lineer(4,4)", "1: lineer0: there is no op of"},
+                                       {"gelu linear(-1,4)", "6: linear1: in is -1; it must be"},
+                                       {"linear(8,8,8)", "1: linear0: 3 arguments; it takes in"},
+                                       {"rmsnorm(8,epsilon=1)", "1: rmsnorm0: there is no arg"},
+                                       {"bias(8) scale(1e300)", "9: scale1: c is '1e+300'; it"}})
+    expect_error([&, chain = chain] { Plan::build(chain, r); }, Code::invalid_argument,
+                 {str("chain: line 1, column ", message).c_str()});
+  expect_error([&] { Plan::build("linear(4,8) geglu # halves\n\n linear(5,6)", r); },
+               Code::invalid_argument,
+               {"chain: line 3, column 2: linear2: input has 4 columns, weight wants 5"});
+  expect_error([&] { Plan::build("linear(4,4):a gelu linear(4,4):a", r); }, Code::invalid_argument,
+               {"two tensors are called 'a.weight'; give an op another label"});
+  EXPECT_THROW(Plan::build("gelu", r), Error);
+  r.cols = 6;
+  const Plan p = Plan::build("reshape(4) gelu", r);
+  expect_error([&] { p.check_rows(3); }, Code::invalid_argument,
+               {"reshape0: of 3 rows it makes 3*3/2, which is not whole: give a multiple of 2"});
+  EXPECT_NO_THROW(p.check_rows(4));
+}
+
+TEST(Mistakes, GradientsThatAreNotThere) {
+  const auto refused = [](const PlanRequest& r, std::string_view why) {
+    expect_error([&] { Plan::build("linear(4,8) bias add", r); }, Code::invalid_argument, {why});
+  };
+  refused({.parameter_grads = std::vector<GradRequest>(3)},
+          "plan: parameter_grads has 3 entries; the chain has 2 parameters");
+  refused({.extra_grads = std::vector<GradRequest>(2)},
+          "plan: extra_grads has 2 entries; the chain has 1 extra inputs");
+  refused({.parameter_grads = {{}, {.dtype = DType::e4m3}}},
+          "plan: the dtype of parameter_grads[1] is e4m3; it must be f32, f16 or bf16");
+  refused({.extra_grads = {{.dtype = DType::e8m0}}}, "plan: the dtype of extra_grads[0] is e8m0");
+  for (const DType d : {DType::e4m3, DType::e5m2, DType::e8m0})
+    refused({.parameter_dtype = d}, str("plan: parameter_dtype is ", info(d).name, "; it must be"));
+}
+
+TEST(Mistakes, SizesThatNoNumberHolds) {
+  constexpr int64_t kMany = int64_t{1} << 60;
+  const Plan p = Plan::build("linear(4,8) bias swiglu", {});
+  const auto refused = [](auto call, std::string_view why) {
+    expect_error(call, Code::invalid_argument, {why});
+  };
+  const char* why =
+      "plan: with 'x' of 4 columns its tensors have more than 72057594037927936 bytes, the most "
+      "that a plan may have, at 1152921504606846976 rows; give fewer rows or columns";
+  refused([&] { p.check_rows(kMany); }, why);
+  refused([&] { return p.workspace_bytes(kMany); }, why);
+  refused([&] { return p.saved_bytes(kMany); }, why);
+  refused([&] { return p.describe(kMany); }, why);
+  refused([&] { return p.json(kMany); }, why);
+  refused([&] { return p.html(kMany); }, why);
+  refused([&] { return p.buffers()[0].bytes(kMany); }, why);
+  const std::vector<void*> none(p.buffers().size());
+  refused([&] { p.run(Pass::forward, kMany, none, nullptr); }, why);
+  // Each fits, all together do not.
+  const int64_t whole = int64_t{1} << 52;
+  EXPECT_EQ(p.buffers()[0].bytes(whole), int64_t{1} << 56);
+  refused([&] { p.check_rows(whole); }, "at 4503599627370496 rows");
+  refused(
+      [] { Plan::build("linear(2000000000,2000000000)", {}); },
+      "line 1, column 1: plan: with 'linear0.weight' of 2000000000 columns its tensors have more "
+      "than 72057594037927936 bytes, the most that a plan may have, without any rows");
+  refused([] { Plan::build("gelu", {.cols = int64_t{1} << 62}); },
+          "plan: the input has 4611686018427387904 columns; it may have at most 1099511627776");
+  const Plan wide = Plan::build("linear(1000000,1000000)", {.dtype = DType::bf16});
+  EXPECT_NO_THROW(wide.check_rows(4'000'000));
+  refused([&] { wide.check_rows(5'000'000); },
+          "plan: linear has more than 9223372036854775807 operations at 5000000 rows");
+  // Few elements, but a long way to how many.
+  PlanRequest r{.cols = 1, .backward = false};
+  OpaqueOp& mine = r.opaque["mine"];
+  mine.rows_mul = (int64_t{1} << 31) - 1;
+  mine.rows_div = int64_t{1} << 31;
+  mine.forward = [](int64_t, const View&, const View&) {};
+  refused([&] { Plan::build("mine", r).check_rows(int64_t{1} << 40); },
+          "mine0: of 1099511627776 rows it makes 1099511627776*2147483647/2147483648; the first "
+          "product must be at most 72057594037927936");
+}
+
+TEST(Mistakes, PassesThatAreNotPlanned) {
+  const auto refused = [](const PlanRequest& r, std::string_view why) {
+    Session s("gelu", r, 2);
+    expect_error([&] { s.run(Pass::backward); }, Code::invalid_argument, {why});
+  };
+  refused({.cols = 4, .backward = false},
+          "plan: it has no backward pass, since it was planned for the forward pass alone");
+  refused({.cols = 4, .input_grad = false},
+          "plan: it has no backward pass, since no gradient is wanted; ask for one");
+}
+
+TEST(Mistakes, NoAddressOfTheRandomState) {
+  Session s("dropout(0.5)", {.cols = 4}, 2);
+  std::map<std::string, Numbers> given;
+  fill(s, given);
+  s.run(Pass::forward);
+  std::vector<char> space(static_cast<size_t>(s.plan.workspace_bytes(2)) + 1);
+  const std::pair<Pass, const char*> kNeeds[] = {
+      {Pass::forward, "rng"}, {Pass::forward, "rng.saved"}, {Pass::backward, "rng.saved"}};
+  for (const auto& [pass, name] : kNeeds) {
+    std::vector<void*> memory;
+    for (size_t i = 0; i < s.plan.buffers().size(); ++i)
+      memory.push_back(i == s.number(name) ? nullptr : s.data(i));
+    expect_error([&, pass = pass] { s.plan.run(pass, 2, memory, space.data()); },
+                 Code::invalid_argument, {str("plan: no address for '", name, "', which")});
+  }
+}
+
+}  // namespace
+}  // namespace tenon::test
