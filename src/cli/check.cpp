@@ -14,14 +14,16 @@
 #include "backend/cuda/driver.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/nvrtc.h"
-#include "cli/cases.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
-#include "cli/trial.h"
-#include "step/verify.h"
+#include "support/cases.h"
+#include "support/trial.h"
+#include "support/verify.h"
 #include "tenon/error.h"
 
 namespace tenon::cli {
+
+using namespace support;  // NOLINT: the command runs its cases and references
 
 namespace {
 

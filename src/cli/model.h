@@ -6,9 +6,11 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/session.h"
+#include "support/session.h"
 
 namespace tenon::cli {
+
+using support::RandomState, support::Runner, support::Session, support::Unfused;
 
 struct ModelShape {
   int64_t context = 16, embedding = 16, hidden = 512, batch = 256;

@@ -13,14 +13,17 @@
 #include "cli/chain_args.h"
 #include "cli/output_file.h"
 #include "cli/progress.h"
-#include "cli/reference.h"
-#include "cli/session.h"
 #include "cli/tensor_file.h"
 #include "report/describe.h"
+#include "runtime/execute.h"
+#include "support/reference.h"
+#include "support/session.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 
 namespace tenon::cli {
+
+using namespace support;  // NOLINT: the command runs its cases and references
 
 namespace {
 

@@ -1,5 +1,5 @@
 // The conformance list against what the specification allows, enumerated here again.
-#include "cli/cases.h"
+#include "support/cases.h"
 
 #include <algorithm>
 #include <functional>
@@ -12,9 +12,9 @@
 namespace tenon::test {
 namespace {
 
-using cli::Case;
-using cli::Column;
-using cli::kColumns;
+using support::Case;
+using support::Column;
+using support::kColumns;
 
 // Section 1 of the specification, by hand.
 const std::vector<std::string> kUnary{"gelu",      "gelu_erf",   "silu", "qgelu",    "relu",
@@ -48,7 +48,7 @@ bool has_dbias(const std::string& bias) { return bias.find("dbias") != std::stri
 class Cases : public testing::TestWithParam<bool> {
  protected:
   static std::vector<Case> made() {
-    return GetParam() ? cli::cases_of_few_kernels() : cli::cases();
+    return GetParam() ? support::cases_of_few_kernels() : support::cases();
   }
   static const std::vector<Case>& list() {
     static std::map<bool, std::vector<Case>> lists;
@@ -92,7 +92,7 @@ TEST(CaseTable, CellsAreAllThatTheSpecificationAllows) {
     for (const std::string& op : kDropouts) add(op, direction + " none row - -");
   }
   for (const std::string& op : kDropouts) add(op, "bwd none row - dbias");
-  const std::vector<std::string> cells = cli::cells();
+  const std::vector<std::string> cells = support::cells();
   const std::set<std::string> got(cells.begin(), cells.end());
   EXPECT_EQ(got.size(), cells.size()) << "a cell is listed twice";
   EXPECT_EQ(got, expected);
@@ -101,8 +101,8 @@ TEST(CaseTable, CellsAreAllThatTheSpecificationAllows) {
 TEST_P(Cases, EveryCellHasACase) {
   std::set<std::string> covered;
   for (const Case& c : list()) covered.insert(c.cell());
-  for (const std::string& cell : cli::cells()) EXPECT_TRUE(covered.contains(cell)) << cell;
-  EXPECT_EQ(covered.size(), cli::cells().size());
+  for (const std::string& cell : support::cells()) EXPECT_TRUE(covered.contains(cell)) << cell;
+  EXPECT_EQ(covered.size(), support::cells().size());
 }
 
 TEST_P(Cases, NoTwoAreEqualAndTheListIsStable) {
@@ -174,7 +174,7 @@ TEST_P(Cases, AllCasesAreAllowed) {
         allowed_numbers(c[Column::op], c[Column::mode], c[Column::input], c[Column::output]) &&
         allowed_shape(c[Column::layout], c[Column::shape]))
         << c.text();
-    const cli::ShapeCase s = cli::parse_shape(c[Column::shape]);
+    const support::ShapeCase s = support::parse_shape(c[Column::shape]);
     EXPECT_TRUE((std::pair<long, long>(s.rows, s.cols)) == sizes(c[Column::shape]));
     EXPECT_EQ(s.pad, c[Column::shape].find("strided") != std::string::npos ? 3 : 0);
     EXPECT_EQ(s.shift, c[Column::shape].find("unaligned") != std::string::npos ? 1 : 0);
@@ -310,11 +310,11 @@ TEST(CaseTable, LayoutsShareKernels) {
     }
     return all.size();
   };
-  EXPECT_LT(2 * kernels(cli::cases_of_few_kernels()), kernels(cli::cases()));
+  EXPECT_LT(2 * kernels(support::cases_of_few_kernels()), kernels(support::cases()));
 }
 
 TEST(CaseTable, RandomCasesAreOfFewFormsAndTheSeedDecides) {
-  const std::vector<Case> all = cli::random_cases(2000, 50, 7);
+  const std::vector<Case> all = support::random_cases(2000, 50, 7);
   ASSERT_EQ(all.size(), 2000U);
   std::set<std::string> forms, shapes, layouts;
   bool no_rows = false, no_cols = false, pad = false, shift = false, parameters = false;
@@ -326,7 +326,7 @@ TEST(CaseTable, RandomCasesAreOfFewFormsAndTheSeedDecides) {
                  c[Column::orientation] + c[Column::bias] + c[Column::rounding]);
     shapes.insert(c[Column::shape]);
     layouts.insert(c[Column::layout]);
-    const cli::ShapeCase s = cli::parse_shape(c[Column::shape]);
+    const support::ShapeCase s = support::parse_shape(c[Column::shape]);
     no_rows |= s.rows == 0, no_cols |= s.cols == 0;
     pad |= s.pad != 0, shift |= s.shift != 0;
     parameters |= op.size() < c[Column::op].size();
@@ -336,8 +336,8 @@ TEST(CaseTable, RandomCasesAreOfFewFormsAndTheSeedDecides) {
   EXPECT_GT(shapes.size(), 1000U);
   EXPECT_GT(layouts.size(), 10U);
   EXPECT_TRUE(no_rows && no_cols && pad && shift && parameters);
-  const std::vector<Case> again = cli::random_cases(2000, 50, 7);
-  const std::vector<Case> other = cli::random_cases(2000, 50, 8);
+  const std::vector<Case> again = support::random_cases(2000, 50, 7);
+  const std::vector<Case> other = support::random_cases(2000, 50, 8);
   EXPECT_EQ(again[1999].text(), all[1999].text());
   EXPECT_NE(other[0].text() + other[1].text(), all[0].text() + all[1].text());
 }

@@ -6,17 +6,17 @@
 #include <thread>
 
 #include "accuracy/reference.h"
-#include "cli/trial.h"
-#include "step/verify.h"
-#include "step/verify_encoded.h"
 #include "support/quantize_reference.h"
 #include "support/support.h"
+#include "support/trial.h"
+#include "support/verify.h"
+#include "support/verify_encoded.h"
 
 namespace tenon::test {
 namespace {
 
-using cli::Case;
-using cli::Trial;
+using support::Case;
+using support::Trial;
 using Problem = std::optional<std::string>;
 
 float tree(std::vector<float> v) {
@@ -202,7 +202,7 @@ Problem check_step(const Step& step, const RunArgs& args) {
 }
 
 TEST(Conformance, StrictStepsHaveTheBitsOfTheScalarReferences) {
-  std::vector<Case> list = cli::cases();
+  std::vector<Case> list = support::cases();
   std::erase_if(list, [](const Case&) { return !chosen(); });
   std::atomic<size_t> next = 0;
   std::mutex reporting;

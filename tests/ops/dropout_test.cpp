@@ -12,8 +12,8 @@
 #include "backend/cpu/loops.h"
 #include "core/philox.h"
 #include "runtime/execute.h"
-#include "step/verify.h"
 #include "support/support.h"
+#include "support/verify.h"
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif

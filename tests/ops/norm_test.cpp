@@ -7,9 +7,9 @@
 #include "core/philox.h"
 #include "lazy/builder.h"
 #include "runtime/execute.h"
-#include "step/verify.h"
 #include "support/quantize_reference.h"
 #include "support/support.h"
+#include "support/verify.h"
 
 namespace tenon::test {
 namespace {

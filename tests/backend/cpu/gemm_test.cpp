@@ -6,9 +6,9 @@
 #include "backend/cpu/executor.h"
 #include "backend/cpu/loops.h"
 #include "lazy/builder.h"
-#include "step/verify.h"
 #include "support/quantize_reference.h"
 #include "support/support.h"
+#include "support/verify.h"
 
 namespace tenon::test {
 namespace {

@@ -8,9 +8,9 @@
 #include "backend/cuda/nvrtc.h"
 #include "lazy/builder.h"
 #include "runtime/execute.h"
-#include "step/verify.h"
 #include "support/gpu_graph.h"
 #include "support/support.h"
+#include "support/verify.h"
 
 namespace tenon::test {
 namespace {

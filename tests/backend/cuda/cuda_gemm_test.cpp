@@ -16,9 +16,9 @@
 #include "lazy/builder.h"
 #include "ops/dropout.h"
 #include "runtime/execute.h"
-#include "step/verify.h"
 #include "support/gpu_graph.h"
 #include "support/support.h"
+#include "support/verify.h"
 
 namespace tenon::test {
 namespace {

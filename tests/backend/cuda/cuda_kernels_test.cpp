@@ -9,12 +9,12 @@
 #include "backend/cuda/row.h"
 #include "backend/cuda/tile.h"
 #include "backend/cuda/vector.h"
-#include "cli/trial.h"
 #include "lazy/builder.h"
 #include "runtime/execute.h"
 #include "support/cuda_emulator.h"
 #include "support/plan_support.h"
 #include "support/support.h"
+#include "support/trial.h"
 
 namespace tenon::cuda {
 extern const char kWordsSkeleton[];
@@ -502,13 +502,13 @@ TEST_F(Emulated, RowsGiveTheBitsOfNorms) {
 
 // Cases far apart in the list have little in common.
 TEST_F(Emulated, GivesTheBitsOfConformanceCases) {
-  const std::vector<cli::Case> cases = cli::cases();
+  const std::vector<support::Case> cases = support::cases();
   constexpr size_t kStride = 149;
   for (size_t i = 0; i < cases.size(); i += kStride) {
-    cli::Case c = cases[i];
-    c.values[static_cast<size_t>(cli::Column::precision)] = "strict";
+    support::Case c = cases[i];
+    c.values[static_cast<size_t>(support::Column::precision)] = "strict";
     where = c.text();
-    const auto wrong = cli::Trial(c, Device::cpu).run([this](const Step& s, const RunArgs& a) {
+    const auto wrong = support::Trial(c, Device::cpu).run([this](const Step& s, const RunArgs& a) {
       noted(s, a);
       return std::nullopt;
     });

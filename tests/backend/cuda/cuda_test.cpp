@@ -12,9 +12,9 @@
 #include "lazy/builder.h"
 #include "ops/activation.h"
 #include "runtime/execute.h"
-#include "step/verify.h"
 #include "support/cuda_emulator.h"
 #include "support/support.h"
+#include "support/verify.h"
 
 namespace tenon::test {
 namespace {

@@ -1,5 +1,5 @@
 // Every op of a chain in float64, forward and backward.
-#include "cli/reference.h"
+#include "support/reference.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,7 @@
 #include "ops/activation.h"
 #include "tenon/error.h"
 
-namespace tenon::cli {
+namespace tenon::support {
 
 namespace {
 
@@ -578,4 +578,4 @@ double work_per_row(const Plan& plan) {
   return work / static_cast<double>(least);
 }
 
-}  // namespace tenon::cli
+}  // namespace tenon::support

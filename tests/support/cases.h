@@ -7,7 +7,7 @@
 
 #include "tenon/options.h"
 
-namespace tenon::cli {
+namespace tenon::support {
 
 // The columns of a case, in the order in which it is printed.
 enum class Column : uint8_t {
@@ -55,4 +55,4 @@ std::vector<Case> cases_of_few_kernels();
 // Strict cases of `forms` kinds with any shape, stride, address, layout and parameters.
 std::vector<Case> random_cases(size_t count, size_t forms, uint64_t seed);
 
-}  // namespace tenon::cli
+}  // namespace tenon::support

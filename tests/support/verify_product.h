@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "step/verify_encoded.h"
+#include "support/verify_encoded.h"
 
 namespace tenon {
 

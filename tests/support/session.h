@@ -9,7 +9,7 @@
 
 #include "tenon/plan.h"
 
-namespace tenon::cli {
+namespace tenon::support {
 
 // The state of a random stream, as spec.md lays it out: seed, offset, row0, col0, columns.
 using RandomState = std::array<uint64_t, 5>;
@@ -78,4 +78,4 @@ class Unfused final : public Runner {
   mutable RandomState random_{};
 };
 
-}  // namespace tenon::cli
+}  // namespace tenon::support

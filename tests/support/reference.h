@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/session.h"
+#include "support/session.h"
 
-namespace tenon::cli {
+namespace tenon::support {
 
 struct Matrix64 {
   int64_t rows = 0, cols = 0;
@@ -47,4 +47,4 @@ int64_t least_rows(const Plan& plan);
 // About how many floating-point operations `run` takes for one row of the input.
 double work_per_row(const Plan& plan);
 
-}  // namespace tenon::cli
+}  // namespace tenon::support

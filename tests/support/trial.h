@@ -7,12 +7,12 @@
 #include <random>
 #include <string>
 
-#include "cli/cases.h"
-#include "cli/matrix.h"
 #include "step/backend.h"
+#include "support/cases.h"
+#include "support/matrix.h"
 #include "tenon/tenon.hpp"
 
-namespace tenon::cli {
+namespace tenon::support {
 
 class Trial {
  public:
@@ -69,4 +69,4 @@ class Trial {
   int steps_ = 0;
 };
 
-}  // namespace tenon::cli
+}  // namespace tenon::support

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "backend/cuda/driver.h"
-#include "cli/cases.h"
+#include "support/cases.h"
 #include "tenon/view.h"
 
-namespace tenon::cli {
+namespace tenon::support {
 
 // Device memory and its copy on the host. They go from one matrix to the next: allocating waits for
 // the device.
@@ -130,4 +130,4 @@ class Matrix {
   DeviceMemory::Pointer memory;
 };
 
-}  // namespace tenon::cli
+}  // namespace tenon::support

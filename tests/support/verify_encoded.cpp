@@ -1,6 +1,6 @@
 // A scale is right if an amax within its bound gives it; a code is right if a value within its
 // bound, times the scale that was written, rounds to it.
-#include "step/verify_encoded.h"
+#include "support/verify_encoded.h"
 
 #include <algorithm>
 #include <cmath>

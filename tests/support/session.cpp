@@ -1,5 +1,5 @@
 // Memory of plans, and ops run one by one.
-#include "cli/session.h"
+#include "support/session.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 
-namespace tenon::cli {
+namespace tenon::support {
 
 namespace {
 
@@ -201,4 +201,4 @@ void Unfused::update_scales() {
   for (One& one : ops_) one.session->update_scales();
 }
 
-}  // namespace tenon::cli
+}  // namespace tenon::support

@@ -1,5 +1,5 @@
 // A greedy covering array over the columns of a case.
-#include "cli/cases.h"
+#include "support/cases.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include "tenon/activation.h"
 #include "tenon/format.h"
 
-namespace tenon::cli {
+namespace tenon::support {
 
 namespace {
 
@@ -466,4 +466,4 @@ std::vector<Case> random_cases(size_t count, size_t forms, uint64_t seed) {
   return result;
 }
 
-}  // namespace tenon::cli
+}  // namespace tenon::support

@@ -1,11 +1,11 @@
 // Fills matrices, makes the calls, and watches the steps through the observer.
-#include "cli/trial.h"
+#include "support/trial.h"
 
 #include <cmath>
 
 #include "runtime/execute.h"
 
-namespace tenon::cli {
+namespace tenon::support {
 
 namespace {
 
@@ -393,4 +393,4 @@ void Trial::compare(const Matrix& m, const std::vector<uint8_t>& cpu) {
     }
 }
 
-}  // namespace tenon::cli
+}  // namespace tenon::support

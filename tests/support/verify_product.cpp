@@ -1,5 +1,5 @@
 // Σ a·b in float64 beside Σ |a·b|, which bounds what fp32 may have lost.
-#include "step/verify_product.h"
+#include "support/verify_product.h"
 
 #include <algorithm>
 #include <cmath>

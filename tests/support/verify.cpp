@@ -1,5 +1,5 @@
 // The oracle's value and bound for every store, sums by the same tree.
-#include "step/verify.h"
+#include "support/verify.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,8 +8,8 @@
 
 #include "core/philox.h"
 #include "expr/evaluate.h"
-#include "step/verify_encoded.h"
-#include "step/verify_product.h"
+#include "support/verify_encoded.h"
+#include "support/verify_product.h"
 #include "tenon/error.h"
 
 namespace tenon {
