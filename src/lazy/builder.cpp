@@ -45,8 +45,50 @@ void StepBuilder::store(const Operand& o, uint32_t arg, uint32_t scale, int64_t 
   step_.encoders.push_back(e);
 }
 
+void StepBuilder::norm_grad(size_t op, const NormGrad::Part& part) {
+  const auto is_op = [&](const auto& said) { return said.first == op; };
+  const auto at = std::ranges::find_if(norm_grads_, is_op);
+  if (at == norm_grads_.end()) {
+    norm_grads_.emplace_back(op, part);
+    return;
+  }
+  const auto from = nodes_of(part);
+  const auto to = nodes_of(at->second);
+  for (size_t i = 0; i < to.size(); ++i)
+    if (*from[i] != kNoNode) *to[i] = *from[i];
+}
+
+Head StepBuilder::norm_head() {
+  if (!norm_grads_.empty()) {
+    NormGrad head{totals_, {}};
+    for (const auto& [op, part] : norm_grads_) head.parts.push_back(part);
+    return head;
+  }
+  if (!norms_.empty() || !totals_.empty()) return Norm{totals_, norms_};
+  return Map{};
+}
+
+namespace {
+
+// Nodes under their new numbers; `image` has none for those that are not in the step.
+void renumber(Head& head, const std::vector<uint32_t>& image) {
+  const auto parts = [&](auto& norm) {
+    for (uint32_t& t : norm.totals) t = image[t];
+    for (auto& part : norm.parts)
+      for (uint32_t* node : nodes_of(part))
+        if (*node != kNoNode) *node = image[*node];
+  };
+  if (auto* norm = std::get_if<Norm>(&head)) parts(*norm);
+  if (auto* grad = std::get_if<NormGrad>(&head)) parts(*grad);
+}
+
+}  // namespace
+
 Step StepBuilder::finish() {
+  step_.head = norm_head();
   const std::vector<uint32_t> nodes = order(*graph_, step_.roots());
+  std::vector<uint32_t> image(graph_->size(), kNoNode);
+  for (const uint32_t id : nodes) image[id] = id;
   std::vector<bool> used(step_.loads.size(), false);
   for (const uint32_t id : nodes)
     if ((*graph_)[id].word == Word::load) used[(*graph_)[id].slot] = true;
@@ -59,7 +101,6 @@ Step StepBuilder::finish() {
       loads.push_back(step_.loads[i]);
     }
     auto graph = std::make_shared<Graph>();
-    std::vector<uint32_t> image(graph_->size(), 0);
     for (const uint32_t id : nodes) {
       Node n = (*graph_)[id];
       if (n.word == Word::load) n.slot = slot[n.slot];
@@ -67,10 +108,10 @@ Step StepBuilder::finish() {
       image[id] = graph->intern(n).id();
     }
     for (Store& s : step_.stores) s.value = image[s.value];
-    for (uint32_t& t : step_.totals) t = image[t];
     step_.loads = std::move(loads);
     graph_ = std::move(graph);
   }
+  renumber(step_.head, image);
   step_.graph = std::move(graph_);
   return std::move(step_);
 }

@@ -29,9 +29,14 @@ class StepBuilder {
 
   // The tree sum of a value over its row.
   Expr total(Expr value) {
-    step_.totals.push_back(graph_->id(value));
-    return load({.from = Load::From::total, .arg = static_cast<uint32_t>(step_.totals.size() - 1)});
+    totals_.push_back(graph_->id(value));
+    return load({.from = Load::From::total, .arg = static_cast<uint32_t>(totals_.size() - 1)});
   }
+
+  // What makes a step a norm's, forward or backward. All that is said of one `op`'s gradient is one
+  // part; nodes that no store needs are left out.
+  void norm(const Norm::Part& part) { norms_.push_back(part); }
+  void norm_grad(size_t op, const NormGrad::Part& part);
 
   // An element of an operand whose views start at `arg`: codes times their scale.
   Expr load(const Operand& o, uint32_t arg, const ColumnMap& columns);
@@ -54,8 +59,13 @@ class StepBuilder {
   Step finish();
 
  private:
+  [[nodiscard]] Head norm_head();  // with the nodes as they were said
+
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   Step step_;
+  std::vector<uint32_t> totals_;
+  std::vector<Norm::Part> norms_;
+  std::vector<std::pair<size_t, NormGrad::Part>> norm_grads_;
 };
 
 }  // namespace tenon

@@ -193,7 +193,7 @@ void Assembly::store_row_sum(const Place& place, Expr value) {
 
 PlanStep Assembly::finish(std::optional<Gemm> gemm, int64_t fixed_rows) {
   made_.step = build_.finish();
-  made_.step.gemm = gemm;
+  if (gemm) made_.step.head = *gemm;
   made_.step.rows = fixed_rows;
   return std::move(made_);
 }

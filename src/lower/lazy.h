@@ -37,6 +37,8 @@ class Assembly {
   Expr random(uint32_t ordinal);
   Expr product(const ColumnMap& columns);
   Expr total(Expr value);
+  void norm(const Norm::Part& part) { build_.norm(part); }
+  void norm_grad(size_t op, const NormGrad::Part& part) { build_.norm_grad(op, part); }
 
   void store(const Place& place, std::span<const StepBuilder::Part> parts);
   void store_columns_sum(const Place& place, const ColumnMap& columns, Expr value, bool ordered);

@@ -7,9 +7,9 @@ namespace tenon {
 
 namespace {
 
-class Norm final : public Stage {
+class NormStage final : public Stage {
  public:
-  Norm(const StageContext& c, NormKind type, float eps, bool zero_centered)
+  NormStage(const StageContext& c, NormKind type, float eps, bool zero_centered)
       : Stage(c), planner_(c.planner), type_(type), eps_(eps), zero_centered_(zero_centered) {
     const float one = zero_centered ? 0.0F : 1.0F;
     if (type != NormKind::l2) gamma_ = ParameterPlace::make(c, "gamma", 1, c.cols, {one, one});
@@ -28,6 +28,7 @@ class Norm final : public Stage {
     flow.apply_row([this](Assembly& a, Expr e) {
       const NormStatistics n = statistics(a, e);
       Expr y = n.from_mean * n.rstdev;
+      a.norm(norm_part(type_, e, a.parameter(eps_), n, y));
       if (gamma_.value) y = y * scale(a);
       if (beta_.value) y = y + a.row(*beta_.value, {});
       return planner_.between(y);
@@ -47,20 +48,27 @@ class Norm final : public Stage {
   void backward(Flow& flow, bool needs_input) override {
     flow.whole_rows(planner_.op_name(index_) + ".dy");
     const Value g = flow.value();
+    if (trains()) flow.side([this](Assembly& a) { a.norm_grad(index_, {.kind = type_}); });
     if (beta_.grad) sum_into(planner_, flow, index_, beta_, g, true);
     if (gamma_.grad) {
       auto product = std::make_shared<Lazy>();
       product->cols = cols_;
       product->make = [this, g](Assembly& a, const ColumnMap& m) {
-        return a.at(g, m) * (from_mean(a, m) * a.column(*r_));
+        const Expr e = a.at(g, m) * (from_mean(a, m) * a.column(*r_));
+        a.norm_grad(index_, part(a, m));
+        return e;
       };
       sum_into(planner_, flow, index_, gamma_, product, true);
     }
     if (!needs_input) return;
     flow.apply_row([this](Assembly& a, Expr e) {
       const Expr w = gamma_.value ? e * scale(a) : e;
-      return planner_.between(
-          norm_gradient(type_, cols_, w, from_mean(a, {}), a.column(*r_), total(a)));
+      const Expr dx = norm_gradient(type_, cols_, w, from_mean(a, {}), a.column(*r_), total(a));
+      NormGrad::Part said = part(a, {});
+      said.w = w.id();
+      said.dx = dx.id();
+      a.norm_grad(index_, said);
+      return planner_.between(dx);
     });
   }
 
@@ -78,6 +86,11 @@ class Norm final : public Stage {
   Expr from_mean(Assembly& a, const ColumnMap& m) const {
     const Expr x = a.load(*saved_, m);
     return m_ ? x - a.column(*m_) : x;
+  }
+
+  NormGrad::Part part(Assembly& a, const ColumnMap& m) const {
+    return norm_grad_part(type_, a.load(*saved_, m),
+                          m_ ? std::optional(a.column(*m_)) : std::nullopt, a.column(*r_));
   }
 
   Planner& planner_;
@@ -100,7 +113,7 @@ std::unique_ptr<Stage> make_norm(const StageContext& c, const Arguments& a) {
   }
   const double eps = a.number("eps").value_or(type == NormKind::l2 ? 1e-6 : 1e-5);
   require(eps >= 0, a.who(), ": eps is ", eps, "; it must not be negative");
-  return std::make_unique<Norm>(
+  return std::make_unique<NormStage>(
       c, type, static_cast<float>(eps),
       type != NormKind::l2 && a.flag("zero_centered_gamma").value_or(false));
 }

@@ -27,16 +27,17 @@ class NormBuilder {
     Expr x = build_.load(form_.x, A::x, {});
     if (form_.residual) x = between(x + build_.load(*form_.residual, A::residual, {}));
     const Expr eps = build_.load({.from = Load::From::parameter, .arg = 0});
-    const auto [mean, from_mean, rstdev] = norm_statistics(form_.kind, form_.cols, x, eps, total());
-    Expr y = from_mean * rstdev;
+    const NormStatistics s = norm_statistics(form_.kind, form_.cols, x, eps, total());
+    Expr y = s.from_mean * s.rstdev;
+    build_.norm(norm_part(form_.kind, x, eps, s, y));
     if (form_.gamma) y = y * gamma();
     if (form_.beta) y = y + build_.load({Load::From::row, A::beta, *form_.beta});
     store(between(y));
     if (form_.amax_only) return build_.finish();
     const StepBuilder::Part sum{x, {}};
     if (form_.sum) build_.store(*form_.sum, A::sum, A::sum_scale, form_.cols, std::span(&sum, 1));
-    if (form_.mean && mean) build_.store({Store::To::column, A::mean}, *mean);
-    if (form_.rstdev) build_.store({Store::To::column, A::rstdev}, rstdev);
+    if (form_.mean && s.mean) build_.store({Store::To::column, A::mean}, *s.mean);
+    if (form_.rstdev) build_.store({Store::To::column, A::rstdev}, s.rstdev);
     return build_.finish();
   }
 
@@ -44,12 +45,18 @@ class NormBuilder {
     const Expr grad = build_.load(form_.grad, A::grad, {});
     const Expr x = build_.load(form_.x, A::x, {});
     const Expr r = build_.load({Load::From::column, A::rstdev_in});
-    const bool centred = form_.kind == NormKind::layer;
-    const Expr from_mean = centred ? x - build_.load({Load::From::column, A::mean_in}) : x;
+    std::optional<Expr> mean;
+    if (form_.kind == NormKind::layer) mean = build_.load({Load::From::column, A::mean_in});
+    const Expr from_mean = mean ? x - *mean : x;
+    NormGrad::Part part = norm_grad_part(form_.kind, x, mean, r);
     if (form_.y) {
       const Expr w = form_.gamma ? grad * gamma() : grad;
-      store(added(between(norm_gradient(form_.kind, form_.cols, w, from_mean, r, total()))));
+      const Expr dx = norm_gradient(form_.kind, form_.cols, w, from_mean, r, total());
+      part.w = w.id();
+      part.dx = dx.id();
+      store(added(between(dx)));
     }
+    build_.norm_grad(0, part);
     if (form_.amax_only) return build_.finish();
     if (form_.dgamma) store_sum(A::dgamma, *form_.dgamma, grad * (from_mean * r));
     if (form_.dbeta) store_sum(A::dbeta, *form_.dbeta, grad);
@@ -102,6 +109,17 @@ NormStatistics norm_statistics(NormKind kind, int64_t cols, Expr x, Expr eps,
   const Expr square = total(s.from_mean * s.from_mean);
   s.rstdev = rsqrt((kind == NormKind::l2 ? square : square / count) + eps);
   return s;
+}
+
+Norm::Part norm_part(NormKind kind, Expr x, Expr eps, const NormStatistics& s, Expr y) {
+  return {kind, x.id(), eps.id(), s.mean ? s.mean->id() : kNoNode, s.rstdev.id(), y.id()};
+}
+
+NormGrad::Part norm_grad_part(NormKind kind, Expr x, std::optional<Expr> mean, Expr rstdev) {
+  NormGrad::Part part{.kind = kind, .x = x.id(), .rstdev = rstdev.id()};
+  if (mean) part.mean = mean->id();
+  if (kind != NormKind::l2) part.normal = ((mean ? x - *mean : x) * rstdev).id();
+  return part;
 }
 
 Expr norm_gradient(NormKind kind, int64_t cols, Expr w, Expr from_mean, Expr rstdev,

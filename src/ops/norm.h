@@ -11,9 +11,7 @@
 
 namespace tenon {
 
-enum class NormKind : uint8_t { layer, rms, l2 };
-
-// The formulas, over any source of row totals.
+// The formulas, over any source of row totals, and the nodes that the step's head names.
 using RowTotal = std::function<Expr(Expr)>;
 struct NormStatistics {
   std::optional<Expr> mean;  // of layer only
@@ -21,9 +19,12 @@ struct NormStatistics {
 };
 NormStatistics norm_statistics(NormKind kind, int64_t cols, Expr x, Expr eps,
                                const RowTotal& total);
+Norm::Part norm_part(NormKind kind, Expr x, Expr eps, const NormStatistics& s, Expr y);
 // dx, with w = grad·gamma.
 Expr norm_gradient(NormKind kind, int64_t cols, Expr w, Expr from_mean, Expr rstdev,
                    const RowTotal& total);
+// The nodes that both dx and dgamma read.
+NormGrad::Part norm_grad_part(NormKind kind, Expr x, std::optional<Expr> mean, Expr rstdev);
 
 // All that the steps depend on. Operands without a value are absent. eps is parameter 0 of the
 // forward step; the backward step starts from the saved columns.

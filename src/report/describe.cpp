@@ -278,7 +278,7 @@ class Describer {
 }  // namespace
 
 std::string_view head_name(const PlanStep& s) {
-  return s.opaque ? s.chosen.maker : kHeads[static_cast<size_t>(s.step.head())];
+  return s.opaque ? s.chosen.maker : s.step.head_name();
 }
 
 std::string orient(const Operand& o) {
@@ -308,11 +308,11 @@ std::vector<std::string> body_lines(const PlanData& d, const PlanStep& s) {
   const Step& step = s.step;
   std::vector<std::string> lines;
   if (s.opaque) return lines;
-  if (step.gemm) {
+  if (step.gemm()) {
     const auto matrix = [&](const Matrix& m) {
       return slot_name(d, s.in, m.arg) + (m.transposed ? ".T" : "");
     };
-    lines.push_back(str("product = ", matrix(step.gemm->a), " @ ", matrix(step.gemm->b)));
+    lines.push_back(str("product = ", matrix(step.gemm()->a), " @ ", matrix(step.gemm()->b)));
   }
   std::vector<std::string> names;
   for (const Load& l : step.loads) names.push_back(load_name(d, s, l));

@@ -35,7 +35,7 @@ struct Alone {
 int64_t bytes_without_copies(const PlanData& d, const PlanStep& step, int64_t rows) {
   int64_t bytes = bytes_of(d, step, rows);
   const Step& s = step.step;
-  if (s.head() != Head::map || step.opaque) return bytes;
+  if (!s.is_map() || step.opaque) return bytes;
   size_t copies = 0;
   for (const Store& to : s.stores) {
     const Node& n = (*s.graph)[to.value];

@@ -30,7 +30,8 @@ Shown shown(const PlanData& d, const PlanStep& s, Pass pass, int64_t rows) {
     out.chips.push_back({str(backward ? "∂" : "", op.label.empty() ? op.name : op.label),
                          str("op ", i, ": ", print_chain(std::span(&op, 1))), kind_of(op.name)});
   }
-  if (s.step.gemm && backward) out.note = s.step.gemm->inner ? "input gradient" : "weight gradient";
+  if (s.step.gemm() && backward)
+    out.note = s.step.gemm()->inner ? "input gradient" : "weight gradient";
   return out;
 }
 

@@ -121,11 +121,11 @@ void Plan::check_rows(int64_t rows) const {
   // A product of matrices may have more operations than its tensors have bytes.
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const PlanStep& s : data_->steps(pass)) {
-      if (!s.step.gemm) continue;
+      if (!s.step.gemm()) continue;
       const int64_t m = s.rows(rows), most = std::numeric_limits<int64_t>::max();
-      const int64_t inner = s.step.gemm->inner ? s.step.gemm->inner : m;
+      const int64_t inner = s.step.gemm()->inner ? s.step.gemm()->inner : m;
       require(
-          product({s.step.rows ? s.step.rows : m, s.step.gemm->cols, inner, 2}, most).has_value(),
+          product({s.step.rows ? s.step.rows : m, s.step.gemm()->cols, inner, 2}, most).has_value(),
           "plan: ", s.step.name, " has more than ", most, " operations at ", rows,
           " rows; give fewer rows or columns");
     }

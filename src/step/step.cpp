@@ -69,16 +69,16 @@ int64_t encoded_bytes(const Format& f, int64_t rows, int64_t cols, Orientation o
 
 }  // namespace
 
-Head Step::head() const {
-  if (gemm) return Head::gemm;
-  const bool ordered = std::ranges::any_of(stores, &Store::ordered);
-  return ordered ? Head::norm_grad : totals.empty() ? Head::map : Head::norm;
+std::span<const uint32_t> Step::totals() const {
+  if (const Norm* n = norm()) return n->totals;
+  if (const NormGrad* n = norm_grad()) return n->totals;
+  return {};
 }
 
 std::vector<uint32_t> Step::roots() const {
   std::vector<uint32_t> ids;
   for (const Store& s : stores) ids.push_back(s.value);
-  ids.insert(ids.end(), totals.begin(), totals.end());
+  ids.insert(ids.end(), totals().begin(), totals().end());
   return ids;
 }
 
@@ -97,21 +97,22 @@ double Step::native_error() const {
 }
 
 int64_t Step::flops(int64_t given) const {
-  if (!gemm) return 0;
-  return 2 * (rows ? rows : given) * gemm->cols * (gemm->inner ? gemm->inner : given);
+  const Gemm* const g = gemm();
+  if (!g) return 0;
+  return 2 * (rows ? rows : given) * g->cols * (g->inner ? g->inner : given);
 }
 
 int64_t Step::bytes(int64_t given) const {
   const int64_t rows = this->rows ? this->rows : given;
   int64_t total = 0;
-  if (gemm) {
-    const int64_t inner = gemm->inner ? gemm->inner : given;
+  if (const Gemm* const g = gemm()) {
+    const int64_t inner = g->inner ? g->inner : given;
     const auto matrix = [&](const Matrix& m, int64_t r, int64_t c) {
       if (m.transposed) std::swap(r, c);
       total += encoded_bytes(m.format, r, c, m.orientation);
     };
-    matrix(gemm->a, rows, inner);
-    matrix(gemm->b, inner, gemm->cols);
+    matrix(g->a, rows, inner);
+    matrix(g->b, inner, g->cols);
   }
   const auto scales = [&](const Format& f, int64_t columns, Orientation o) {
     const Shape s = f.scale_shape(rows, columns, o);
@@ -163,7 +164,7 @@ int64_t Step::bytes(int64_t given) const {
 std::string Step::key() const {
   std::string out = str(cols, precision == Precision::strict ? " strict" : " native");
   if (rows) out += str(" rows=", rows);
-  if (gemm) out += " " + text(*gemm);
+  if (gemm()) out += " " + text(*gemm());
   for (const Load& l : loads) out += " " + text(l);
   out += " |";
   std::map<uint32_t, size_t> position;
@@ -178,14 +179,23 @@ std::string Step::key() const {
   }
   out += " |";
   for (const Store& s : stores) out += str(" ", position[s.value], ">", text(s));
-  for (const uint32_t t : totals) out += str(" ", position[t], ">total");
+  for (const uint32_t t : totals()) out += str(" ", position[t], ">total");
+  const auto parts = [&](const auto& norm) {
+    for (const auto& part : norm.parts) {
+      out += str(" ", head_name(), static_cast<int>(part.kind));
+      for (const uint32_t* node : nodes_of(part))
+        out += *node == kNoNode ? ",-" : str(",", position[*node]);
+    }
+  };
+  if (norm()) parts(*norm());
+  if (norm_grad()) parts(*norm_grad());
   for (const Encoder& e : encoders) out += " " + text(e);
   return out;
 }
 
 std::string Step::describe() const {
-  std::string out = str(kHeads[static_cast<size_t>(head())], " ", name, " cols=", cols, " |");
-  if (gemm) out += str(" ", text(*gemm), " |");
+  std::string out = str(head_name(), " ", name, " cols=", cols, " |");
+  if (gemm()) out += str(" ", text(*gemm()), " |");
   for (const Load& l : loads) out += " " + text(l);
   size_t words = 0;
   for (const uint32_t id : order(*graph, roots())) words += (*graph)[id].arity() > 0;

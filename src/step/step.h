@@ -3,8 +3,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "tenon/expr.h"
@@ -98,10 +99,49 @@ struct Gemm {
   int64_t inner = 0;  // 0: the call's rows, as in a weight's gradient; the step then fixes its own
 };
 
-enum class Head : uint8_t { map, gemm, norm, norm_grad };
-inline constexpr std::array<std::string_view, 4> kHeads{"map", "gemm", "norm", "norm_grad"};
+inline constexpr uint32_t kNoNode = UINT32_MAX;
+enum class NormKind : uint8_t { layer, rms, l2 };
 
-// A body over rows x cols elements, behind a head. Slot i of the graph reads loads[i]. Within one
+// Whole rows. `totals` are nodes whose tree sums over the row are loads of later nodes; a node
+// reads totals before its own only.
+struct Norm {
+  // mean = Σx/n (layer), rstdev = rsqrt(Σ(x − mean)²/n + eps), without n for l2, and the normalised
+  // y = (x − mean)·rstdev: nodes of the graph.
+  struct Part {
+    NormKind kind = NormKind::rms;
+    uint32_t x = kNoNode, eps = kNoNode, mean = kNoNode, rstdev = kNoNode, y = kNoNode;
+  };
+  std::vector<uint32_t> totals;
+  std::vector<Part> parts;  // norms of the step, first to last
+};
+
+// What a norm's backward holds; the nodes that its stores do not need are absent. w is the gradient
+// times gamma, mean and rstdev are the saved ones, normal = (x − mean)·rstdev (not of l2).
+struct NormGrad {
+  struct Part {
+    NormKind kind = NormKind::rms;
+    uint32_t w = kNoNode, x = kNoNode, mean = kNoNode, rstdev = kNoNode, normal = kNoNode,
+             dx = kNoNode;
+  };
+  std::vector<uint32_t> totals;
+  std::vector<Part> parts;
+};
+
+// The nodes of a part, to read or to renumber.
+template <class Part>
+auto nodes_of(Part& p) {
+  if constexpr (requires { p.dx; })
+    return std::array{&p.w, &p.x, &p.mean, &p.rstdev, &p.normal, &p.dx};
+  else
+    return std::array{&p.x, &p.eps, &p.mean, &p.rstdev, &p.y};
+}
+
+struct Map {};
+using Head = std::variant<Map, Gemm, Norm, NormGrad>;
+inline constexpr std::array<std::string_view, std::variant_size_v<Head>> kHeads{
+    "map", "gemm", "norm", "norm_grad"};
+
+// A body over rows x cols elements, after a head. Slot i of the graph reads loads[i]. Within one
 // element all loads come before all stores, which is what makes exact in-place calls right.
 struct Step {
   std::string name;
@@ -109,15 +149,18 @@ struct Step {
   std::vector<Load> loads;
   std::vector<Store> stores;
   std::vector<Encoder> encoders;
-  std::optional<Gemm> gemm;
-  // Nodes whose tree sums over the row are loads of later nodes: norms. A node reads totals before
-  // its own only.
-  std::vector<uint32_t> totals;
+  Head head;
   int64_t rows = 0;  // 0: the call gives them
   int64_t cols = 0;
   Precision precision = Precision::native;
 
-  [[nodiscard]] Head head() const;
+  [[nodiscard]] bool is_map() const { return std::holds_alternative<Map>(head); }
+  [[nodiscard]] const Gemm* gemm() const { return std::get_if<Gemm>(&head); }
+  [[nodiscard]] const Norm* norm() const { return std::get_if<Norm>(&head); }
+  [[nodiscard]] const NormGrad* norm_grad() const { return std::get_if<NormGrad>(&head); }
+  [[nodiscard]] std::string_view head_name() const { return kHeads[head.index()]; }
+  // Of a norm or its backward.
+  [[nodiscard]] std::span<const uint32_t> totals() const;
   // The stores' values, then the totals.
   [[nodiscard]] std::vector<uint32_t> roots() const;
 

@@ -172,8 +172,8 @@ Problem check_step(const Step& step, const RunArgs& args) {
   for (const auto& values : loads) columns.push_back({values.data()});
   std::vector<std::vector<float>> results;
   // Totals in turn: a later one may read those before it.
-  for (uint32_t t = 0; t < step.totals.size(); ++t) {
-    accuracy::Reference(*step.graph, std::span(&step.totals[t], 1)).run(n, columns, results);
+  for (uint32_t t = 0; t < step.totals().size(); ++t) {
+    accuracy::Reference(*step.graph, std::span(&step.totals()[t], 1)).run(n, columns, results);
     for (size_t i = 0; i < step.loads.size(); ++i) {
       if (step.loads[i].from != Load::From::total || step.loads[i].arg != t) continue;
       for (int64_t r = 0; r < args.rows; ++r) {

@@ -180,8 +180,8 @@ class Inputs {
         for (int64_t c = 0; c < step.cols; ++c)
           values_[i].push_back(load_element(step.loads[i], args, r, c));
     }
-    if (step.gemm) put_product(product);
-    for (uint32_t t = 0; t < step.totals.size(); ++t) find_total(t);
+    if (step.gemm()) put_product(product);
+    for (uint32_t t = 0; t < step.totals().size(); ++t) find_total(t);
   }
 
   // By root, row by row; by root, one number a row where that is all it depends on.
@@ -230,7 +230,7 @@ class Inputs {
       const Load& l = step_.loads[i];
       if (l.from != Load::From::product) continue;
       for (int64_t k = 0; k < args_.rows * step_.cols; ++k) {
-        const int64_t place = k / step_.cols * step_.gemm->cols + l.columns(k % step_.cols);
+        const int64_t place = k / step_.cols * step_.gemm()->cols + l.columns(k % step_.cols);
         const Value& v = product[static_cast<size_t>(place)];
         values_[i][static_cast<size_t>(k)] = static_cast<float>(v.v);
         errors_[i].push_back(v.e);
@@ -239,7 +239,7 @@ class Inputs {
   }
 
   void find_total(uint32_t t) {
-    const std::vector<Value> summands = run(std::span(&step_.totals[t], 1))[0];
+    const std::vector<Value> summands = run(std::span(&step_.totals()[t], 1))[0];
     std::vector<Value>& totals = totals_.emplace_back();
     for (int64_t r = 0; r < args_.rows; ++r) {
       const auto first = summands.begin() + r * step_.cols;
@@ -269,7 +269,7 @@ class Inputs {
 }  // namespace
 
 std::optional<std::string> verify(const Step& step, const RunArgs& given) {
-  const std::vector<Value> product = step.gemm ? products(step, given) : std::vector<Value>{};
+  const std::vector<Value> product = step.gemm() ? products(step, given) : std::vector<Value>{};
   RunArgs args = given;
   if (step.rows) args.rows = step.rows;
   const int64_t rows = args.rows;

@@ -46,7 +46,7 @@ Side decode_side(const Matrix& m, const RunArgs& args, int64_t lanes, int64_t in
 }  // namespace
 
 std::vector<Bounded> products(const Step& step, const RunArgs& args) {
-  const Gemm& g = *step.gemm;
+  const Gemm& g = *step.gemm();
   const int64_t rows = step.rows ? step.rows : args.rows;
   const int64_t inner = g.inner ? g.inner : args.rows;
   const Side a = decode_side(g.a, args, rows, inner, g.a.transposed);

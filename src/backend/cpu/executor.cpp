@@ -37,7 +37,7 @@ class Executor final : public Kernel {
 }  // namespace
 
 Attempt make_executor(const Step& step) {
-  if (step.gemm) return Refusal{"the executor runs bodies; a product needs the gemm maker"};
+  if (step.gemm()) return Refusal{"the executor runs bodies; a product needs the gemm maker"};
   return std::make_shared<const Executor>(step);
 }
 

@@ -55,9 +55,9 @@ struct Cut {
   Cut(const Step& step, const GemmKernel& kernel, int64_t group_floats, int64_t given)
       : kernel(kernel),
         rows(step.rows ? step.rows : given),
-        inner(step.gemm->inner ? step.gemm->inner : given),
+        inner(step.gemm()->inner ? step.gemm()->inner : given),
         words(rup(cdiv(inner, kernel.pairs ? 2 : 1), kernel.granule)),
-        cols(rup(step.gemm->cols, kernel.cols)),
+        cols(rup(step.gemm()->cols, kernel.cols)),
         stride(cols + kSkew),
         grid(make_grid(step, rows)),
         thin(rows <= kThinRows),
@@ -123,8 +123,8 @@ class Product {
         program_(program),
         args_(args),
         cut_(cut),
-        a_(kernel, loops, step.gemm->a, Packer::Side::a, args, cut.inner),
-        b_(kernel, loops, step.gemm->b, Packer::Side::b, args, cut.inner),
+        a_(kernel, loops, step.gemm()->a, Packer::Side::a, args, cut.inner),
+        b_(kernel, loops, step.gemm()->b, Packer::Side::b, args, cut.inner),
         packed_a_(static_cast<float*>(args.workspace) + cut.sums),
         packed_b_(packed_a_ + rup(cut.a_floats, 16)),
         product_(packed_b_ + rup(cut.b_floats, 16)) {}
@@ -201,7 +201,7 @@ class Product {
 
   // A panel of b holds all of k.
   void pack_b(float* out, int64_t column, int64_t k, int64_t words) const {
-    const int64_t lanes = std::min(kernel_.cols, step_.gemm->cols - column);
+    const int64_t lanes = std::min(kernel_.cols, step_.gemm()->cols - column);
     b_.panel(out, column, lanes, kernel_.cols, k, words);
   }
 
@@ -377,10 +377,9 @@ class GemmStep final : public Kernel {
 }  // namespace
 
 Attempt make_gemm(const Step& step) {
-  if (!step.gemm) return Refusal{"the step has no product"};
-  if (!step.totals.empty()) return Refusal{"row totals of a product want a step of their own"};
-  const bool narrow = step.precision == Precision::native && exact_in_bf16(step.gemm->a.format) &&
-                      exact_in_bf16(step.gemm->b.format);
+  if (!step.gemm()) return Refusal{"the step has no product"};
+  const bool narrow = step.precision == Precision::native && exact_in_bf16(step.gemm()->a.format) &&
+                      exact_in_bf16(step.gemm()->b.format);
   const GemmKernel* bf16 = narrow ? gemm_bf16() : nullptr;
   return gemm_with(step, bf16 ? *bf16 : gemm_fp32());
 }

@@ -72,7 +72,7 @@ Split split(const Step& step, size_t encoder) {
 
 // A product wants tall items, as far as its cache and the number of items allow.
 void grow_for_product(const Step& step, Grid& g) {
-  const int64_t gates = std::max<int64_t>(1, cdiv(step.gemm->cols, std::max<int64_t>(g.cols, 1)));
+  const int64_t gates = std::max<int64_t>(1, cdiv(step.gemm()->cols, std::max<int64_t>(g.cols, 1)));
   const int64_t width = g.chunk_cols * gates;
   const auto fits = [&](int64_t rows) {
     return rows <= kProductRows && rows * width <= kProductFloats &&
@@ -116,7 +116,7 @@ Grid make_grid(const Step& step, int64_t rows) {
     g.tile_rows = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kTileCols / cols)));
   // A sum over everything follows the rows, so its items must hold whole rows; so must a total of a
   // row and a panel that cannot be cut.
-  bool whole_rows = cols <= kTileCols || !step.totals.empty() || stores_any(step, Store::To::sum);
+  bool whole_rows = cols <= kTileCols || !step.totals().empty() || stores_any(step, Store::To::sum);
   g.columns = stores_any(step, Store::To::column);
   g.band_rows = g.tile_rows;
   for (size_t i = 0; i < step.encoders.size(); ++i) {
@@ -124,11 +124,11 @@ Grid make_grid(const Step& step, int64_t rows) {
     g.band_rows = std::max(g.band_rows, block_rows(step.encoders[i]));
   }
   // Tall panels are narrow, so that they stay in the second-level cache.
-  const bool wide = !step.gemm && (step.encoders.empty() || g.band_rows <= kFlatRows);
+  const bool wide = !step.gemm() && (step.encoders.empty() || g.band_rows <= kFlatRows);
   const int64_t chunk = wide ? kChunkCols : kTileCols;
   g.chunk_cols = whole_rows ? cols : std::min(cols, chunk);
   g.block_rows = g.band_rows;
-  if (step.gemm) {
+  if (step.gemm()) {
     grow_for_product(step, g);
     return g;
   }

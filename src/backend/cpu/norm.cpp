@@ -1,4 +1,4 @@
-// Recognises a norm by its formulas, then runs it a few rows at a time: totals, then results.
+// A norm in fused loops, a few rows at a time: totals, then results.
 #include "backend/cpu/norm.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ constexpr int64_t kLeastCols = 128;  // shorter rows go better several to a tile
 constexpr int64_t kSumRows = 128;    // rows that leave one partial sum a column
 
 // A norm's loads and stores; none: it has no such.
-struct Norm {
+struct FusedNorm {
   NormShape shape;
   bool backward = false, divides = true;  // l2 does not divide its total by n
   bool shifts_gamma = false;
@@ -28,178 +28,125 @@ struct Norm {
   std::optional<uint32_t> eps;
 };
 
-// Equal nodes of a graph are one node: a formula built again in a copy of the graph has the id of
-// the step's own, or a new one.
-class Recogniser {
+// What surrounds the norm that the head names, where the fused loops have it too.
+class Surroundings {
  public:
-  explicit Recogniser(const Step& step) : step_(step), graph_(*step.graph) {
-    for (uint32_t i = 0; i < step.loads.size(); ++i)
-      by_[static_cast<size_t>(step.loads[i].from)].push_back(i);
-  }
+  explicit Surroundings(const Step& step) : step_(step), graph_(*step.graph) {}
 
-  std::optional<Norm> run() {
-    if (step_.totals.empty() || step_.totals.size() > 2) return std::nullopt;
-    const auto& tiles = loads(Load::From::tile);
-    const bool column = !loads(Load::From::column).empty();
-    if (tiles.empty() || tiles.size() > 2) return std::nullopt;
-    for (const bool turned : {false, true}) {
-      if (turned && tiles.size() == 1) break;
-      const uint32_t first = tiles[turned ? 1 : 0];
-      const std::optional<uint32_t> second =
-          tiles.size() == 2 ? std::optional(tiles[turned ? 0 : 1]) : std::nullopt;
-      if (column && !second) return std::nullopt;
-      if (auto found = column ? backward(first, *second) : forward(first, second)) return found;
-    }
-    return std::nullopt;
+  std::optional<FusedNorm> run() {
+    const Norm* const norm = step_.norm();
+    const NormGrad* const grad = step_.norm_grad();
+    if (norm ? norm->parts.size() != 1 : grad->parts.size() != 1) return std::nullopt;
+    const NormKind kind = norm ? norm->parts[0].kind : grad->parts[0].kind;
+    found_.shape.centred = kind == NormKind::layer;
+    found_.divides = kind != NormKind::l2;
+    if (step_.totals().size() != (found_.shape.centred ? 2 : 1)) return std::nullopt;
+    if (!(norm ? forward(norm->parts[0]) : backward(grad->parts[0]))) return std::nullopt;
+    return found_;
   }
 
  private:
-  [[nodiscard]] const std::vector<uint32_t>& loads(Load::From from) const {
-    return by_[static_cast<size_t>(from)];
+  // The slot of a load; none: the node is something else.
+  [[nodiscard]] std::optional<uint32_t> load(uint32_t node, Load::From from) const {
+    if (node == kNoNode || graph_[node].word != Word::load) return std::nullopt;
+    const uint32_t slot = graph_[node].slot;
+    return step_.loads[slot].from == from ? std::optional(slot) : std::nullopt;
   }
-  Expr at(uint32_t slot) { return graph_.load(slot); }
-  std::optional<Expr> total(uint32_t i, Expr of) {
-    if (i >= step_.totals.size() || step_.totals[i] != graph_.id(of)) return std::nullopt;
-    for (const uint32_t slot : loads(Load::From::total))
-      if (step_.loads[slot].arg == i) return at(slot);
-    return std::nullopt;
-  }
-  // y·gamma, or y·(gamma + 1), or y; the load is noted.
-  std::vector<std::pair<Norm, Expr>> scaled(const Norm& norm, Expr y) {
-    std::vector<std::pair<Norm, Expr>> list{{norm, y}};
-    for (const uint32_t slot : loads(Load::From::row))
-      for (const bool shifted : {false, true}) {
-        Norm n = norm;
-        n.gamma = slot;
-        n.shape.gamma = true;
-        n.shifts_gamma = shifted;
-        list.emplace_back(n, y * (shifted ? at(slot) + 1.0F : at(slot)));
-      }
-    return list;
+  [[nodiscard]] bool is_word(uint32_t node, Word word) const {
+    return node != kNoNode && graph_[node].word == word;
   }
 
-  std::optional<Norm> forward(uint32_t x_slot, std::optional<uint32_t> residual) {
-    if (loads(Load::From::parameter).size() != 1) return std::nullopt;
-    Norm norm;
-    norm.x = x_slot;
-    norm.residual = residual;
-    norm.shape.residual = residual.has_value();
-    norm.eps = loads(Load::From::parameter)[0];
-    const Expr x = residual ? at(x_slot) + at(*residual) : at(x_slot);
-    const auto n = static_cast<float>(step_.cols);
-    Expr centred = x;
-    std::optional<Expr> mean;
-    norm.shape.centred = step_.totals.size() == 2;
-    if (norm.shape.centred) {
-      const auto sum = total(0, x);
-      if (!sum) return std::nullopt;
-      mean = *sum / n;
-      centred = x - *mean;
+  // gamma, or gamma + 1; the load is noted.
+  bool factor(uint32_t node) {
+    found_.gamma = load(node, Load::From::row);
+    found_.shifts_gamma = false;
+    if (!found_.gamma && is_word(node, Word::add)) {
+      const Node& one = graph_[graph_[node].in[1]];
+      found_.shifts_gamma = one.word == Word::constant && one.value == 1.0F;
+      if (found_.shifts_gamma) found_.gamma = load(graph_[node].in[0], Load::From::row);
     }
-    const auto squares = total(norm.shape.centred ? 1 : 0, centred * centred);
-    if (!squares) return std::nullopt;
-    for (const bool divides : {true, false}) {
-      norm.divides = divides;
-      const Expr rstdev = rsqrt((divides ? *squares / n : *squares) + at(*norm.eps));
-      for (auto& [candidate, y] : scaled(norm, centred * rstdev)) {
-        if (auto found = forward_stores(candidate, y, x, mean, rstdev)) return found;
-        for (const uint32_t beta : loads(Load::From::row)) {
-          Norm with = candidate;
-          with.beta = beta;
-          with.shape.beta = true;
-          if (auto found = forward_stores(with, y + at(beta), x, mean, rstdev)) return found;
-        }
-      }
+    found_.shape.gamma = found_.gamma.has_value();
+    return found_.gamma.has_value();
+  }
+  // y, y·gamma, and either plus beta.
+  bool result(uint32_t node, uint32_t y) {
+    if (node == y) return true;
+    if (is_word(node, Word::add)) {
+      found_.beta = load(graph_[node].in[1], Load::From::row);
+      found_.shape.beta = found_.beta.has_value();
+      if (!found_.beta) return false;
+      node = graph_[node].in[0];
     }
-    return std::nullopt;
+    return node == y ||
+           (is_word(node, Word::mul) && graph_[node].in[0] == y && factor(graph_[node].in[1]));
   }
 
-  std::optional<Norm> forward_stores(Norm norm, Expr y, Expr x, std::optional<Expr> mean,
-                                     Expr rstdev) {
+  bool forward(const Norm::Part& part) {
+    found_.eps = load(part.eps, Load::From::parameter);
+    found_.x = load(part.x, Load::From::tile);
+    if (!found_.x && is_word(part.x, Word::add)) {
+      found_.x = load(graph_[part.x].in[0], Load::From::tile);
+      found_.residual = load(graph_[part.x].in[1], Load::From::tile);
+      if (!found_.residual) return false;
+      found_.shape.residual = true;
+    }
+    if (!found_.eps || !found_.x) return false;
     for (uint32_t k = 0; k < step_.stores.size(); ++k) {
       const Store& s = step_.stores[k];
-      const auto is = [&](Expr e) { return s.value == graph_.id(e); };
-      if (s.to == Store::To::tile && is(y) && !norm.y)
-        norm.y = k;
-      else if (s.to == Store::To::tile && norm.residual && is(x) && !norm.sum)
-        norm.sum = k;
-      else if (s.to == Store::To::column && mean && is(*mean) && !norm.mean)
-        norm.mean = k;
-      else if (s.to == Store::To::column && is(rstdev) && !norm.rstdev)
-        norm.rstdev = k;
+      if (s.to == Store::To::tile && found_.residual && s.value == part.x && !found_.sum)
+        found_.sum = k;
+      else if (s.to == Store::To::column && s.value == part.mean && !found_.mean)
+        found_.mean = k;
+      else if (s.to == Store::To::column && s.value == part.rstdev && !found_.rstdev)
+        found_.rstdev = k;
+      else if (s.to == Store::To::tile && !found_.y && result(s.value, part.y))
+        found_.y = k;
       else
-        return std::nullopt;
+        return false;
     }
-    return norm.y ? std::optional(norm) : std::nullopt;
+    return found_.y.has_value();
   }
 
-  std::optional<Norm> backward(uint32_t grad_slot, uint32_t x_slot) {
-    const auto& columns = loads(Load::From::column);
-    if (columns.size() > 2) return std::nullopt;
-    for (const bool turned : {false, true}) {
-      if (turned && columns.size() == 1) break;
-      Norm norm;
-      norm.backward = true;
-      norm.grad = grad_slot;
-      norm.x = x_slot;
-      norm.rstdev_in = columns[turned ? 1 : 0];
-      norm.shape.centred = columns.size() == 2;
-      if (norm.shape.centred) norm.mean_in = columns[turned ? 0 : 1];
-      const Expr r = at(*norm.rstdev_in);
-      const Expr g = at(grad_slot);
-      const Expr x = at(x_slot);
-      if (!norm.shape.centred) {
-        if (const auto t = total(0, x * g)) {
-          Norm l2 = norm;
-          l2.shape.l2 = true;
-          l2.divides = false;
-          if (auto found = backward_stores(l2, r * (g - x * (r * r) * *t), g, g)) return found;
-        }
-      }
-      const Expr normal = (norm.shape.centred ? x - at(*norm.mean_in) : x) * r;
-      const auto n = static_cast<float>(step_.cols);
-      for (auto& [candidate, w] : scaled(norm, g)) {
-        Expr dx = w;
-        if (norm.shape.centred) {
-          const auto sum = total(0, w);
-          if (!sum) continue;
-          dx = dx - *sum / n;
-        }
-        const auto t = total(norm.shape.centred ? 1 : 0, w * normal);
-        if (!t) continue;
-        dx = r * (dx - normal * (*t / n));
-        if (auto found = backward_stores(candidate, dx, g, normal)) return found;
-      }
-    }
-    return std::nullopt;
-  }
-
-  std::optional<Norm> backward_stores(Norm norm, Expr dx, Expr g, Expr normal) {
+  bool backward(const NormGrad::Part& part) {
+    found_.backward = true;
+    found_.shape.l2 = part.kind == NormKind::l2;
+    found_.x = load(part.x, Load::From::tile);
+    found_.rstdev_in = load(part.rstdev, Load::From::column);
+    found_.mean_in = load(part.mean, Load::From::column);
+    uint32_t grad = part.w;
+    if (is_word(part.w, Word::mul) && factor(graph_[part.w].in[1])) grad = graph_[part.w].in[0];
+    found_.grad = load(grad, Load::From::tile);
+    if (!found_.x || !found_.grad || !found_.rstdev_in ||
+        found_.mean_in.has_value() != found_.shape.centred)
+      return false;
+    const auto is_dgamma = [&](uint32_t node) {
+      return is_word(node, Word::mul) && graph_[node].in[0] == grad &&
+             graph_[node].in[1] == part.normal;
+    };
     for (uint32_t k = 0; k < step_.stores.size(); ++k) {
       const Store& s = step_.stores[k];
-      const auto is = [&](Expr e) { return s.value == graph_.id(e); };
-      if (s.to == Store::To::tile && is(dx) && !norm.y)
-        norm.y = k;
-      else if (s.to == Store::To::column_sum && s.ordered && is(g * normal) && !norm.dgamma)
-        norm.dgamma = k;
-      else if (s.to == Store::To::column_sum && s.ordered && is(g) && !norm.dbeta)
-        norm.dbeta = k;
+      const bool sums = s.to == Store::To::column_sum && s.ordered;
+      if (s.to == Store::To::tile && s.value == part.dx && !found_.y)
+        found_.y = k;
+      else if (sums && is_dgamma(s.value) && !found_.dgamma)
+        found_.dgamma = k;
+      else if (sums && s.value == grad && !found_.dbeta)
+        found_.dbeta = k;
       else
-        return std::nullopt;
+        return false;
     }
-    if (!norm.y || (norm.dbeta && !norm.dgamma)) return std::nullopt;
-    norm.shape.sums = static_cast<uint8_t>((norm.dgamma ? 1 : 0) + (norm.dbeta ? 1 : 0));
-    return norm;
+    found_.shape.sums = static_cast<uint8_t>((found_.dgamma ? 1 : 0) + (found_.dbeta ? 1 : 0));
+    return found_.y && (found_.dgamma || !found_.dbeta);
   }
 
   const Step& step_;
-  Graph graph_;
-  std::array<std::vector<uint32_t>, kLoadNames.size()> by_;
+  const Graph& graph_;
+  FusedNorm found_;
 };
 
 class NormKernel final : public Kernel {
  public:
-  NormKernel(const Step& step, const Norm& norm, const Loops& loops, const NormLoops& norms)
+  NormKernel(const Step& step, const FusedNorm& norm, const Loops& loops, const NormLoops& norms)
       : step_(step),
         norm_(norm),
         loops_(loops),
@@ -414,7 +361,7 @@ class NormKernel final : public Kernel {
   }
 
   Step step_;
-  Norm norm_;
+  FusedNorm norm_;
   const Loops& loops_;
   const NormLoops& norms_;
   int64_t width_;
@@ -424,7 +371,7 @@ class NormKernel final : public Kernel {
 }  // namespace
 
 Attempt make_norm(const Step& step) {
-  if (step.gemm || step.totals.empty()) return Refusal{"not a norm: the step has no row totals"};
+  if (step.totals().empty()) return Refusal{"not a norm: the step has no row totals"};
   if (step.cols < kLeastCols)
     return Refusal{"rows of fewer than 128 columns go better several to a tile"};
   if (!step.encoders.empty()) return Refusal{"quantised results need whole blocks of rows"};
@@ -445,8 +392,8 @@ Attempt make_norm(const Step& step) {
                                  : dtype == DType::bf16 ? table.norms.bf16
                                                         : nullptr;
   if (!norms) return Refusal{"fused loops exist for f32 and bf16 with AVX2 or AVX-512"};
-  auto norm = Recogniser(step).run();
-  if (!norm) return Refusal{"no formula of a norm that has fused loops"};
+  auto norm = Surroundings(step).run();
+  if (!norm) return Refusal{"the fused loops have one norm with plain results"};
   norm->dtype = *dtype;
   return std::make_shared<const NormKernel>(step, *norm, table, *norms);
 }

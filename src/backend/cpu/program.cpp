@@ -51,7 +51,7 @@ class Compiler {
   }
 
   Program run() {
-    for (const uint32_t total : step_.totals) {
+    for (const uint32_t total : step_.totals()) {
       phase({total});
       program_.phases.back().result = wide(total);
     }

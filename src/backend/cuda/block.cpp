@@ -115,8 +115,7 @@ std::string encoder_text(const Step& step) {
 }  // namespace
 
 std::string BlockProgram::refusal(const Step& step) {
-  if (step.head() != Head::map)
-    return str("the block map has no ", kHeads[static_cast<size_t>(step.head())], " head");
+  if (!step.is_map()) return str("the block map has no ", step.head_name(), " head");
   for (const Load& l : step.loads)
     if (l.from == Load::From::block || l.transposed)
       return str("the block map does not read ",

@@ -365,20 +365,20 @@ bool multiply(const Lt& lt, LtHandle handle, const LtChoice& choice, const LtPro
 }
 
 std::string LtForm::refusal(const Step& step) {
-  if (!step.gemm) return str("cuBLASLt has no ", kHeads[static_cast<size_t>(step.head())], " head");
+  if (!step.gemm()) return str("cuBLASLt has no ", step.head_name(), " head");
   if (step.precision == Precision::strict) return "strict fixes the order of a product's additions";
-  for (const Matrix* m : {&step.gemm->a, &step.gemm->b})
+  for (const Matrix* m : {&step.gemm()->a, &step.gemm()->b})
     if (m->format.scaling != Scaling::none || !info(m->format.dtype).plain)
       return str("a matrix is ", info(m->format.dtype).name, " ", info(m->format.scaling).name,
                  "; cuBLASLt is asked for f32, f16 and bf16 only");
-  if (step.gemm->a.format.dtype != step.gemm->b.format.dtype)
-    return str("the matrices are ", info(step.gemm->a.format.dtype).name, " and ",
-               info(step.gemm->b.format.dtype).name, "; cuBLASLt wants one type");
+  if (step.gemm()->a.format.dtype != step.gemm()->b.format.dtype)
+    return str("the matrices are ", info(step.gemm()->a.format.dtype).name, " and ",
+               info(step.gemm()->b.format.dtype).name, "; cuBLASLt wants one type");
   return "";
 }
 
 LtForm::LtForm(const Step& step) : step_(step), rest_(step) {
-  rest_.gemm.reset();
+  rest_.head = Map{};
   rest_.rows = 0;
   const auto behind = [this](uint32_t arg) { product_arg_ = std::max(product_arg_, arg + 1); };
   behind(gemm().a.arg);
@@ -392,8 +392,7 @@ LtForm::LtForm(const Step& step) : step_(step), rest_(step) {
 }
 
 std::optional<LtForm::Whole> LtForm::find_whole() const {
-  if (step_.stores.size() != 1 || !step_.totals.empty() || step_.cols != gemm().cols)
-    return std::nullopt;
+  if (step_.stores.size() != 1 || step_.cols != gemm().cols) return std::nullopt;
   const Store& s = step_.stores[0];
   const DType type = gemm().a.format.dtype;
   if (s.to != Store::To::tile || !s.columns.contiguous() ||

@@ -121,7 +121,7 @@ class LtForm {
   struct Whole {
     std::optional<Load> bias, held;
   };
-  [[nodiscard]] const Gemm& gemm() const { return *step_.gemm; }
+  [[nodiscard]] const Gemm& gemm() const { return *step_.gemm(); }
   [[nodiscard]] std::optional<Whole> find_whole() const;
   [[nodiscard]] LtProduct operands(const RunArgs& args) const;
 

@@ -54,8 +54,8 @@ std::vector<ColumnMap> products_of(const Step& step) {
 bool even(const ColumnMap& m) { return m.contiguous() || m.block == 1; }
 
 // Whether rows of a, or columns of b, are contiguous; the inner dimension is otherwise.
-bool lanes_a(const Step& step) { return lies_turned(step.gemm->a); }
-bool lanes_b(const Step& step) { return !lies_turned(step.gemm->b); }
+bool lanes_a(const Step& step) { return lies_turned(step.gemm()->a); }
+bool lanes_b(const Step& step) { return !lies_turned(step.gemm()->b); }
 
 // Whether copies of b bring each thread eight neighbouring columns.
 bool ordered(const Step& step) {
@@ -71,7 +71,7 @@ std::string multiply_text(const Step& step, int64_t width) {
     places += str(comma, "%", i);
     values += str(comma, "\"+f\"(d[", i, "])");
   }
-  const std::string_view type = info(step.gemm->a.format.dtype).name;
+  const std::string_view type = info(step.gemm()->a.format.dtype).name;
   return str("  __device__ static void multiply(float (&d)[", registers,
              "], TenonU64 a, TenonU64 b, TenonU32 adds) {\n    asm volatile(\"{.reg .pred p; "
              "setp.ne.b32 p, %",
@@ -139,7 +139,6 @@ std::string body_refusal(const Step& step) {
     if (e.counts) return "its body counts nothing";
   }
   if (step.stores.empty()) return "there is nothing to store";
-  if (!step.totals.empty()) return "its body has no totals of rows";
   if (argument_bytes(step, sizeof(GemmHead)) + kMapAlignment > kArgumentBytes)
     return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
   return "";
@@ -148,8 +147,8 @@ std::string body_refusal(const Step& step) {
 }  // namespace
 
 std::string GemmProgram::refusal(const Step& step, int64_t width) {
-  if (!step.gemm) return str("the gemm has no ", kHeads[static_cast<size_t>(step.head())], " head");
-  const Gemm& g = *step.gemm;
+  if (!step.gemm()) return str("the gemm has no ", step.head_name(), " head");
+  const Gemm& g = *step.gemm();
   if (step.precision == Precision::strict) return "strict fixes the order of a product's additions";
   const DType type = g.a.format.dtype;
   for (const Matrix* m : {&g.a, &g.b})
@@ -242,7 +241,7 @@ RunArgs GemmProgram::of_body(const RunArgs& args) const {
 }
 
 int64_t GemmProgram::inner(const RunArgs& args) const {
-  return step_.gemm->inner ? step_.gemm->inner : args.rows;
+  return step_.gemm()->inner ? step_.gemm()->inner : args.rows;
 }
 
 int64_t GemmProgram::cost(int64_t rows, int64_t width) const {
@@ -284,7 +283,7 @@ bool GemmProgram::runs_here() const {
 }
 
 std::vector<TensorBox> GemmProgram::boxes(const RunArgs& args) const {
-  const Gemm& g = *step_.gemm;
+  const Gemm& g = *step_.gemm();
   const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
   const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(elements * kElement); };
   const auto box_of = [&](const Matrix& m, int64_t width) {

@@ -31,8 +31,7 @@ static_assert(sizeof(MapArguments) <= kArgumentBytes);
 
 // Why the flat map does not do a step, or nothing if it does.
 std::string refusal(const Step& step) {
-  if (step.head() != Head::map)
-    return str("the flat map has no ", kHeads[static_cast<size_t>(step.head())], " head");
+  if (!step.is_map()) return str("the flat map has no ", step.head_name(), " head");
   for (const Store& s : step.stores)
     if (s.to != Store::To::tile)
       return str("the flat map writes tiles only; ", kStoreNames[static_cast<size_t>(s.to)],

@@ -82,7 +82,7 @@ class PlainProgram::Writer {
 
   void walk() {
     prepare_places();
-    if (step_.gemm) product();
+    if (step_.gemm()) product();
     totals();
     for (size_t k = 0; k < step_.stores.size(); ++k) store(k);
     for (size_t e = 0; e < step_.encoders.size(); ++e) encoder(e);
@@ -98,15 +98,15 @@ class PlainProgram::Writer {
  private:
   void begin(int64_t given) {
     rows_ = step_.rows ? step_.rows : given;
-    inner_ = step_.gemm ? (step_.gemm->inner ? step_.gemm->inner : given) : 0;
+    inner_ = step_.gemm() ? (step_.gemm()->inner ? step_.gemm()->inner : given) : 0;
   }
 
   void prepare_places() {
-    places_.assign(step_.encoders.size() * kEncoderPlaces + (step_.gemm ? 4 : 0), {});
-    if (writes_ && step_.gemm) {
+    places_.assign(step_.encoders.size() * kEncoderPlaces + (step_.gemm() ? 4 : 0), {});
+    if (writes_ && step_.gemm()) {
       const size_t at = step_.encoders.size() * kEncoderPlaces;
-      text += side_text("SideA", step_.gemm->a, step_.gemm->a.transposed, at);
-      text += side_text("SideB", step_.gemm->b, !step_.gemm->b.transposed, at + 2);
+      text += side_text("SideA", step_.gemm()->a, step_.gemm()->a.transposed, at);
+      text += side_text("SideB", step_.gemm()->b, !step_.gemm()->b.transposed, at + 2);
     }
     for (size_t e = 0; writes_ && e < step_.encoders.size(); ++e) text += encoder_text(step_, e);
     if (!args_) return;
@@ -117,9 +117,9 @@ class PlainProgram::Writer {
     for (const Store& s : step_.stores)
       accesses_.push_back(s.to == Store::To::encoded ? access({}, s.columns)
                                                      : access(args_->out[s.arg], s.columns));
-    if (!step_.gemm) return;
+    if (!step_.gemm()) return;
     size_t at = step_.encoders.size() * kEncoderPlaces;
-    for (const Matrix* m : {&step_.gemm->a, &step_.gemm->b}) {
+    for (const Matrix* m : {&step_.gemm()->a, &step_.gemm()->b}) {
       places_[at] = place(args_->in[m->arg]);
       if (m->format.scaling != Scaling::none) places_[at + 1] = place(args_->in[m->arg + 1]);
       at += 2;
@@ -172,7 +172,7 @@ class PlainProgram::Writer {
   }
 
   void product() {
-    const int64_t cols = step_.gemm->cols;
+    const int64_t cols = step_.gemm()->cols;
     void* const to = take(rows_ * cols * static_cast<int64_t>(sizeof(float)));
     constexpr int64_t kTile = 64;
     kernel("product_tiles", "<SideA, SideB>", cdiv(rows_, kTile) * cdiv(cols, kTile) * kThreads,
@@ -183,7 +183,7 @@ class PlainProgram::Writer {
   // A total reads those before it. All have memory first: a kernel may load what it does not use.
   void totals() {
     std::vector<void*> to;
-    for (uint32_t t = 0; t < step_.totals.size(); ++t) {
+    for (uint32_t t = 0; t < step_.totals().size(); ++t) {
       to.push_back(take(rows_ * static_cast<int64_t>(sizeof(float))));
       point(Load::From::total, t, to[t], 1);
     }
@@ -298,20 +298,20 @@ PlainProgram::PlainProgram(const Step& step) : step_(step) {
   entries_ = w.entries;
   const size_t accesses = std::max<size_t>(1, step.loads.size() + step.stores.size());
   const size_t places =
-      std::max<size_t>(1, step.encoders.size() * kEncoderPlaces + (step.gemm ? 4 : 0));
+      std::max<size_t>(1, step.encoders.size() * kEncoderPlaces + (step.gemm() ? 4 : 0));
   const char* const at = "const TenonAccess* at, ";
   const char* const element = "TenonI64 row, TenonI64 column, ";
   text_ = str(
       kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton,
       "\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
-      ", kRoots = ", step.stores.size() + step.totals.size(), ";\n  __device__ static void load(",
+      ", kRoots = ", step.stores.size() + step.totals().size(), ";\n  __device__ static void load(",
       at, "const TenonU64* random, ", element, "float* in) {\n", indented(load_lines(step)),
       "  }\n  __device__ static void compute(const float* in, float* out) {\n",
       indented(compute_lines(step)), "  }\n  __device__ static void store(", at, element,
       "const float* out) {\n", indented(store_lines(step)),
       "  }\n};\nusing Arguments = TenonPlainArguments<", accesses, ", ", places, ">;\n", w.text);
   // Many small kernels, whose speed nobody is promised; products take too long for that.
-  if (!step.gemm) text_ += kCompileFast;
+  if (!step.gemm()) text_ += kCompileFast;
 }
 
 size_t PlainProgram::workspace(int64_t rows) const {

@@ -115,10 +115,10 @@ bool reads(const Step& step, uint32_t node, const Wanted& wanted) {
 // Whether rows are read where they are used: no total does, and they would take many registers.
 bool late(const Step& step, int64_t vectors) {
   constexpr int64_t kMostHeld = 28;  // registers
-  if (step.totals.empty() || has_sums(step) ||
+  if (step.totals().empty() || has_sums(step) ||
       words_of(step, Load::From::row) * vectors <= kMostHeld)
     return false;
-  return std::ranges::none_of(step.totals, [&](uint32_t t) {
+  return std::ranges::none_of(step.totals(), [&](uint32_t t) {
     return reads(step, t, [](const Load& l) { return l.from == Load::From::row; });
   });
 }
@@ -127,13 +127,13 @@ bool late(const Step& step, int64_t vectors) {
 std::string groups_of(const Step& step, int64_t vectors) {
   std::string text = "0";
   uint32_t first = 0;
-  const auto count = static_cast<uint32_t>(step.totals.size());
+  const auto count = static_cast<uint32_t>(step.totals().size());
   for (uint32_t t = 1; t < count; ++t) {
     const bool full = (t - first + 1) * vectors > kWarp;
     const auto wanted = [&](const Load& l) {
       return l.from == Load::From::total && l.arg >= first;
     };
-    if (!full && !reads(step, step.totals[t], wanted)) continue;
+    if (!full && !reads(step, step.totals()[t], wanted)) continue;
     first = t;
     text += str(", ", t);
   }
@@ -244,8 +244,8 @@ std::string why_not(const Encoder& e, const Step& step) {
 }  // namespace
 
 std::string RowProgram::refusal(const Step& step) {
-  if (step.gemm) return "the row map has no product";
-  if (step.totals.empty() && stores_to(step, Store::To::column).empty() && !has_sums(step))
+  if (step.gemm()) return "the row map has no product";
+  if (step.is_map() && stores_to(step, Store::To::column).empty())
     return "the row map is for totals of rows";
   if (size_of(step).threads == 0) return str(step.cols, " columns are too many for the row map");
   for (const Load& l : step.loads)
@@ -285,8 +285,8 @@ RowProgram::RowProgram(const Step& step) : step_(step) {
       step.loads.size() + step.stores.size(), ", ",
       std::max<size_t>(1, step.encoders.size() * kEncoderPlaces),
       ">;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
-      ", kStores = ", step.stores.size(), ", kRoots = ", step.stores.size() + step.totals.size(),
-      ", kTotals = ", step.totals.size(), ", kSums = ", sums,
+      ", kStores = ", step.stores.size(), ", kRoots = ", step.stores.size() + step.totals().size(),
+      ", kTotals = ", step.totals().size(), ", kSums = ", sums,
       ", kAmax = ", stores_to(step, Store::To::amax).size(), ", kThreads = ", size.threads,
       ", kVectors = ", size.vectors, ", kCols = ", step.cols,
       ";\n  static constexpr int kGroups[] = {", groups_of(step, size.vectors),
@@ -419,7 +419,7 @@ Split split(const Step& step) {
   std::erase_if(s.totals.stores, [&](const Store& store) { return !is_column(store); });
   std::erase_if(s.rest.stores, is_column);
   s.totals.encoders.clear();
-  s.rest.totals.clear();
+  s.rest.head = Map{};
   for (uint32_t id = 0; id < step.graph->size(); ++id) {
     const Node& n = (*step.graph)[id];
     if (n.word != Word::load || step.loads[n.slot].from != Load::From::total) continue;
@@ -505,7 +505,7 @@ Attempt make_split(const Step& step) {
     if (std::holds_alternative<Refusal>(rest)) rest = make(s.rest);
   for (const Attempt* a : {&totals, &rest})
     if (std::holds_alternative<Refusal>(*a)) return *a;
-  return std::make_shared<const SplitKernel>(s, step.totals.size(),
+  return std::make_shared<const SplitKernel>(s, step.totals().size(),
                                              std::get<std::shared_ptr<const Kernel>>(totals),
                                              std::get<std::shared_ptr<const Kernel>>(rest));
 }
@@ -514,7 +514,7 @@ Attempt make_split(const Step& step) {
 
 Attempt make_row(const Step& step) {
   const auto beyond = [&](const Encoder& e) { return !why_not(e, step).empty(); };
-  if (!step.totals.empty() && !has_sums(step) && std::ranges::any_of(step.encoders, beyond))
+  if (!step.totals().empty() && !has_sums(step) && std::ranges::any_of(step.encoders, beyond))
     return make_split(step);
   if (std::string why = RowProgram::refusal(step); !why.empty()) return Refusal{std::move(why)};
   const Attempt other = make_plain(step);

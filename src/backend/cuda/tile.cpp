@@ -81,8 +81,7 @@ EncodedText encoded_text(const Step& step) {
 }  // namespace
 
 std::string TileProgram::refusal(const Step& step) {
-  if (step.head() != Head::map)
-    return str("the tiled map has no ", kHeads[static_cast<size_t>(step.head())], " head");
+  if (!step.is_map()) return str("the tiled map has no ", step.head_name(), " head");
   for (const Load& l : step.loads)
     if (l.from == Load::From::block || l.transposed)
       return str("the tiled map does not read ",

@@ -69,8 +69,7 @@ VectorProgram::Size VectorProgram::size_of(const Step& step, const std::string& 
 }
 
 std::string VectorProgram::refusal(const Step& step) {
-  if (step.head() != Head::map)
-    return str("the vector map has no ", kHeads[static_cast<size_t>(step.head())], " head");
+  if (!step.is_map()) return str("the vector map has no ", step.head_name(), " head");
   for (const Load& l : step.loads)
     if (l.from == Load::From::block || l.transposed)
       return str("the vector map does not read ",

@@ -151,7 +151,7 @@ std::vector<View> inputs(const Side& a, const Side& b) {
 
 Step finish(StepBuilder& build, const Side& a, const Side& b, bool inner_is_rows = false) {
   Step step = build.finish();
-  step.gemm = Gemm{a.matrix(0), b.matrix(2), b.cols, inner_is_rows ? 0 : a.cols};
+  step.head = Gemm{a.matrix(0), b.matrix(2), b.cols, inner_is_rows ? 0 : a.cols};
   if (inner_is_rows) step.rows = a.rows;
   return step;
 }

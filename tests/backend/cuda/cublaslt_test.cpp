@@ -128,7 +128,7 @@ Problem problem(const Case& c) {
                   .orientation = columnwise ? Orientation::columnwise : Orientation::rowwise,
                   .transposed = transposed};
   };
-  p.step.gemm = Gemm{matrix(0, c.turn_a, false), matrix(1, c.turn_b, c.columnwise), c.n,
+  p.step.head = Gemm{matrix(0, c.turn_a, false), matrix(1, c.turn_b, c.columnwise), c.n,
                      c.inner_is_rows ? 0 : c.k};
   if (c.inner_is_rows) p.step.rows = c.m;
   // What is accumulated into is read and written in place; the reference reads the copy.
@@ -252,7 +252,7 @@ TEST(CublasLt, AnyBodyFollowsAProduct) {
     Aligned memory(form.product_bytes(p.rows));
     ASSERT_TRUE(multiplied(form.product(args, memory.data()))) << c.text();
     std::vector<View> with;
-    EXPECT_EQ(form.rest().head(), Head::map);
+    EXPECT_TRUE(form.rest().is_map());
     execute(form.rest(), form.rest_args(args, memory.data(), with), {});
     expect_right(p, c);
   }
@@ -299,7 +299,7 @@ TEST(CublasLt, ColumnsOfATensorAreWrittenInPlace) {
   const Expr held = build.load({From::tile, 2, DType::f32, {1, 1, 5}});
   build.store({To::tile, 0, DType::f32, {1, 1, 3}}, build.load({.from = From::product}) + held);
   Step step = build.finish();
-  step.gemm = Gemm{{.arg = 0}, {.arg = 1}, n, k};
+  step.head = Gemm{{.arg = 0}, {.arg = 1}, n, k};
   const std::vector<View> in{a.view(), b.view(), c.view()}, out{d.view()};
   const auto product = LtForm(step).whole(args_of(m, in, out));
   ASSERT_TRUE(product.has_value());
@@ -321,10 +321,14 @@ TEST(CublasLt, RefusesWithTheReason) {
     const std::string& why = std::get<Refusal>(attempt).why;
     EXPECT_NE(why.find(part), std::string::npos) << why;
   };
-  expect([](Step& s) { s.gemm.reset(); }, "map head");
+  expect([](Step& s) { s.head = Map{}; }, "map head");
   expect([](Step& s) { s.precision = Precision::strict; }, "strict");
-  expect([](Step& s) { s.gemm->b.format = {DType::e4m3, Scaling::delayed}; }, "e4m3 delayed");
-  expect([](Step& s) { s.gemm->a.format.dtype = DType::f16; }, "f16 and bf16");
+  expect(
+      [](Step& s) {
+        std::get<Gemm>(s.head).b.format = {DType::e4m3, Scaling::delayed};
+      },
+      "e4m3 delayed");
+  expect([](Step& s) { std::get<Gemm>(s.head).a.format.dtype = DType::f16; }, "f16 and bf16");
   if (!cuda::cublaslt().why.empty()) expect([](Step&) {}, "nvidia-cublas");
 }
 
@@ -340,7 +344,7 @@ TEST(CublasLt, TextsOfBodiesNeedNoLibrary) {
   strict.precision = Precision::strict;
   EXPECT_TRUE(cuda::texts_behind_product(strict).empty());
   Step map = step;
-  map.gemm.reset();
+  map.head = Map{};
   EXPECT_TRUE(cuda::texts_behind_product(map).empty());
 }
 

@@ -234,7 +234,7 @@ Problem problem(const Case& c) {
   const auto matrix = [&](uint32_t arg, bool transposed) {
     return Matrix{.arg = arg, .format = {.dtype = c.in}, .transposed = transposed};
   };
-  p.step.gemm = Gemm{matrix(in_a, turns_a(c.form)), matrix(in_b, turns_b(c.form)), m.n,
+  p.step.head = Gemm{matrix(in_a, turns_a(c.form)), matrix(in_b, turns_b(c.form)), m.n,
                      c.inner_is_rows ? 0 : c.k};
   if (c.inner_is_rows) p.step.rows = c.m;
   return p;
@@ -289,7 +289,7 @@ Memory memory_of(const Case& c, const Problem& p) {
   const auto array = [&](DType d, int64_t rows, int64_t cols) {
     return Array(d, rows, cols, rup(cols, 8) + c.pad);
   };
-  const int64_t n = p.step.gemm->cols;
+  const int64_t n = p.step.gemm()->cols;
   const bool f32_tile = std::string_view(c.body->name) == "accumulate";
   const bool wide = std::string_view(c.body->name) == "swiglu.bwd";
   Memory m;
@@ -389,11 +389,20 @@ TEST(CudaGemm, RefusesWithTheReason) {
     EXPECT_EQ(std::get<Refusal>(made).why, why);
   };
   EXPECT_EQ(refusal(plain), "");
-  expect([](Step& s) { s.gemm.reset(); }, "map head");
+  expect([](Step& s) { s.head = Map{}; }, "map head");
   expect([](Step& s) { s.precision = Precision::strict; }, "strict");
-  expect([](Step& s) { s.gemm->b.format = {DType::e4m3, Scaling::delayed}; }, "e4m3 delayed");
-  expect([](Step& s) { s.gemm->a.format.dtype = DType::f16; }, "f16 none and bf16 none");
-  expect([](Step& s) { s.gemm->a.format.dtype = s.gemm->b.format.dtype = DType::f32; }, "two of");
+  expect(
+      [](Step& s) {
+        std::get<Gemm>(s.head).b.format = {DType::e4m3, Scaling::delayed};
+      },
+      "e4m3 delayed");
+  expect([](Step& s) { std::get<Gemm>(s.head).a.format.dtype = DType::f16; },
+         "f16 none and bf16 none");
+  expect(
+      [](Step& s) {
+        std::get<Gemm>(s.head).a.format.dtype = std::get<Gemm>(s.head).b.format.dtype = DType::f32;
+      },
+      "two of");
   expect([](Step& s) { s.cols = 100; }, "100 columns");
   expect([](Step& s) { s.stores[0].to = To::column_sum; }, "column_sum");
   expect([](Step& s) { s.stores.clear(); }, "nothing to store");

@@ -563,17 +563,20 @@ TEST_F(Emulated, GivesTheBitsOfPlans) {
 TEST(CudaTexts, CompilesForEveryArchitecture) {
   if (const auto why = cuda::why_no_nvrtc())
     FAIL() << *why << "\nrun ./dev test, which installs it";
-  StepBuilder build("all", 64, Precision::strict);
-  const Expr x = build.load({Load::From::tile, 0, DType::bf16, {}});
-  const Expr draw = build.load({.from = Load::From::random, .arg = 0});
-  const Expr y = x * rsqrt(build.total(x * x)) + draw;
-  build.store({Store::To::tile, 0, DType::f16, {}}, y);
-  build.store({Store::To::column_sum, 1, DType::f32, {}}, y);
-  build.store({Store::To::row_sum, 2, DType::f32, {}}, y);
-  build.store({Store::To::sum, 3, DType::f32, {}}, y);
-  build.store({Store::To::amax, 4, DType::f32, {}}, y);
-  Step step = build.finish();
-  std::vector<std::string> texts{cuda::PlainProgram(step).text()};
+  const auto all = [](bool totals) {
+    StepBuilder build("all", 64, Precision::strict);
+    const Expr x = build.load({Load::From::tile, 0, DType::bf16, {}});
+    const Expr draw = build.load({.from = Load::From::random, .arg = 0});
+    const Expr y = x * rsqrt(totals ? build.total(x * x) : x * x) + draw;
+    build.store({Store::To::tile, 0, DType::f16, {}}, y);
+    build.store({Store::To::column_sum, 1, DType::f32, {}}, y);
+    build.store({Store::To::row_sum, 2, DType::f32, {}}, y);
+    build.store({Store::To::sum, 3, DType::f32, {}}, y);
+    build.store({Store::To::amax, 4, DType::f32, {}}, y);
+    return build.finish();
+  };
+  std::vector<std::string> texts{cuda::PlainProgram(all(true)).text()};
+  Step step = all(false);
   uint32_t out = 5;
   for (const char* name : {"delayed", "mxfp8", "block"}) {
     const Format f = recipe(name).input;
@@ -586,7 +589,7 @@ TEST(CudaTexts, CompilesForEveryArchitecture) {
     out += Encoder::outputs;
   }
   const Format f8 = recipe("mxfp8").input;
-  step.gemm =
+  step.head =
       Gemm{.a = {.arg = 0, .format = f8}, .b = {.arg = 2, .format = f8}, .cols = 64, .inner = 64};
   texts.push_back(cuda::PlainProgram(step).text());
   StepBuilder vectors("vectors", 64, Precision::native);
