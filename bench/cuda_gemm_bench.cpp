@@ -14,7 +14,7 @@
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/makers.h"
 #include "lazy/builder.h"
-#include "ops/dropout.h"
+#include "lower/single_dropout.h"
 #include "runtime/execute.h"
 #include "tenon/tenon.hpp"
 

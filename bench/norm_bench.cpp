@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backend/cpu/pool.h"
-#include "ops/norm.h"
+#include "lower/single_norm.h"
 #include "runtime/execute.h"
 #include "tenon/tenon.hpp"
 #if defined(__x86_64__)

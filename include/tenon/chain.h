@@ -48,6 +48,13 @@ struct Op {
 };
 using Chain = std::vector<Op>;
 
+// Initial values of a parameter: uniform from low to high; one number if both are equal.
+struct Initial {
+  float low = 0, high = 0;
+
+  friend bool operator==(const Initial&, const Initial&) = default;
+};
+
 // Items are separated by spaces and newlines; `#` starts a comment. In a quoted text \" and
 // \\ stand for " and \. Throws an Error that names line, column, op and what was expected.
 Chain parse_chain(std::string_view text);

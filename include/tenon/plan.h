@@ -109,13 +109,6 @@ inline constexpr std::array<std::string_view, 10> kRoles{"input",     "output", 
                                                          "extra_in",  "extra_out", "saved", "state",
                                                          "workspace", "rng"};
 
-// What a parameter starts as: uniform from low to high, or the one number that both are.
-struct Initial {
-  float low = 0, high = 0;
-
-  friend bool operator==(const Initial&, const Initial&) = default;
-};
-
 // Memory that the caller lends to a run. `rows` is the dimension that depends on the call's rows;
 // the other one is `cols`, and `rows_inside` says that the rows are the contiguous one.
 struct Buffer {

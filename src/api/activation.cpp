@@ -1,5 +1,5 @@
 // forward and backward of one activation: checks, then one step.
-#include "ops/activation.h"
+#include "lower/single_activation.h"
 
 #include <string>
 

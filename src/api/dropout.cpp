@@ -1,5 +1,5 @@
 // Bias, dropout and residual add in one pass, forward and backward.
-#include "ops/dropout.h"
+#include "lower/single_dropout.h"
 
 #include <vector>
 

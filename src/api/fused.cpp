@@ -7,7 +7,7 @@
 #include "core/text.h"
 #include "expr/parse.h"
 #include "expr/registry.h"
-#include "ops/fuse.h"
+#include "lower/single_fuse.h"
 #include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"

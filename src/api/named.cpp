@@ -4,7 +4,7 @@
 #include "api/validate.h"
 #include "core/fp_mode.h"
 #include "expr/registry.h"
-#include "ops/norm.h"
+#include "lower/single_norm.h"
 #include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"

@@ -7,7 +7,7 @@
 #include "expr/evaluate.h"
 #include "expr/lower.h"
 #include "expr/print.h"
-#include "ops/activation.h"
+#include "lower/single_activation.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 

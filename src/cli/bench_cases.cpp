@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "api/encoding.h"
-#include "ops/dropout.h"
-#include "ops/norm.h"
+#include "lower/single_dropout.h"
+#include "lower/single_norm.h"
 #include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "cli/tensor_file.h"
-#include "lower/stage.h"
+#include "ops/op.h"
 #include "tenon/activation.h"
 #include "tenon/error.h"
 
@@ -20,18 +20,6 @@ namespace {
 template <class T, size_t n>
 T named(const std::array<std::string_view, n>& names, const std::string& name) {
   return static_cast<T>(std::ranges::find(names, name) - names.begin());
-}
-
-bool known(const Op& op) {
-  for (const OpKind& k : op_kinds())
-    if (k.name == op.name) return true;
-  if (op.name == "act") return true;
-  try {
-    activation(op.name);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
 }
 
 }  // namespace
@@ -79,7 +67,7 @@ Plan build(const Chain& chain, const PlanRequest& request) {
   try {
     return Plan::build(chain, request);
   } catch (const Error& e) {
-    if (std::ranges::all_of(chain, known)) throw;
+    if (std::ranges::all_of(chain, is_op, &Op::name)) throw;
     fail(e.code(), e.what(),
          "; an opaque op is a function of yours, so it runs from C++ or C, not from here");
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "choice/choose.h"
+#include "ops/arguments.h"
 #include "step/operand.h"
 #include "tenon/error.h"
 #include "tenon/plan.h"
@@ -16,8 +17,6 @@ namespace tenon {
 
 constexpr int kNoBuffer = -1;
 
-// Columns of a tensor, and every other number that an op is given.
-constexpr int64_t kMostCols = int64_t{1} << 40;
 // Bytes of all tensors of a plan together: room for sums of several such.
 constexpr int64_t kMostBytes = int64_t{1} << 56;
 

@@ -19,12 +19,7 @@ bool holds(const Place& p, const Operand& as) {
 }  // namespace
 
 void Flow::begin(const Place& place) {
-  auto lazy = std::make_shared<Lazy>();
-  const Place* p = &place;
-  lazy->make = [p](Assembly& a, const ColumnMap& columns) { return a.load(*p, columns); };
-  lazy->cols = place.cols;
-  lazy->place = p;
-  value_ = lazy;
+  value_ = in_memory(place);
   rows_ = place.rows;
   narrow_ = place.cols;
   halves_.reset();

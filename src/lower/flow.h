@@ -1,17 +1,14 @@
 // One pass while it is lowered: the open value, what the open step must also store, and closing it.
 #pragma once
 
-#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "lower/lazy.h"
-#include "tenon/error.h"
+#include "lower/assembly.h"
+#include "lower/planner.h"
 
 namespace tenon {
-
-class Planner;
 
 class Flow {
  public:
@@ -100,51 +97,6 @@ class Flow {
   size_t op_ = 0;
   std::vector<size_t> ops_;
   std::string why_;
-};
-
-// Where a refused or unwise step was cut: before this op's part of the pass.
-struct Cut {
-  Pass pass;
-  size_t op;
-  std::string why;
-};
-
-class Planner {
- public:
-  Planner(Chain chain, const PlanRequest& request, std::vector<Cut> cuts);
-  std::shared_ptr<PlanData> plan();
-
-  // A tensor with buffers of its own. One made again has the scale of the first, and no amax.
-  const Place& place(const std::string& name, Role role, const Operand& as, int64_t cols,
-                     Factor rows, const Place* first = nullptr);
-  // The same memory under another shape.
-  const Place& alias(const Place& of, int64_t cols, Factor rows);
-  const Place& given(Place p) { return places_.emplace_back(std::move(p)); }
-  int buffer(Buffer b);
-
-  PlanData& data() { return *data_; }
-  const PlanRequest& request() const { return data_->request; }
-  [[nodiscard]] Expr between(Expr e) const {
-    return request().options.rounding == Rounding::eager ? round(e, request().dtype) : e;
-  }
-  [[nodiscard]] const Cut* cut(Pass pass, size_t op) const;
-  std::vector<PlanStep>& steps(Pass p) {
-    return p == Pass::forward ? data_->forward : data_->backward;
-  }
-  [[nodiscard]] std::string op_name(size_t op) const;
-  // What is wrong with the op that is being planned, with its place in the chain's text.
-  [[noreturn]] void fail_at_op(const Error& e) const;
-
- private:
-  std::optional<size_t> at_;  // the op that is being planned
-  std::shared_ptr<PlanData> data_;
-  std::vector<Cut> cuts_;
-  std::deque<Place> places_;
-};
-
-// A step that no maker takes: the planner cuts it and starts again.
-struct Refused {
-  Cut cut;
 };
 
 }  // namespace tenon

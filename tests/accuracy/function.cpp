@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "expr/evaluate.h"
-#include "ops/activation.h"
+#include "lower/single_activation.h"
 
 namespace tenon::accuracy {
 

@@ -14,7 +14,7 @@
 
 #include "core/philox.h"
 #include "core/scaling.h"
-#include "ops/dropout.h"
+#include "lower/single_dropout.h"
 #include "support/quantize_reference.h"
 #include "tenon/tenon.h"
 #include "tenon/tenon.hpp"

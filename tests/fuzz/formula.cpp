@@ -13,7 +13,7 @@
 #include "expr/parse.h"
 #include "expr/print.h"
 #include "fuzz/support.h"
-#include "ops/activation.h"
+#include "lower/single_activation.h"
 #include "tenon/tenon.hpp"
 
 namespace {

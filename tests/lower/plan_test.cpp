@@ -811,7 +811,7 @@ TEST(Mistakes, NameTheOpTheValueAndTheRule) {
       {"linear(512,64)", "1: linear0: input has 64 columns, weight wants 512"},
       {"linear:fc1", "1: fc1: it has no width; write linear(in,out) or linear(out=n)"},
       {"linear(64,0)", "1: linear0: out is 0; it must be a whole number, at least 1"},
-      {"bias(1,2)", "1: bias0: 2 arguments; it takes n"},
+      {"bias(1,2)", "1: bias0: 2 arguments; it takes n keep"},
       {"gelu(alpha=2)", "1: gelu0: there is no argument 'alpha'; it takes layout keep"},
       {"scale(2) linear(63,2)", "10: linear1: input has 64 columns, weight wants 63"},
       {"linear(out=7) swiglu",
@@ -823,11 +823,11 @@ TEST(Mistakes, NameTheOpTheValueAndTheRule) {
       {"dropout(2)", "1: dropout0: p is 2; it must be from 0 to 1"},
       {"add<r", "1: add0: nothing before it writes the channel 'r'; add make_extra_output>r"},
       {"make_extra_output>r gelu",
-       "1: make_extra_output0: nothing behind it reads the channel 'r'; read it with '<', or take "
+       "1: make_extra_output0: nothing after it reads the channel 'r'; read it with '<', or take "
        "'>' away to give it to the caller"},
       {"gelu<r", "1: gelu0: it reads 1 channels, but has 0 extra inputs; take '<' away"},
-      {"rmsnorm(65)", "1: rmsnorm0: its input has 64 columns, it wants 65"},
-      {"linear(64,8) bias(5)", "14: bias1: its input has 8 columns, it wants 5"},
+      {"rmsnorm(65)", "1: rmsnorm0: input has 64 columns, gamma wants 65"},
+      {"linear(64,8) bias(5)", "14: bias1: input has 8 columns, bias wants 5"},
       {"bias(foo)",
        "1: bias0: n is 'foo'; it must be a number of fp32, at most 3.4028235e38 in size"},
       {"linear(64,8,in=5)", "1: linear0: 'in' is given twice; keep one"},

@@ -1,5 +1,5 @@
 // Bias, dropout and residual add against the specification told again, element by element.
-#include "ops/dropout.h"
+#include "lower/single_dropout.h"
 
 #include <unistd.h>
 

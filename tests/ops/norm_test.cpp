@@ -1,5 +1,5 @@
 // Norms as one step: exact bits against scalar loops, values against float64, every way to store.
-#include "ops/norm.h"
+#include "lower/single_norm.h"
 
 #include "backend/cpu/executor.h"
 #include "backend/cpu/loops.h"

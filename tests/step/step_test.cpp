@@ -7,10 +7,10 @@
 
 #include "choice/backends.h"
 #include "lazy/builder.h"
-#include "ops/activation.h"
-#include "ops/dropout.h"
-#include "ops/fuse.h"
-#include "ops/norm.h"
+#include "lower/single_activation.h"
+#include "lower/single_dropout.h"
+#include "lower/single_fuse.h"
+#include "lower/single_norm.h"
 #include "runtime/execute.h"
 #include "support/support.h"
 

@@ -1,4 +1,4 @@
-// Every op of a chain in float64, forward and backward.
+// Runs the float64 forms of a chain's ops, forward and backward.
 #include "support/reference.h"
 
 #include <algorithm>
@@ -10,9 +10,9 @@
 #include "backend/cpu/pool.h"
 #include "core/philox.h"
 #include "expr/evaluate.h"
+#include "lazy/halves.h"
 #include "lower/data.h"
-#include "lower/stage.h"
-#include "ops/activation.h"
+#include "ops/op.h"
 #include "tenon/error.h"
 
 namespace tenon::support {
@@ -21,21 +21,10 @@ namespace {
 
 constexpr double kUnit = 0x1p-24;  // half an ulp of fp32 at 1
 
-Matrix64 zeros(int64_t rows, int64_t cols) {
-  return {rows, cols, std::vector<double>(static_cast<size_t>(rows * cols))};
-}
-
-Matrix64 transposed(const Matrix64& m) {
-  Matrix64 t = zeros(m.cols, m.rows);
-  for (int64_t r = 0; r < m.rows; ++r)
-    for (int64_t c = 0; c < m.cols; ++c) t.row(c)[r] = m.row(r)[c];
-  return t;
-}
-
 // a·b, four rows at once, so that a row of b is loaded once for them.
 Matrix64 product(const Matrix64& a, const Matrix64& b) {
   constexpr int64_t kRows = 4, kDepth = 128;
-  Matrix64 y = zeros(a.rows, b.cols);
+  Matrix64 y = zeros64(a.rows, b.cols);
   cpu::parallel_for(cdiv(a.rows, kRows), [&](int64_t begin, int64_t end) {
     for (int64_t k0 = 0; k0 < a.cols; k0 += kDepth)
       for (int64_t r = begin * kRows; r < std::min(end * kRows, a.rows); r += kRows) {
@@ -65,25 +54,10 @@ Matrix64 product(const Matrix64& a, const Matrix64& b) {
   return y;
 }
 
-double root_mean_square(const double* v, int64_t n) {
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i)
-    if (std::isfinite(v[i])) sum += v[i] * v[i];
-  return n > 0 ? std::sqrt(sum / static_cast<double>(n)) : 0;
-}
-double root_mean_square(const Matrix64& m) {
-  return root_mean_square(m.v.data(), static_cast<int64_t>(m.v.size()));
-}
-
-void add_to(Matrix64& to, const Matrix64& from) {
-  if (to.v.empty()) to = zeros(from.rows, from.cols);
-  for (size_t i = 0; i < from.v.size(); ++i) to.v[i] += from.v[i];
-}
-
 // A formula and its gradients at doubles. The oracle loads fp32, so a double is the sum of three.
-class Formula {
+class Formula64 {
  public:
-  explicit Formula(const Activation& f) : inputs_(f.inputs) {
+  explicit Formula64(const Activation& f) : inputs_(f.inputs) {
     for (int i = 0; i < inputs_; ++i) in_.push_back(wide());
     const Expr g = wide();
     std::vector<Expr> parameters;
@@ -146,80 +120,33 @@ class Formula {
   std::vector<Expr> gradients_;
 };
 
-class Interpreter {
+void add_to(Matrix64& to, const Matrix64& from) {
+  if (to.v.empty()) to = zeros64(from.rows, from.cols);
+  for (size_t i = 0; i < from.v.size(); ++i) to.v[i] += from.v[i];
+}
+
+// Moves values at random by as much as their formats may round them; not at all in the exact run.
+class Rounding64 {
  public:
-  Interpreter(const Reference& r, uint64_t noise) : r_(r), noise_(noise) {}
-
-  Tensors64 run() {
-    value_ = r_.given.at("x");
-    for (size_t i = 0; i < r_.chain.size(); ++i) {
-      at(i);
-      (this->*kind_->forward)();
-      store(value_, op().length, op().size);
-    }
-    results_["y"] = value_;
-    if (!r_.request.backward) return std::move(results_);
-    value_ = r_.given.at("dy");
-    for (size_t i = r_.chain.size(); i-- > 0;) {
-      at(i);
-      (this->*kind_->backward)();
-      store(value_, op().length, op().size);
-    }
-    results_["dx"] = value_;
-    return std::move(results_);
-  }
-
- private:
-  struct State {
-    Matrix64 x;          // the op's input, or what backward needs of it
-    int64_t length = 1;  // of the sums that its value is made of
-    double size = 0;     // of those sums, if no terms cancel
-    int64_t extra = 0;   // which of the caller's extra tensors
-  };
-  struct Kind {
-    std::string_view name;
-    void (Interpreter::*forward)();
-    void (Interpreter::*backward)();
-  };
-  static const Kind kKinds[15];
-  static const Kind kActivation;
-
-  void at(size_t i) {
-    states_.resize(r_.chain.size());
-    index_ = i;
-    op_ = &r_.chain[i];
-    name_ = op_->label.empty() ? str(op_->name, i) : op_->label;
-    kind_ = &kActivation;
-    for (const Kind& k : kKinds)
-      if (k.name == op_->name) kind_ = &k;
-  }
-  State& op() { return states_[index_]; }
-  [[nodiscard]] const Matrix64& parameter(const char* name) const {
-    return r_.given.at(str(name_, ".", name));
-  }
-  Matrix64& gradient(const char* name) { return results_[str("d", name_, ".", name)]; }
-  [[nodiscard]] Arguments arguments() const {
-    for (const OpKind& k : op_kinds())
-      if (k.name == op_->name) return {*op_, k.arguments, name_};
-    fail(Code::invalid_argument, name_, ": no op of this name");
-  }
+  Rounding64(const PlanRequest& request, uint64_t seed) : request_(request), seed_(seed) {}
 
   double draw() {
-    if (drawn_ % 4 == 0) words_ = philox(noise_, drawn_ / 4, 1);
+    if (!seed_) return 0;
+    if (drawn_ % 4 == 0) words_ = philox(seed_, drawn_ / 4, 1);
     return words_.w[drawn_++ % 4] * 0x1p-31 - 1;
   }
   // A value that is stored or handed on in the chain's dtype, made of sums of `length` terms, which
   // are rounded at the size that they have on their way.
   void store(Matrix64& m, int64_t length, double size = 0) {
-    if (!noise_) return;
-    const double own = std::ldexp(1.0, -info(r_.request.dtype).mantissa_bits - 1) + 4 * kUnit;
+    if (!seed_) return;
+    const double own = std::ldexp(1.0, -info(request_.dtype).mantissa_bits - 1) + 4 * kUnit;
     const double sum =
         length > 1 ? kUnit * std::sqrt(double(length)) * std::max(size, root_mean_square(m)) : 0;
     for (double& v : m.v) v += draw() * (own * std::fabs(v) + sum);
   }
   // A value in a quantised format: half a step, which is an absolute one near 0.
   [[nodiscard]] Matrix64 quantised(Matrix64 m, const Format& f) {
-    if (!noise_ || f.scaling == Scaling::none) return m;
+    if (!seed_ || f.scaling == Scaling::none) return m;
     double amax = 0;
     for (const double v : m.v) amax = std::max(amax, std::fabs(v));
     const DTypeInfo& d = info(f.dtype);
@@ -230,311 +157,280 @@ class Interpreter {
     return m;
   }
 
-  void nothing() {}
+ private:
+  const PlanRequest& request_;
+  uint64_t seed_, drawn_ = 0;
+  RandomWords words_{};
+};
 
-  // Of a sum of n products.
-  static double size_of(int64_t n, const Matrix64& a, const Matrix64& b) {
-    return std::sqrt(double(n)) * root_mean_square(a) * root_mean_square(b);
-  }
+// What the ops of a chain share while it runs.
+struct ChainState {
+  const Reference& given;
+  Rounding64 rounding;
+  Tensors64 results = {}, channels = {}, channel_gradients = {};
+  int64_t extras = 0, extra_outs = 0, streams = 0;
+};
 
-  void linear() {
-    const Matrix64& w = parameter("weight");
-    op().x = value_;
-    op().length = w.cols;
-    op().size = size_of(w.cols, value_, w);
-    const Recipe& recipe = r_.request.recipe;
-    value_ = product(quantised(value_, recipe.input), transposed(quantised(w, recipe.weight)));
-  }
-  void linear_backward() {
-    const Matrix64& w = parameter("weight");
-    const Recipe& recipe = r_.request.recipe;
-    const Matrix64 dy = quantised(value_, recipe.gradient);
-    Matrix64& dw = gradient("weight");
-    dw = product(transposed(dy), quantised(op().x, recipe.input));
-    store(dw, value_.rows, size_of(value_.rows, dy, op().x));
-    value_ = product(dy, quantised(w, recipe.weight));
-    op().length = w.rows;
-    op().size = size_of(w.rows, dy, w);
-  }
-
-  void bias() {
-    const Matrix64& b = parameter("bias");
-    each([&](double& v, int64_t, int64_t c) { v += b.v[static_cast<size_t>(c)]; });
-  }
-  void bias_backward() {
-    gradient("bias") = columns([](double g, int64_t, int64_t) { return g; });
+// One op: its tensors, and the float64 form of its schema.
+class OpRun final : public Run64 {
+ public:
+  OpRun(ChainState& chain, size_t index, int64_t cols)
+      : chain_(chain),
+        op_(chain.given.chain[index]),
+        name_(op_.label.empty() ? str(op_.name, index) : op_.label),
+        use_(OpUse::of(op_, name_)),
+        call_{.arguments = use_.arguments, .cols = cols, .training = request().training} {
+    for (size_t i = 0; i < schema().extra_inputs.size(); ++i)
+      extras_.push_back(i < op_.reads.size() ? op_.reads[i] : str("extra", chain.extras++));
+    for (size_t i = 0; i < schema().extra_outputs.size(); ++i)
+      outputs_.push_back(i < op_.writes.size() ? op_.writes[i]
+                                               : str("extra_out", chain.extra_outs++));
+    if (form().element && draws()) stream_ = chain.streams++;
   }
 
-  void scale() {
-    const auto factor = static_cast<double>(static_cast<float>(*arguments().number("c")));
-    each([&](double& v, int64_t, int64_t) { v *= factor; });
+  void forward() {
+    length_ = 1;
+    if (form().activation.body)
+      activate();
+    else if (form().element)
+      each_forward();
+    else if (form().forward)
+      form().forward(call_, *this);
+    for (const std::string& out : outputs_)
+      (is_channel(out, op_.writes) ? chain_.channels : chain_.results)[out] = value;
+    chain_.rounding.store(value, length_, size_);
   }
 
-  void add() {
-    if (op_->reads.empty()) {
-      op().extra = extras_++;
-      add_to(value_, r_.given.at(str("extra", op().extra)));
-    } else {
-      add_to(value_, channels_.at(op_->reads[0]));
+  void backward() {
+    for (const std::string& out : outputs_)
+      add_to(value, is_channel(out, op_.writes) ? chain_.channel_gradients[out]
+                                                : chain_.given.given.at("d" + out));
+    if (form().activation.body)
+      activate_backward();
+    else if (form().element)
+      each_backward();
+    else if (form().backward)
+      form().backward(call_, *this);
+    chain_.rounding.store(value, length_, size_);
+  }
+
+  [[nodiscard]] const Matrix64& parameter(size_t number) const override {
+    return chain_.given.given.at(str(name_, ".", schema().parameters[number].name));
+  }
+  void give_gradient(size_t number, Matrix64 gradient, int64_t length, double size) override {
+    chain_.rounding.store(gradient, length, size);
+    chain_.results[str("d", name_, ".", schema().parameters[number].name)] = std::move(gradient);
+  }
+  void sums(int64_t length, double size) override {
+    length_ = length;
+    size_ = size;
+  }
+  double noise() override { return chain_.rounding.draw(); }
+  [[nodiscard]] Matrix64 stored(Matrix64 m, Stored as) override {
+    if (as == Stored::plain) {
+      chain_.rounding.store(m, 1);
+      return m;
     }
+    const Recipe& recipe = request().recipe;
+    const Format& f = as == Stored::input    ? recipe.input
+                      : as == Stored::weight ? recipe.weight
+                                             : recipe.gradient;
+    return chain_.rounding.quantised(std::move(m), f);
   }
-  void add_backward() {
-    if (op_->reads.empty())
-      results_[str("dextra", op().extra)] = value_;
+  [[nodiscard]] Matrix64 product(const Matrix64& a, const Matrix64& b) const override {
+    return support::product(a, b);
+  }
+
+ private:
+  [[nodiscard]] const PlanRequest& request() const { return chain_.given.request; }
+  [[nodiscard]] const OpSchema& schema() const { return *use_.schema; }
+  [[nodiscard]] const Float64& form() const { return schema().float64; }
+  static bool is_channel(const std::string& name, const std::vector<std::string>& list) {
+    return std::ranges::find(list, name) != list.end();
+  }
+  [[nodiscard]] const Matrix64& extra(size_t i) const {
+    return is_channel(extras_[i], op_.reads) ? chain_.channels.at(extras_[i])
+                                             : chain_.given.given.at(extras_[i]);
+  }
+  void give_extra_gradient(size_t i, Matrix64 gradient) {
+    if (is_channel(extras_[i], op_.reads))
+      add_to(chain_.channel_gradients[extras_[i]], gradient);
     else
-      add_to(channel_gradients_[op_->reads[0]], value_);
+      chain_.results["d" + extras_[i]] = std::move(gradient);
   }
 
-  void extra_output() {
-    if (op_->writes.empty()) op().extra = extra_outs_++;
-    (op_->writes.empty() ? results_[str("extra_out", op().extra)] : channels_[op_->writes[0]]) =
-        value_;
+  // An elementwise op at (r, c) of `x`. Variables are the input, the parameters, the extra inputs.
+  [[nodiscard]] Dual at(const Matrix64& x, int64_t r, int64_t c) const {
+    const Dual in(x.row(r)[c], 0);
+    std::vector<Dual> parameters, extras;
+    size_t variable = 1;
+    for (size_t i = 0; i < schema().parameters.size(); ++i)
+      parameters.emplace_back(parameter(i).row(0)[c], variable++);
+    for (size_t i = 0; i < extras_.size(); ++i)
+      extras.emplace_back(extra(i).row(r)[schema().extra_inputs[i].column ? 0 : c], variable++);
+    const Point p{std::span(&in, 1), parameters, extras, [&] { return bits(r, c); }};
+    return form().element(call_, p);
   }
-  void extra_output_backward() {
-    add_to(value_, op_->writes.empty() ? r_.given.at(str("dextra_out", op().extra))
-                                       : channel_gradients_[op_->writes[0]]);
+  // Whether the op reads random bits.
+  [[nodiscard]] bool draws() const {
+    bool drawn = false;
+    const Dual one(1);
+    const std::vector<Dual> parameters(schema().parameters.size(), one),
+        extras(extras_.size(), one);
+    const Point p{std::span(&one, 1), parameters, extras, [&] {
+                    drawn = true;
+                    return 65535.0;
+                  }};
+    form().element(call_, p);
+    return drawn;
+  }
+  [[nodiscard]] double bits(int64_t r, int64_t c) const {
+    const auto [seed, offset, row0, col0, columns] = chain_.given.random;
+    const uint64_t i =
+        (row0 + static_cast<uint64_t>(r)) * columns + col0 + static_cast<uint64_t>(c);
+    const uint32_t word = philox(seed, i / 8, offset + static_cast<uint64_t>(stream_)).w[i % 8 / 2];
+    return i % 2 ? word >> 16 : word & 0xffffU;
   }
 
-  void dropout() {
-    if (!r_.request.training) return;
-    op().extra = dropouts_++;
-    mask();
-  }
-  void dropout_backward() {
-    if (r_.request.training) mask();
-  }
-  void mask() {
-    const double threshold = std::nearbyint(65536 * *arguments().number("p"));
-    const auto kept =
-        threshold < 65536 ? double{static_cast<float>(65536 / (65536 - threshold))} : 0.0;
-    const auto [seed, offset, row0, col0, columns] = r_.random;
-    const uint64_t high = offset + static_cast<uint64_t>(op().extra);
-    each([&, seed = seed, row0 = row0, col0 = col0, columns = columns](double& v, int64_t r,
-                                                                       int64_t c) {
-      const uint64_t i =
-          (row0 + static_cast<uint64_t>(r)) * columns + col0 + static_cast<uint64_t>(c);
-      const uint32_t word = philox(seed, i / 8, high).w[i % 8 / 2];
-      const double bits = i % 2 ? word >> 16 : word & 0xffffU;
-      v = bits >= threshold ? v * kept : 0;
-    });
+  void each_forward() {
+    kept = value;
+    for (int64_t r = 0; r < kept.rows; ++r)
+      for (int64_t c = 0; c < kept.cols; ++c) value.row(r)[c] = at(kept, r, c).v;
   }
 
-  // Norms: (x − mean)·rstdev, times gamma, plus beta.
-  struct Norm {
-    bool layer, l2, zero_centered;
-    double eps;
-  };
-  [[nodiscard]] Norm norm_of() const {
-    const bool l2 = op_->name == "l2norm";
-    const Arguments a = arguments();
-    const double eps = a.number("eps").value_or(l2 ? 1e-6 : 1e-5);
-    return {op_->name == "layernorm", l2, !l2 && a.flag("zero_centered_gamma").value_or(false),
-            double{static_cast<float>(eps)}};
-  }
-  [[nodiscard]] std::vector<double> gamma_of(const Norm& n, int64_t cols) const {
-    std::vector<double> gamma(static_cast<size_t>(cols), 1.0);
-    if (!n.l2) gamma = parameter("gamma").v;
-    if (n.zero_centered)
-      for (double& g : gamma) g += 1;
-    return gamma;
-  }
-  // x becomes (x − mean)·rstdev; gives rstdev. In a row of nearly equal numbers rstdev makes what
-  // the mean's roundings cost the largest error of all.
-  double normalise(const Norm& n, double* x, int64_t cols) {
-    double mean = 0, square = 0;
-    if (n.layer)
-      for (int64_t c = 0; c < cols; ++c) mean += x[c] / static_cast<double>(cols);
-    if (n.layer && cols > 1 && noise_) mean += draw() * 2 * kUnit * root_mean_square(x, cols);
-    for (int64_t c = 0; c < cols; ++c) square += (x[c] - mean) * (x[c] - mean);
-    const double s = 1 / std::sqrt((n.l2 ? square : square / static_cast<double>(cols)) + n.eps);
-    for (int64_t c = 0; c < cols; ++c) x[c] = (x[c] - mean) * s;
-    return s;
-  }
-  void norm() {
-    const Norm n = norm_of();
-    op().x = value_;
-    op().length = value_.cols;
-    const std::vector<double> gamma = gamma_of(n, value_.cols);
-    for (int64_t r = 0; r < value_.rows; ++r) normalise(n, value_.row(r), value_.cols);
-    each([&](double& v, int64_t, int64_t c) { v *= gamma[static_cast<size_t>(c)]; });
-    if (!n.layer) return;
-    const Matrix64& beta = parameter("beta");
-    each([&](double& v, int64_t, int64_t c) { v += beta.v[static_cast<size_t>(c)]; });
-  }
-  void norm_backward() {
-    const Norm n = norm_of();
-    Matrix64 hat = op().x;
-    store(hat, 1);  // as it was saved
-    std::vector<double> s;
-    for (int64_t r = 0; r < hat.rows; ++r) s.push_back(normalise(n, hat.row(r), hat.cols));
-    if (!n.l2)
-      gradient("gamma") =
-          columns([&](double g, int64_t r, int64_t c) { return g * hat.row(r)[c]; });
-    if (n.layer) gradient("beta") = columns([](double g, int64_t, int64_t) { return g; });
-    const std::vector<double> gamma = gamma_of(n, value_.cols);
-    each([&](double& v, int64_t, int64_t c) { v *= gamma[static_cast<size_t>(c)]; });
-    const double count = n.l2 ? 1 : static_cast<double>(value_.cols);
-    for (int64_t r = 0; r < value_.rows; ++r) {
-      double* const w = value_.row(r);
-      const double* const h = hat.row(r);
-      double sum = 0, along = 0;
-      for (int64_t c = 0; c < value_.cols; ++c) {
-        sum += w[c];
-        along += w[c] * h[c];
+  void each_backward() {
+    const Matrix64 x = kept_input();
+    const size_t parameters = schema().parameters.size();
+    std::vector<Matrix64> terms(parameters + extras_.size(), zeros64(value.rows, value.cols));
+    for (int64_t r = 0; r < value.rows; ++r)
+      for (int64_t c = 0; c < value.cols; ++c) {
+        const Dual y = at(x, r, c);
+        double& g = value.row(r)[c];
+        for (size_t i = 0; i < terms.size(); ++i) terms[i].row(r)[c] = g * y.d[i + 1];
+        g *= y.d[0];
       }
-      const double mean = n.layer ? sum / count : 0;
-      for (int64_t c = 0; c < value_.cols; ++c) {
-        const double part = h[c] * along / count;
-        const double terms = std::fabs(w[c]) + std::fabs(mean) + std::fabs(part);  // may cancel
-        const double rounding = noise_ ? draw() * 2 * kUnit * terms : 0;
-        w[c] = s[static_cast<size_t>(r)] * (w[c] - mean - part + rounding);
-      }
+    for (size_t i = 0; i < parameters; ++i) {
+      double size = 0;
+      Matrix64 sum = column_sums(terms[i], size);
+      give_gradient(i, std::move(sum), value.rows, size);
     }
+    for (size_t i = 0; i < extras_.size(); ++i)
+      give_extra_gradient(i, schema().extra_inputs[i].column ? row_sums(terms[parameters + i])
+                                                             : std::move(terms[parameters + i]));
   }
 
-  void reshape() {
-    op().x.cols = value_.cols;
-    shape(*arguments().integer("cols", 1));
-  }
-  void reshape_backward() { shape(op().x.cols); }
-  void shape(int64_t cols) {
-    value_.rows = value_.rows * value_.cols / cols;
-    value_.cols = cols;
+  [[nodiscard]] Matrix64 row_sums(const Matrix64& terms) {
+    Matrix64 sum = zeros64(terms.rows, 1);
+    for (int64_t r = 0; r < terms.rows; ++r)
+      for (int64_t c = 0; c < terms.cols; ++c) sum.row(r)[0] += terms.row(r)[c];
+    chain_.rounding.store(sum, terms.cols);
+    return sum;
   }
 
-  void quantize() { value_ = quantised(std::move(value_), r_.request.recipe.input); }
-  void quantize_backward() { value_ = quantised(std::move(value_), r_.request.recipe.gradient); }
-
-  // Every activation and formula of the registry.
-  struct Act {
-    Activation f;
-    std::optional<Layout> layout;
-    bool fp8 = false;  // its input is kept so
-  };
-  [[nodiscard]] Act act_of() const {
-    auto [f, a] = activation_op(*op_, name_);
-    Act act{.f = std::move(f), .layout = {}};
-    act.layout = layout_named(a.text("layout").value_or("stacked"));
-    const std::string_view keep = kKeeps[static_cast<size_t>(r_.request.keep)];
-    act.fp8 = a.text("keep").value_or(std::string(keep)) == kKeeps[1];
-    return act;
+  // The op's input as backward reads it.
+  [[nodiscard]] Matrix64 kept_input() {
+    const std::string_view keep = kKeeps[static_cast<size_t>(request().keep)];
+    if (use_.arguments.text("keep").value_or(std::string(keep)) == kKeeps[1])
+      return chain_.rounding.quantised(kept,
+                                       {.dtype = DType::e4m3, .scaling = Scaling::block1x128});
+    return stored(kept, Stored::plain);
   }
-  // The halves of a gated input, or the input, as columns.
-  [[nodiscard]] static std::vector<Matrix64> inputs(const Act& act, const Matrix64& x) {
-    if (act.f.inputs == 1) return {x};
+
+  // The halves of a gated input, or the input.
+  [[nodiscard]] std::vector<Matrix64> inputs(const Matrix64& x) const {
+    if (form().activation.inputs == 1) return {x};
     const int64_t h = x.cols / 2;
-    const std::array<ColumnMap, 2> maps = halves(*act.layout, h);
-    std::vector<Matrix64> parts{zeros(x.rows, h), zeros(x.rows, h)};
+    const std::array<ColumnMap, 2> maps = halves(layout_of(use_.arguments), h);
+    std::vector<Matrix64> parts{zeros64(x.rows, h), zeros64(x.rows, h)};
     for (size_t i = 0; i < 2; ++i)
       for (int64_t r = 0; r < x.rows; ++r)
         for (int64_t c = 0; c < h; ++c) parts[i].row(r)[c] = x.row(r)[maps[i](c)];
     return parts;
-  }
-  void act() {
-    const Act act = act_of();
-    op().x = value_;
-    const std::vector<Matrix64> in = inputs(act, value_);
-    value_ = in[0];
-    value_.v = Formula(act.f).run(false, value_.v.size(), columns_of(in))[0];
-    if (!act.f.scaled) return;
-    op().extra = extras_++;
-    multiply_rows(r_.given.at(str("extra", op().extra)));
-  }
-  void act_backward() {
-    const Act act = act_of();
-    Formula formula(act.f);
-    Matrix64 x = op().x;
-    if (act.fp8)
-      x = quantised(std::move(x), {.dtype = DType::e4m3, .scaling = Scaling::block1x128});
-    else
-      store(x, 1);
-    std::vector<Matrix64> in = inputs(act, x);
-    if (act.f.scaled) {
-      const std::vector<double> y = formula.run(false, in[0].v.size(), columns_of(in))[0];
-      Matrix64& ds = results_[str("dextra", op().extra)];
-      ds = zeros(value_.rows, 1);
-      for (size_t i = 0; i < y.size(); ++i)
-        ds.v[i / static_cast<size_t>(value_.cols)] += value_.v[i] * y[i];
-      store(ds, value_.cols);
-      multiply_rows(r_.given.at(str("extra", op().extra)));
-    }
-    std::vector<const double*> at = columns_of(in);
-    at.push_back(value_.v.data());
-    const auto d = formula.run(true, value_.v.size(), at);
-    if (act.f.inputs == 1) {
-      value_.v = d[0];
-      return;
-    }
-    const int64_t h = value_.cols;
-    const std::array<ColumnMap, 2> maps = halves(*act.layout, h);
-    value_ = zeros(x.rows, x.cols);
-    for (size_t i = 0; i < 2; ++i)
-      for (int64_t r = 0; r < x.rows; ++r)
-        for (int64_t c = 0; c < h; ++c)
-          value_.row(r)[maps[i](c)] = d[i][static_cast<size_t>(r * h + c)];
-  }
-  void multiply_rows(const Matrix64& s) {
-    each([&](double& v, int64_t r, int64_t) { v *= s.v[static_cast<size_t>(r)]; });
   }
   static std::vector<const double*> columns_of(const std::vector<Matrix64>& in) {
     std::vector<const double*> list;
     for (const Matrix64& m : in) list.push_back(m.v.data());
     return list;
   }
-
-  template <class F>
-  void each(F f) {
-    for (int64_t r = 0; r < value_.rows; ++r)
-      for (int64_t c = 0; c < value_.cols; ++c) f(value_.row(r)[c], r, c);
+  [[nodiscard]] Activation activation() const {
+    Activation f = form().activation;
+    for (Parameter& p : f.parameters) p.value = static_cast<float>(use_.arguments.number(p.name));
+    return f;
   }
-  template <class F>
-  Matrix64 columns(F f) {
-    Matrix64 sum = zeros(1, value_.cols), terms = value_;
-    each([&](double& v, int64_t r, int64_t c) {
-      terms.row(r)[c] = f(v, r, c);
-      sum.v[static_cast<size_t>(c)] += terms.row(r)[c];
-    });
-    store(sum, value_.rows, std::sqrt(double(value_.rows)) * root_mean_square(terms));
-    return sum;
+  void multiply_rows(Matrix64& m) const {
+    for (int64_t r = 0; r < m.rows; ++r)
+      for (int64_t c = 0; c < m.cols; ++c) m.row(r)[c] *= extra(0).row(r)[0];
   }
 
-  const Reference& r_;
-  uint64_t noise_, drawn_ = 0;
-  RandomWords words_{};
-  size_t index_ = 0;
-  const Op* op_ = nullptr;
-  const Kind* kind_ = nullptr;
+  void activate() {
+    kept = value;
+    const std::vector<Matrix64> in = inputs(value);
+    value = in[0];
+    value.v = Formula64(activation()).run(false, value.v.size(), columns_of(in))[0];
+    if (form().activation.scaled) multiply_rows(value);
+  }
+
+  void activate_backward() {
+    Formula64 formula(activation());
+    const Matrix64 x = kept_input();
+    const std::vector<Matrix64> in = inputs(x);
+    if (form().activation.scaled) {
+      Matrix64 terms = value;
+      const std::vector<double> y = formula.run(false, in[0].v.size(), columns_of(in))[0];
+      for (size_t i = 0; i < y.size(); ++i) terms.v[i] *= y[i];
+      give_extra_gradient(0, row_sums(terms));
+      multiply_rows(value);
+    }
+    std::vector<const double*> at = columns_of(in);
+    at.push_back(value.v.data());
+    const auto d = formula.run(true, value.v.size(), at);
+    if (in.size() == 1) {
+      value.v = d[0];
+      return;
+    }
+    const int64_t h = value.cols;
+    const std::array<ColumnMap, 2> maps = halves(layout_of(use_.arguments), h);
+    value = zeros64(x.rows, x.cols);
+    for (size_t i = 0; i < 2; ++i)
+      for (int64_t r = 0; r < x.rows; ++r)
+        for (int64_t c = 0; c < h; ++c)
+          value.row(r)[maps[i](c)] = d[i][static_cast<size_t>(r * h + c)];
+  }
+
+  ChainState& chain_;
+  const Op& op_;
   std::string name_;
-  std::vector<State> states_;
-  Matrix64 value_;
-  Tensors64 results_, channels_, channel_gradients_;
-  int64_t extras_ = 0, extra_outs_ = 0, dropouts_ = 0;
+  OpUse use_;
+  OpCall call_;
+  std::vector<std::string> extras_, outputs_;
+  int64_t stream_ = 0;
+  int64_t length_ = 1;  // of the sums that its value is made of
+  double size_ = 0;     // of those sums, if no terms cancel
 };
-
-// A name that is none of these is an activation.
-const Interpreter::Kind Interpreter::kKinds[15] = {
-    {"linear", &Interpreter::linear, &Interpreter::linear_backward},
-    {"bias", &Interpreter::bias, &Interpreter::bias_backward},
-    {"scale", &Interpreter::scale, &Interpreter::scale},
-    {"dropout", &Interpreter::dropout, &Interpreter::dropout_backward},
-    {"add", &Interpreter::add, &Interpreter::add_backward},
-    {"make_extra_output", &Interpreter::extra_output, &Interpreter::extra_output_backward},
-    {"layernorm", &Interpreter::norm, &Interpreter::norm_backward},
-    {"rmsnorm", &Interpreter::norm, &Interpreter::norm_backward},
-    {"l2norm", &Interpreter::norm, &Interpreter::norm_backward},
-    {"quantize", &Interpreter::quantize, &Interpreter::quantize_backward},
-    {"reshape", &Interpreter::reshape, &Interpreter::reshape_backward},
-    // One rank: the sum over the group, the gathered and the scattered rows are the value itself.
-    {"identity", &Interpreter::nothing, &Interpreter::nothing},
-    {"all_reduce", &Interpreter::nothing, &Interpreter::nothing},
-    {"all_gather", &Interpreter::nothing, &Interpreter::nothing},
-    {"reduce_scatter", &Interpreter::nothing, &Interpreter::nothing},
-};
-const Interpreter::Kind Interpreter::kActivation{"", &Interpreter::act, &Interpreter::act_backward};
 
 }  // namespace
 
-Tensors64 Reference::run(uint64_t noise) const { return Interpreter(*this, noise).run(); }
+Tensors64 Reference::run(uint64_t noise) const {
+  ChainState state{.given = *this, .rounding = Rounding64(request, noise)};
+  std::vector<std::unique_ptr<OpRun>> ops;
+  Matrix64 value = given.at("x");
+  for (size_t i = 0; i < chain.size(); ++i) {
+    OpRun& op = *ops.emplace_back(std::make_unique<OpRun>(state, i, value.cols));
+    op.value = std::move(value);
+    op.forward();
+    value = std::move(op.value);
+  }
+  state.results["y"] = std::move(value);
+  if (!request.backward) return std::move(state.results);
+  value = given.at("dy");
+  for (size_t i = chain.size(); i-- > 0;) {
+    ops[i]->value = std::move(value);
+    ops[i]->backward();
+    value = std::move(ops[i]->value);
+  }
+  state.results["dx"] = std::move(value);
+  return std::move(state.results);
+}
 
 Distance distance(const Matrix64& got, const Matrix64& exact, DType dtype) {
   Distance d;

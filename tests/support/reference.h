@@ -5,17 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "ops/float64.h"
 #include "support/session.h"
 
 namespace tenon::support {
 
-struct Matrix64 {
-  int64_t rows = 0, cols = 0;
-  std::vector<double> v;
-
-  [[nodiscard]] double* row(int64_t r) { return v.data() + r * cols; }
-  [[nodiscard]] const double* row(int64_t r) const { return v.data() + r * cols; }
-};
 // By the names of a plan's buffers.
 using Tensors64 = std::map<std::string, Matrix64>;
 

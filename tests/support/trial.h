@@ -24,6 +24,9 @@ class Trial {
   // Nothing if the case passes: every step, and no byte written outside of a view.
   std::optional<std::string> run(const Inspect& inspect);
 
+  // What the calls read and wrote, in the order in which the case made them.
+  [[nodiscard]] const std::deque<Matrix>& matrices() const { return matrices_; }
+
   // What CUDA's compiler is given for the case, whose calls are made and not run; of a trial for
   // the CPU, whose views need no device.
   std::vector<std::string> cuda_texts();

@@ -5,7 +5,7 @@
 #include "backend/cpu/loops.h"
 #include "backend/cpu/program.h"
 #include "lazy/builder.h"
-#include "ops/activation.h"
+#include "lower/single_activation.h"
 #include "runtime/execute.h"
 #include "support/support.h"
 #if defined(__x86_64__)

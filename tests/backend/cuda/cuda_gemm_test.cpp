@@ -14,7 +14,7 @@
 #include "backend/cuda/nvrtc.h"
 #include "cli/bench_cubin.h"
 #include "lazy/builder.h"
-#include "ops/dropout.h"
+#include "lower/single_dropout.h"
 #include "runtime/execute.h"
 #include "support/gpu_graph.h"
 #include "support/support.h"

@@ -10,7 +10,7 @@
 #include "backend/cuda/tile.h"
 #include "backend/cuda/vector.h"
 #include "lazy/builder.h"
-#include "ops/activation.h"
+#include "lower/single_activation.h"
 #include "runtime/execute.h"
 #include "support/cuda_emulator.h"
 #include "support/support.h"

@@ -3,17 +3,12 @@
 
 #include <optional>
 
+#include "lazy/dropout.h"
 #include "step/key.h"
 #include "step/step.h"
 #include "tenon/options.h"
 
 namespace tenon {
-
-// Kept if 16 random bits reach the threshold; both numbers are kernel arguments.
-struct DropoutRule {
-  float threshold = 0, scale = 1;
-};
-DropoutRule dropout_rule(double p);
 
 struct DropoutForm {
   bool training = true;

@@ -1,5 +1,5 @@
 // Puts a step together.
-#include "lower/lazy.h"
+#include "lower/assembly.h"
 
 #include <algorithm>
 
@@ -34,6 +34,14 @@ Slot scalar_slot(int buffer) {
 }
 
 }  // namespace
+
+Value in_memory(const Place& place) {
+  auto lazy = std::make_shared<Lazy>();
+  lazy->cols = place.cols;
+  lazy->place = &place;
+  lazy->make = [&place](Assembly& a, const ColumnMap& m) { return a.load(place, m); };
+  return lazy;
+}
 
 Value rounded(const Value& value, DType dtype) {
   auto lazy = std::make_shared<Lazy>();

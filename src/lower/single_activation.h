@@ -1,10 +1,10 @@
 // Activations as steps: forward and backward, with bias, scale, their gradients and amax.
 #pragma once
 
-#include <array>
 #include <optional>
 #include <string>
 
+#include "lazy/halves.h"
 #include "step/key.h"
 #include "step/operand.h"
 #include "step/step.h"
@@ -12,9 +12,6 @@
 #include "tenon/options.h"
 
 namespace tenon {
-
-// Column maps of the halves a and b in one tensor of 2H columns.
-std::array<ColumnMap, 2> halves(const Layout& layout, int64_t h);
 
 // All that the step of an activation depends on besides. Operands without a value are absent.
 struct ActivationForm {

@@ -1,4 +1,4 @@
-// Lazy values: an expression of the open step, until somebody needs it in memory.
+// Lazy values, and one step while it is put together from them.
 #pragma once
 
 #include <array>
@@ -19,6 +19,8 @@ struct Lazy {
   const Place* place = nullptr;  // a plain tensor in memory, as it is
 };
 using Value = std::shared_ptr<const Lazy>;
+// A tensor in memory, as it is.
+Value in_memory(const Place& place);
 // As it would be read back from memory.
 Value rounded(const Value& value, DType dtype);
 
@@ -36,6 +38,8 @@ class Assembly {
   Expr parameter(float value);
   Expr random(uint32_t ordinal);
   Expr product(const ColumnMap& columns);
+  // A number of its own that no result depends on: what a derivative does not mention.
+  Expr hole() { return build_.load({.from = Load::From::parameter}); }
   Expr total(Expr value);
   void norm(const Norm::Part& part) { build_.norm(part); }
   void norm_grad(size_t op, const NormGrad::Part& part) { build_.norm_grad(op, part); }

@@ -1,30 +1,15 @@
 // Norms of rows as one step each: LayerNorm, RMSNorm, L2 normalisation, forward and backward.
 #pragma once
 
-#include <functional>
 #include <optional>
 
+#include "lazy/norm.h"
 #include "step/key.h"
 #include "step/operand.h"
 #include "step/step.h"
 #include "tenon/options.h"
 
 namespace tenon {
-
-// The formulas, over any source of row totals, and the nodes that the step's head names.
-using RowTotal = std::function<Expr(Expr)>;
-struct NormStatistics {
-  std::optional<Expr> mean;  // of layer only
-  Expr from_mean, rstdev;
-};
-NormStatistics norm_statistics(NormKind kind, int64_t cols, Expr x, Expr eps,
-                               const RowTotal& total);
-Norm::Part norm_part(NormKind kind, Expr x, Expr eps, const NormStatistics& s, Expr y);
-// dx, with w = grad·gamma.
-Expr norm_gradient(NormKind kind, int64_t cols, Expr w, Expr from_mean, Expr rstdev,
-                   const RowTotal& total);
-// The nodes that both dx and dgamma read.
-NormGrad::Part norm_grad_part(NormKind kind, Expr x, std::optional<Expr> mean, Expr rstdev);
 
 // All that the steps depend on. Operands without a value are absent. eps is parameter 0 of the
 // forward step; the backward step starts from the saved columns.

@@ -1,26 +1,26 @@
-// Parameters and operands of stages.
-#include "lower/stage_parts.h"
+// Parameters, their gradients, and formats of operands.
+#include "lower/parameters.h"
+
+#include <algorithm>
 
 #include "tenon/error.h"
 
 namespace tenon {
 
-ParameterPlace ParameterPlace::make(const StageContext& c, const std::string& name, int64_t rows,
+ParameterPlace ParameterPlace::make(Planner& planner, const std::string& name, int64_t rows,
                                     int64_t cols, const Initial& initial) {
-  Planner& p = c.planner;
-  const PlanRequest& r = p.request();
-  ParameterPlace made;
-  size_t number = 0;
-  for (const Buffer& b : p.data().buffers) number += b.role == Role::param;
+  const PlanRequest& r = planner.request();
+  std::vector<Buffer>& buffers = planner.data().buffers;
+  const auto number = static_cast<size_t>(std::ranges::count(buffers, Role::param, &Buffer::role));
   const DType dtype = r.parameter_dtype.value_or(r.dtype);
-  made.request = number < r.parameter_grads.size() ? r.parameter_grads[number] : GradRequest{};
+  ParameterPlace made;
+  if (number < r.parameter_grads.size()) made.request = r.parameter_grads[number];
   if (!r.backward) made.request.wanted = false;
-  const std::string full = str(p.op_name(c.index), ".", name);
-  made.value = &p.place(full, Role::param, Operand(dtype), cols, {.fixed = rows});
-  p.data().buffers[static_cast<size_t>(made.value->row_data)].initial = initial;
+  made.value = &planner.place(name, Role::param, Operand(dtype), cols, {.fixed = rows});
+  buffers[static_cast<size_t>(made.value->row_data)].initial = initial;
   if (made.request.wanted)
-    made.grad = &p.place("d" + full, Role::grad, Operand(made.request.dtype.value_or(dtype)), cols,
-                         {.fixed = rows});
+    made.grad = &planner.place("d" + name, Role::grad, Operand(made.request.dtype.value_or(dtype)),
+                               cols, {.fixed = rows});
   return made;
 }
 

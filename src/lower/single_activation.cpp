@@ -1,21 +1,10 @@
 // Builds the formula of a call from its parts; the backward formula is derived.
-#include "ops/activation.h"
+#include "lower/single_activation.h"
 
 #include "lazy/builder.h"
 #include "step/key.h"
 
 namespace tenon {
-
-std::array<ColumnMap, 2> halves(const Layout& layout, int64_t h) {
-  switch (layout.kind) {
-    case Layout::Kind::swapped:
-      return {{{1, 1, h}, {1, 1, 0}}};
-    case Layout::Kind::interleaved:
-      return {{{layout.k, 2 * layout.k, 0}, {layout.k, 2 * layout.k, layout.k}}};
-    default:
-      return {{{1, 1, 0}, {1, 1, h}}};
-  }
-}
 
 Step activation_step(const Activation& f, const ActivationForm& form) {
   using A = ActivationArgs;

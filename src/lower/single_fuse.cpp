@@ -1,5 +1,5 @@
 // The adjoint of a broadcast is a sum over what was broadcast.
-#include "ops/fuse.h"
+#include "lower/single_fuse.h"
 
 #include "lazy/builder.h"
 #include "step/key.h"

@@ -1,18 +1,20 @@
-// What stages share: parameters with their gradients, and formats of operands.
+// Parameters with their gradients, and formats of operands.
 #pragma once
 
-#include "lower/stage.h"
+#include <string>
+
+#include "lower/flow.h"
 
 namespace tenon {
 
-// A parameter of an op: a row vector or a weight, and its gradient.
+// A parameter of an op: a row vector or a weight, and its gradient if it is wanted.
 struct ParameterPlace {
   const Place* value = nullptr;
   const Place* grad = nullptr;
   GradRequest request;
 
-  static ParameterPlace make(const StageContext& c, const std::string& name, int64_t rows,
-                             int64_t cols, const Initial& initial);
+  static ParameterPlace make(Planner& planner, const std::string& name, int64_t rows, int64_t cols,
+                             const Initial& initial);
 };
 
 // The column sum of a gradient into a parameter's gradient.

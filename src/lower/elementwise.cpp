@@ -1,0 +1,225 @@
+// Formulas on elements. The backward pass is `grad` of the formula, with its inputs loaded from
+// where they are kept: a row vector's gradient is a column sum, that of one value per row a row
+// sum, and a tensor's is a tensor.
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "lazy/halves.h"
+#include "lower/stage.h"
+#include "lower/trace.h"
+#include "tenon/error.h"
+
+namespace tenon {
+
+namespace {
+
+// What the policy `fp8` keeps: spec.md 2.
+Operand kept_fp8() {
+  Operand o;
+  o.format = {.dtype = DType::e4m3, .scaling = Scaling::block1x128, .power_of_two = true};
+  return o;
+}
+
+class ElementwiseStage final : public Stage {
+ public:
+  ElementwiseStage(Planner& planner, OpState& op, const Elementwise& e)
+      : Stage(planner, op), formula_(e.formula), trace_(trace(e.formula, e.halves ? 2 : 1)) {
+    if (e.halves) halves_ = halves(*e.halves, op.cols / 2);
+    if (trace_.random) ordinal_ = planner.random_stream();
+  }
+
+  [[nodiscard]] bool trains() const override {
+    for (size_t i = inputs(); i < trace_.sources.size(); ++i)
+      if (wanted(i)) return true;
+    return false;
+  }
+
+  void prepare(bool needs_input, const Stage* /*before*/) override {
+    for (size_t i = 0; i < trace_.sources.size(); ++i) {
+      if (i < inputs() ? !needs_input : !wanted(i)) continue;
+      for (size_t s = 0; s < trace_.sources.size(); ++s)
+        if (trace_.gradients[i].mentions[s]) kept_.push_back(s);
+    }
+    saves_ = keeps(0) || (halves_ && keeps(1));
+    if (!saves_ || op_.keep != Keep::recompute) return;
+    for (size_t s = 0; s < trace_.sources.size(); ++s) kept_.push_back(s);
+  }
+
+  void forward(Flow& flow) override {
+    const std::string name = op_.name + ".in";
+    if (halves_) flow.whole_halves(name);
+    if (saves_) save(flow, name);
+    for (size_t s = inputs(); s < trace_.sources.size(); ++s)
+      if (trace_.sources[s].kind == Source::Kind::extra && keeps(s)) save_extra(flow, s);
+    if (trace_.identity) return;
+    if (trace_.random) flow.uses_random();
+    if (!halves_)
+      flow.apply([this](Assembly& a, Expr e, const ColumnMap& m) {
+        return leaving(value(a, std::span(&e, 1), m));
+      });
+    else
+      flow.gate(*halves_, [this](Assembly& a, Expr x, Expr y) {
+        const std::array in{x, y};
+        return leaving(value(a, in, {}));
+      });
+  }
+
+  void backward(Flow& flow, bool needs_input) override {
+    const std::string name = op_.name + ".dy";
+    if (halves_) flow.whole_halves(name);
+    if (own_columns()) flow.own_columns(name);
+    const Value g = flow.value();
+    for (size_t s = inputs(); s < trace_.sources.size(); ++s) {
+      if (!wanted(s)) continue;
+      const auto [kind, number] = trace_.sources[s];
+      if (kind == Source::Kind::parameter)
+        sum_into(planner_, flow, op_.index, op_.parameters[number], gradient_value(g, s), false);
+      else
+        op_.give_extra_grad[number](flow, gradient_value(g, s));
+    }
+    if (!needs_input || trace_.gradients[0].seed) return;
+    if (trace_.random) flow.uses_random();
+    if (!halves_)
+      flow.apply([this](Assembly& a, Expr e, const ColumnMap& m) {
+        return leaving_backward(gradient(a, 0, e, m));
+      });
+    else
+      flow.ungate(*halves_, [this](Assembly& a, Expr e) {
+        return std::array{leaving_backward(gradient(a, 0, e, {})),
+                          leaving_backward(gradient(a, 1, e, {}))};
+      });
+  }
+
+  [[nodiscard]] Value again() const override {
+    if (op_.keep != Keep::recompute || !saves_) return nullptr;
+    auto lazy = std::make_shared<Lazy>();
+    lazy->cols = op_.out_cols;
+    lazy->make = [this](Assembly& a, const ColumnMap& m) {
+      std::vector<Expr> in;
+      for (size_t i = 0; i < inputs(); ++i) in.push_back(kept_input(a, i, m));
+      return leaving(value(a, in, m, Pass::backward));
+    };
+    return lazy;
+  }
+
+ private:
+  // Loads at an element. Sources that a gradient does not mention are holes.
+  class Loads final : public Element {
+   public:
+    Loads(const ElementwiseStage& s, Assembly& a, const ColumnMap& m, Pass pass,
+          const Trace::Gradient* of = nullptr)
+        : stage_(s), a_(a), columns_(m), pass_(pass), of_(of), seen_(s.trace_.sources.size()) {}
+
+    Expr parameter(size_t n) override { return at({Source::Kind::parameter, n}); }
+    Expr extra(size_t n) override { return at({Source::Kind::extra, n}); }
+    Expr random() override { return a_.random(stage_.ordinal_); }
+    Expr constant(float value) override { return a_.parameter(value); }
+
+    Expr at(const Source& s) {
+      const size_t i = stage_.trace_.at(s.kind, s.number);
+      const bool hole = of_ && !of_->mentions[i];
+      if (!seen_[i]) seen_[i] = hole ? a_.hole() : stage_.load(a_, i, columns_, pass_);
+      return *seen_[i];
+    }
+
+   private:
+    const ElementwiseStage& stage_;
+    Assembly& a_;
+    ColumnMap columns_;
+    Pass pass_;
+    const Trace::Gradient* of_;
+    std::vector<std::optional<Expr>> seen_;
+  };
+
+  [[nodiscard]] size_t inputs() const { return halves_ ? 2 : 1; }
+  // Whether the gradient of a parameter or an extra input is wanted.
+  [[nodiscard]] bool wanted(size_t source) const {
+    const auto [kind, number] = trace_.sources[source];
+    return kind == Source::Kind::parameter ? op_.parameters[number].grad != nullptr
+                                           : op_.give_extra_grad[number] != nullptr;
+  }
+  [[nodiscard]] bool keeps(size_t source) const {
+    return std::ranges::find(kept_, source) != kept_.end();
+  }
+  // Random numbers and row sums exist at the step's own columns.
+  [[nodiscard]] bool own_columns() const {
+    if (trace_.random) return true;
+    return std::ranges::any_of(op_.extras, &ExtraSchema::column);
+  }
+
+  Expr value(Assembly& a, std::span<const Expr> in, const ColumnMap& m,
+             Pass pass = Pass::forward) const {
+    Loads loads(*this, a, m, pass);
+    return formula_(loads, in);
+  }
+
+  Expr gradient(Assembly& a, size_t source, Expr g, const ColumnMap& m) const {
+    Loads loads(*this, a, m, Pass::backward, &trace_.gradients[source]);
+    std::vector<Expr> in;
+    for (size_t i = 0; i < inputs(); ++i) in.push_back(loads.at(trace_.sources[i]));
+    const Expr y = formula_(loads, in);
+    const Expr wrt = loads.at(trace_.sources[source]);
+    return a.grad(y, g, std::span(&wrt, 1))[0];
+  }
+
+  [[nodiscard]] Value gradient_value(const Value& g, size_t source) const {
+    if (trace_.gradients[source].seed) return g;
+    auto lazy = std::make_shared<Lazy>();
+    lazy->cols = g->cols;
+    lazy->make = [this, g, source](Assembly& a, const ColumnMap& m) {
+      const Expr d = gradient(a, source, a.at(g, m), m);
+      const bool summed = trace_.sources[source].kind == Source::Kind::parameter ||
+                          op_.extras[trace_.sources[source].number].column;
+      return summed ? d : leaving_backward(d);
+    };
+    return lazy;
+  }
+
+  Expr kept_input(Assembly& a, size_t i, const ColumnMap& m) const {
+    return a.load(*saved_, halves_ ? (*halves_)[i] : m);
+  }
+  Expr load(Assembly& a, size_t source, const ColumnMap& m, Pass pass) const {
+    const auto [kind, number] = trace_.sources[source];
+    if (kind == Source::Kind::input) return kept_input(a, number, m);
+    if (kind == Source::Kind::parameter) return a.row(*op_.parameters[number].value, m);
+    const Value& v = op_.extra_in[number];
+    if (op_.extras[number].column) return a.column(*v->place);
+    return pass == Pass::forward ? a.at(v, m) : a.load(*extra_saved_.at(number), m);
+  }
+
+  void save(Flow& flow, const std::string& name) {
+    const DType dtype = planner_.request().dtype;
+    if (op_.keep == Keep::recompute && !flow.value()->place) {
+      // The backward pass computes from the stored input, so the forward pass does too.
+      flow.apply([dtype](Assembly&, Expr e, const ColumnMap&) { return round(e, dtype); });
+      flow.why(name + " is carried on as stored, since backward computes from it again");
+    }
+    const bool plain = op_.keep != Keep::fp8;
+    saved_ = &flow.keep(flow.value(), plain ? Operand(dtype) : kept_fp8(), Role::saved,
+                        plain ? name : name + ".fp8");
+  }
+  void save_extra(Flow& flow, size_t source) {
+    const size_t number = trace_.sources[source].number;
+    if (op_.extras[number].column) return;  // in memory, and loaded from there
+    extra_saved_[number] = &flow.keep(op_.extra_in[number], Operand(planner_.request().dtype),
+                                      Role::saved, str(op_.name, ".", op_.extras[number].name));
+  }
+
+  Formula formula_;
+  Trace trace_;
+  std::optional<std::array<ColumnMap, 2>> halves_;
+  uint32_t ordinal_ = 0;
+  std::vector<size_t> kept_;  // sources that wanted gradients mention
+  bool saves_ = false;
+  const Place* saved_ = nullptr;
+  std::map<size_t, const Place*> extra_saved_;
+};
+
+}  // namespace
+
+std::unique_ptr<Stage> make_stage(Planner& planner, OpState& op, const Elementwise& e) {
+  return std::make_unique<ElementwiseStage>(planner, op, e);
+}
+
+}  // namespace tenon

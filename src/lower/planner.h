@@ -1,0 +1,57 @@
+// Tensors and buffers of a plan while it is made, and where refused steps were cut.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lower/data.h"
+
+namespace tenon {
+
+// Where a refused or unwise step was cut: before this op's part of the pass.
+struct Cut {
+  Pass pass;
+  size_t op;
+  std::string why;
+};
+
+class Planner {
+ public:
+  Planner(Chain chain, const PlanRequest& request, std::vector<Cut> cuts);
+
+  // A tensor with buffers of its own. One made again has the scale of the first, and no amax.
+  const Place& place(const std::string& name, Role role, const Operand& as, int64_t cols,
+                     Factor rows, const Place* first = nullptr);
+  // The same memory under another shape.
+  const Place& alias(const Place& of, int64_t cols, Factor rows);
+  const Place& given(Place p) { return places_.emplace_back(std::move(p)); }
+  int buffer(Buffer b);
+
+  PlanData& data() { return *data_; }
+  [[nodiscard]] std::shared_ptr<PlanData> result() const { return data_; }
+  const PlanRequest& request() const { return data_->request; }
+  [[nodiscard]] Expr between(Expr e) const {
+    return request().options.rounding == Rounding::eager ? round(e, request().dtype) : e;
+  }
+  [[nodiscard]] const Cut* cut(Pass pass, size_t op) const;
+  std::vector<PlanStep>& steps(Pass p) {
+    return p == Pass::forward ? data_->forward : data_->backward;
+  }
+  [[nodiscard]] std::string op_name(size_t op) const;
+  // The number of a new stream of the plan's random state.
+  uint32_t random_stream();
+
+ private:
+  std::shared_ptr<PlanData> data_;
+  std::vector<Cut> cuts_;
+  std::deque<Place> places_;
+};
+
+// A step that no maker takes: the planner cuts it and starts again.
+struct Refused {
+  Cut cut;
+};
+
+}  // namespace tenon

@@ -1,0 +1,22 @@
+// bias(n): y = x + b, one value per column.
+#include "ops/op.h"
+
+namespace tenon {
+
+OpSchema bias_op() {
+  return {
+      .name = "bias",
+      .summary = "y = x + b",
+      .arguments = {columns("n")},
+      .parameters = {{.name = "bias"}},
+      .forward =
+          [](const OpCall&) {
+            return std::vector<Extension>{Elementwise{
+                [](Element& e, std::span<const Expr> x) { return x[0] + e.parameter(0); }}};
+          },
+      .float64 = {.element = [](const OpCall&,
+                                const Point& p) { return p.x[0] + p.parameters[0]; }},
+  };
+}
+
+}  // namespace tenon

@@ -1,0 +1,60 @@
+// Plans by their chain and request.
+#include <optional>
+
+#include "core/fp_mode.h"
+#include "core/memo.h"
+#include "expr/registry.h"
+#include "step/key.h"
+#include "tenon/plan.h"
+
+namespace tenon {
+
+namespace {
+
+constexpr size_t kMaxPlans = 1024;  // a plan holds some tens of kilobytes
+
+Memo<Plan>& plans() {
+  static auto& all = *new Memo<Plan>(kMaxPlans);
+  return all;
+}
+
+std::string key_of(std::string_view chain, const PlanRequest& r) {
+  Key key('p');
+  const auto add = [&](const Format& f) {
+    Operand o;
+    o.format = f;
+    key.add(o);
+  };
+  const auto add_all = [&](const std::vector<GradRequest>& list) {
+    key.add(list.size());
+    for (const GradRequest& g : list) key.add(g.wanted).add(g.dtype).add(g.accumulate);
+  };
+  key.add(r.cols).add(r.dtype).add(r.parameter_dtype);
+  key.add(r.training).add(r.backward).add(r.input_grad).add(r.keep);
+  key.add(r.options.precision).add(r.options.rounding).add(r.options.device);
+  key.add(r.recipe.name);
+  add(r.recipe.input);
+  add(r.recipe.weight);
+  add(r.recipe.gradient);
+  add_all(r.parameter_grads);
+  add_all(r.extra_grads);
+  return std::string(key.text()).append(chain);
+}
+
+}  // namespace
+
+// The canonical text is the key; a text that was given before leads to its plan without parsing.
+Plan Plan::build(std::string_view chain, const PlanRequest& request) {
+  const FpMode ieee;
+  if (!request.opaque.empty() || request.collectives) return build(parse_chain(chain), request);
+  const std::string given = key_of(chain, request);
+  const uint64_t meaning = definitions();
+  if (const std::optional<Plan> found = plans().find(given, meaning)) return *found;
+  const Chain ops = parse_chain(chain);
+  const std::string canonical = key_of(print_chain(ops), request);
+  std::optional<Plan> plan = canonical == given ? std::nullopt : plans().find(canonical, meaning);
+  if (!plan) plan = plans().keep(canonical, build(ops, request), meaning);
+  return plans().keep(given, *plan, meaning);
+}
+
+}  // namespace tenon
