@@ -1,9 +1,12 @@
 // Two builds of libtenon in one process, call by call in turn: whether one got slower.
-//   build/builds_bench OLD/libtenon.so NEW/libtenon.so
+//   build/builds_bench OLD/libtenon.so NEW/libtenon.so [part of the names of the cases to run]
 #include <dlfcn.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -22,6 +25,35 @@ using Clock = std::chrono::steady_clock;
   std::exit(1);
 }
 
+// Memory of one build's tensors, taken again by every case. Huge pages: where small ones are in
+// physical memory would make one of the builds slower.
+class Arena {
+ public:
+  Arena() {
+    base_ = static_cast<char*>(std::aligned_alloc(kHuge, kBytes));
+    if (!base_) stop("no memory");
+    madvise(base_, kBytes, MADV_HUGEPAGE);
+  }
+  void reset() { used_ = 0; }
+  // Numbers from -0.5 to 0.5 in the dtype, which is f32 or bf16; the first is a scale that works.
+  void* take(int64_t bytes, int32_t dtype) {
+    char* const at = base_ + used_;
+    used_ += (static_cast<size_t>(bytes) + 127) / 64 * 64;
+    if (used_ > kBytes) stop("a case needs more than the memory of a build");
+    for (int64_t i = 0; i * 4 < bytes; ++i) {
+      auto bits = std::bit_cast<uint32_t>(static_cast<float>((i + 60) % 97) / 97.0F - 0.5F);
+      if (dtype == TENON_BF16) bits = bits >> 16 | (bits & 0xffff0000U);
+      reinterpret_cast<uint32_t*>(at)[i] = bits;
+    }
+    return at;
+  }
+
+ private:
+  static constexpr size_t kHuge = size_t{2} << 20, kBytes = size_t{512} << 20;
+  char* base_ = nullptr;
+  size_t used_ = 0;
+};
+
 // The functions of one build.
 struct Build {
   explicit Build(const char* path) : library(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
@@ -36,123 +68,243 @@ struct Build {
   void check(int code) const {
     if (code != TENON_OK) stop(find(&tenon_last_error, "tenon_last_error")());
   }
+  std::shared_ptr<tenon_view> view(int64_t rows, int64_t cols, int32_t dtype) const {
+    const int64_t bytes = rows * cols * (dtype == TENON_F32 ? 4 : 2);
+    return std::make_shared<tenon_view>(
+        tenon_view{arena->take(bytes, dtype), rows, cols, cols, dtype});
+  }
   void* library;
+  std::unique_ptr<Arena> arena = std::make_unique<Arena>();
 };
 
+// What is timed, made for a build.
+using Run = std::function<void()>;
 struct Case {
   std::string name;
-  std::function<void()> run;
+  std::function<Run(const Build&)> make;
 };
 
-// Memory of a case lives as long as the program.
-float* floats(size_t n) {
-  auto* const memory = static_cast<float*>(std::aligned_alloc(64, (n * 4 + 63) / 64 * 64));
-  for (size_t i = 0; i < n; ++i) memory[i] = static_cast<float>(i % 97) / 97.0F - 0.5F;
-  return memory;
-}
-tenon_view* view(int64_t rows, int64_t cols) {
-  return new tenon_view{floats(static_cast<size_t>(rows * cols)), rows, cols, cols, TENON_F32};
+struct Call {
+  int64_t rows, cols;
+  int32_t dtype = TENON_F32;
+  int32_t precision = TENON_NATIVE;
+};
+
+std::string text(const Call& c) {
+  return std::to_string(c.rows) + "x" + std::to_string(c.cols) +
+         (c.dtype == TENON_BF16 ? " bf16" : " f32") +
+         (c.precision == TENON_STRICT ? " strict" : "");
 }
 
-Case forward(const Build& b, const char* act, int64_t rows, int64_t cols) {
-  auto* const args = new tenon_forward_args{};
-  args->size = sizeof *args;
-  args->x = view(rows, cols);
-  args->y = view(rows, cols);
-  auto* const call = b.find(&tenon_forward, "tenon_forward");
-  return {std::string("forward ") + act + " " + std::to_string(rows) + "x" + std::to_string(cols),
-          [=] { b.check(call(act, args, nullptr)); }};
+tenon_options options(int32_t precision) {
+  tenon_options o{};
+  o.size = sizeof o;
+  o.precision = precision;
+  return o;
 }
 
-Case backward(const Build& b, const char* act, int64_t rows, int64_t cols) {
-  auto* const args = new tenon_backward_args{};
-  args->size = sizeof *args;
-  args->x = view(rows, cols);
-  args->grad = view(rows, cols);
-  args->dx = view(rows, cols);
-  args->dbias = view(1, cols);
-  auto* const call = b.find(&tenon_backward, "tenon_backward");
-  return {std::string("backward + dbias ") + act + " " + std::to_string(rows) + "x" +
-              std::to_string(cols),
-          [=] { b.check(call(act, args, nullptr)); }};
-}
-
-// Both passes of a plan.
-Case plan(const Build& b, const char* chain, int64_t rows, int64_t cols) {
-  tenon_plan_request request{};
-  request.size = sizeof request;
-  request.cols = cols;
-  tenon_plan* made = nullptr;
-  b.check(b.find(&tenon_plan_build, "tenon_plan_build")(chain, &request, nullptr, &made));
-  std::string text(1 << 20, '\0');
-  size_t size = 0;
-  b.check(b.find(&tenon_plan_describe, "tenon_plan_describe")(made, rows, "json", text.data(),
-                                                              text.size(), &size));
-  size_t buffers = 0;
-  for (size_t at = text.find("\"role\""); at != std::string::npos;
-       at = text.find("\"role\"", at + 1))
-    ++buffers;
-  std::vector<int64_t> bytes(buffers);
-  int64_t workspace = 0;
-  b.check(b.find(&tenon_plan_sizes, "tenon_plan_sizes")(made, rows, bytes.data(), bytes.size(),
-                                                        &workspace));
-  auto* const memory = new std::vector<void*>;
-  for (const int64_t n : bytes) memory->push_back(floats(static_cast<size_t>(n / 4 + 16)));
-  void* const work = floats(static_cast<size_t>(workspace / 4 + 64));
-  auto* const run = b.find(&tenon_plan_run, "tenon_plan_run");
-  return {std::string("plan ") + chain + " " + std::to_string(rows) + " rows", [=] {
-            for (const int pass : {0, 1})
-              b.check(run(made, pass, rows, memory->data(), memory->size(), work, 0, nullptr));
+// `inputs` is 2 for a gated activation.
+Case forward(const char* kind, const char* act, const Call& c, int64_t inputs = 1) {
+  return {std::string(kind) + ": forward " + act + " " + text(c), [=](const Build& b) -> Run {
+            const auto x = b.view(c.rows, c.cols * inputs, c.dtype);
+            const auto y = b.view(c.rows, c.cols, c.dtype);
+            auto* const call = b.find(&tenon_forward, "tenon_forward");
+            return [=, &b, how = options(c.precision)] {
+              tenon_forward_args args{};
+              args.size = sizeof args;
+              args.x = x.get();
+              args.y = y.get();
+              b.check(call(act, &args, &how));
+            };
           }};
 }
 
-std::vector<Case> cases(const Build& b) {
-  return {forward(b, "gelu", 4, 8),
-          forward(b, "x*sigmoid(1.5*x) + 0.1*tanh(x)", 4, 8),
-          backward(b, "gelu", 4, 8),
-          backward(b, "silu", 256, 1024),
-          plan(b, "bias gelu", 4, 64),
-          plan(b, "rmsnorm linear(out=64) bias silu linear(out=64) bias", 4, 64),
-          plan(b, "layernorm", 4, 256),
-          plan(b, "layernorm", 2048, 1024),
-          plan(b, "rmsnorm", 2048, 1024),
-          plan(b, "linear(out=1024) bias gelu", 64, 1024),
-          plan(b, "linear(out=1024) bias gelu", 1024, 1024),
-          plan(b, "linear(out=2048)", 2048, 2048)};
+Case backward(const char* kind, const char* act, const Call& c, int64_t inputs = 1) {
+  return {std::string(kind) + ": backward + dbias " + act + " " + text(c),
+          [=](const Build& b) -> Run {
+            const auto x = b.view(c.rows, c.cols * inputs, c.dtype);
+            const auto dx = b.view(c.rows, c.cols * inputs, c.dtype);
+            const auto grad = b.view(c.rows, c.cols, c.dtype);
+            const auto dbias = b.view(1, c.cols * inputs, c.dtype);
+            auto* const call = b.find(&tenon_backward, "tenon_backward");
+            return [=, &b, how = options(c.precision)] {
+              tenon_backward_args args{};
+              args.size = sizeof args;
+              args.x = x.get();
+              args.grad = grad.get();
+              args.dx = dx.get();
+              args.dbias = dbias.get();
+              b.check(call(act, &args, &how));
+            };
+          }};
 }
 
-double seconds(const std::function<void()>& run, int count) {
+std::shared_ptr<tenon_plan> built(const Build& b, const char* chain, const Call& c,
+                                  const char* recipe, const char* keep) {
+  tenon_plan_request request{};
+  request.size = sizeof request;
+  request.cols = c.cols;
+  request.dtype = c.dtype;
+  request.recipe = recipe;
+  request.keep = keep;
+  const tenon_options how = options(c.precision);
+  tenon_plan* made = nullptr;
+  b.check(b.find(&tenon_plan_build, "tenon_plan_build")(chain, &request, &how, &made));
+  return {made, b.find(&tenon_plan_free, "tenon_plan_free")};
+}
+
+// Both passes of a plan.
+Case plan(const char* kind, const char* chain, const Call& c, const char* recipe = "none",
+          const char* keep = "input") {
+  return {
+      std::string(kind) + ": " + chain + " " + text(c) + " " + recipe + " " + keep,
+      [=](const Build& b) -> Run {
+        const auto made = built(b, chain, c, recipe, keep);
+        auto* const sizes = b.find(&tenon_plan_sizes, "tenon_plan_sizes");
+        std::vector<int64_t> bytes(1);
+        int64_t workspace = 0;
+        // It takes the right number of buffers only.
+        while (sizes(made.get(), c.rows, bytes.data(), bytes.size(), &workspace) != TENON_OK) {
+          bytes.push_back(0);
+          if (bytes.size() > 1000) b.check(TENON_RUNTIME);
+        }
+        std::vector<void*> memory;
+        for (const int64_t n : bytes) memory.push_back(b.arena->take(n, c.dtype));
+        void* const work = b.arena->take(workspace, c.dtype);
+        auto* const run = b.find(&tenon_plan_run, "tenon_plan_run");
+        return [=, &b] {
+          for (const int pass : {0, 1})
+            b.check(run(made.get(), pass, c.rows, memory.data(), memory.size(), work, 0, nullptr));
+        };
+      }};
+}
+
+// To plan a chain: one that is known, or each time another width.
+Case planning(const char* chain, bool known) {
+  return {std::string(known ? "small calls: a known plan of " : "planning: ") + chain,
+          [=](const Build& b) -> Run {
+            auto cols = std::make_shared<int64_t>(64);
+            return [=, &b] {
+              built(b, chain, {1, *cols}, "none", "input");
+              if (!known) *cols += 2;
+            };
+          }};
+}
+
+std::vector<Case> cases() {
+  constexpr const char *kSmall = "small calls", *kAct = "activations", *kNorm = "norms",
+                       *kProduct = "products", *kMlp = "MLP";
+  constexpr auto kBf16 = TENON_BF16;
+  constexpr auto kStrict = TENON_STRICT;
+  const char* const mlp = "rmsnorm linear(512,2048) bias swiglu linear(1024,512) bias";
+  std::vector<Case> all{
+      forward(kSmall, "gelu", {4, 8}),
+      forward(kSmall, "x*sigmoid(1.5*x) + 0.1*tanh(x)", {4, 8}),
+      forward(kSmall, "swiglu", {4, 8, kBf16}, 2),
+      backward(kSmall, "gelu", {4, 8}),
+      plan(kSmall, "bias gelu", {4, 64}),
+      plan(kSmall, "rmsnorm linear(out=64) bias silu linear(out=64) bias", {4, 64}),
+      plan(kSmall, "layernorm", {4, 256}),
+      planning("rmsnorm linear(out=64) bias swiglu linear(out=64) bias", true),
+      planning("rmsnorm linear(out=64) bias swiglu linear(out=64) bias", false),
+
+      forward(kAct, "gelu", {512, 2048}),
+      forward(kAct, "gelu", {512, 2048, kBf16}),
+      forward(kAct, "gelu", {512, 2048, kBf16, kStrict}),
+      forward(kAct, "swiglu", {512, 1024, kBf16}, 2),
+      backward(kAct, "silu", {256, 1024}),
+      backward(kAct, "swiglu", {256, 1024, kBf16}, 2),
+      plan(kAct, "bias gelu", {512, 1024, kBf16}),
+      plan(kAct, "bias dropout(0.1) add", {512, 1024, kBf16}),
+
+      plan(kNorm, "layernorm", {2048, 1024}),
+      plan(kNorm, "rmsnorm", {2048, 1024}),
+      plan(kNorm, "l2norm", {1024, 1024}),
+      plan(kNorm, "layernorm", {1024, 1024, kBf16}),
+      plan(kNorm, "add rmsnorm", {1024, 1024, kBf16}),
+      plan(kNorm, "layernorm", {1024, 1024, kBf16, kStrict}),
+
+      plan(kProduct, "linear(out=1024) bias gelu", {64, 1024}),
+      plan(kProduct, "linear(out=1024) bias gelu", {512, 1024}),
+      plan(kProduct, "linear(out=2048)", {256, 2048}),
+      plan(kProduct, "linear(out=1024)", {512, 1024, kBf16}),
+      plan(kProduct, "linear(out=1024)", {256, 1024, kBf16, kStrict}),
+  };
+  for (const char* recipe : {"delayed", "current", "mxfp8", "block"})
+    all.push_back(plan(kProduct, "gelu linear(out=512)", {256, 512, kBf16}, recipe));
+  all.push_back(plan(kMlp, mlp, {256, 512}));
+  for (const char* keep : {"input", "fp8", "recompute"})
+    all.push_back(plan(kMlp, mlp, {256, 512, kBf16}, "none", keep));
+  all.push_back(plan(kMlp, mlp, {256, 512, kBf16, kStrict}));
+  for (const char* recipe : {"delayed", "mxfp8"})
+    all.push_back(plan(kMlp, mlp, {256, 512, kBf16}, recipe));
+  return all;
+}
+
+double seconds(const Run& run, int count) {
   const auto start = Clock::now();
   for (int i = 0; i < count; ++i) run();
   return std::chrono::duration<double>(Clock::now() - start).count() / count;
 }
 
+struct Result {
+  double micros[2], ratio, low, high;  // medians; the 95 % interval of the ratio's
+  size_t rounds;
+};
+
+double median(std::vector<double>& v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+Result measure(const Run (&runs)[2]) {
+  constexpr double kBatch = 2e-4, kTotal = 3;  // seconds
+  constexpr int kLeast = 41, kMost = 4000;
+  for (const Run& run : runs) seconds(run, 2);
+  const double once = seconds(runs[0], 3);
+  const int count = std::max(1, static_cast<int>(kBatch / once));
+  const int rounds = std::clamp(static_cast<int>(kTotal / (2 * once * count)), kLeast, kMost);
+  std::vector<double> times[2], ratios;
+  for (int r = 0; r < rounds; ++r) {
+    double pair[2];
+    for (const int k : {r % 2, 1 - r % 2}) {
+      pair[k] = seconds(runs[k], count);
+      times[k].push_back(pair[k]);
+    }
+    ratios.push_back(pair[1] / pair[0]);
+  }
+  Result result{};
+  result.rounds = ratios.size();
+  for (const int k : {0, 1}) result.micros[k] = median(times[k]) * 1e6;
+  result.ratio = median(ratios);
+  // By order statistics: how many of n rounds are below the true median is binomial.
+  const double n = rounds;
+  const double half = 1.96 * std::sqrt(n) / 2;
+  result.low = ratios[static_cast<size_t>(std::max(0.0, std::floor(n / 2 - half)))];
+  result.high = ratios[static_cast<size_t>(std::min(n - 1, std::ceil(n / 2 + half)))];
+  return result;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) stop("give two libraries: builds_bench OLD NEW");
+  if (argc != 3 && argc != 4) stop("give two libraries: builds_bench OLD NEW [part of a name]");
+  constexpr double kSlower = 1.03;
   const Build builds[] = {Build(argv[1]), Build(argv[2])};
-  const std::vector<Case> all[] = {cases(builds[0]), cases(builds[1])};
-  std::printf("%-64s %12s %12s %8s\n", "case", "old us", "new us", "new/old");
-  for (size_t c = 0; c < all[0].size(); ++c) {
-    constexpr double kBatch = 2e-4, kTotal = 2;  // seconds
-    const double once = seconds(all[0][c].run, 3);
-    const int count = std::max(1, static_cast<int>(kBatch / once));
-    const int rounds = std::clamp(static_cast<int>(kTotal / (2 * once * count)), 7, 4000);
-    std::vector<double> times[2], ratios;
-    for (int r = 0; r < rounds; ++r) {
-      double pair[2];
-      for (const int k : {r % 2, 1 - r % 2}) {
-        pair[k] = seconds(all[k][c].run, count);
-        times[k].push_back(pair[k]);
-      }
-      ratios.push_back(pair[1] / pair[0]);
-    }
-    const auto median = [](std::vector<double>& v) {
-      std::nth_element(v.begin(), v.begin() + static_cast<int64_t>(v.size() / 2), v.end());
-      return v[v.size() / 2];
-    };
-    std::printf("%-64s %12.3f %12.3f %8.3f\n", all[0][c].name.c_str(), median(times[0]) * 1e6,
-                median(times[1]) * 1e6, median(ratios));
+  const std::string part = argc == 4 ? argv[3] : "";
+  std::vector<std::string> slower;
+  std::printf("%-96s %11s %11s %8s %15s %6s\n", "case", "old us", "new us", "new/old",
+              "95 % interval", "rounds");
+  for (const Case& c : cases()) {
+    if (c.name.find(part) == std::string::npos) continue;
+    for (const Build& b : builds) b.arena->reset();
+    const Run runs[] = {c.make(builds[0]), c.make(builds[1])};
+    const Result r = measure(runs);
+    std::printf("%-96s %11.3f %11.3f %8.3f [%6.3f, %6.3f] %6zu\n", c.name.c_str(), r.micros[0],
+                r.micros[1], r.ratio, r.low, r.high, r.rounds);
+    std::fflush(stdout);
+    if (r.low > kSlower) slower.push_back(c.name);
   }
+  std::printf("%zu intervals are wholly above %.2f\n", slower.size(), kSlower);
+  for (const std::string& name : slower) std::printf("  %s\n", name.c_str());
 }

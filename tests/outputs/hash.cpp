@@ -1,0 +1,67 @@
+// Strict results must keep their bits: hashes of the outputs of the conformance list, single
+// calls, the golden chains and seeded random chains, against those in golden/strict_hashes.txt.
+//   outputs_hash             compares
+//   outputs_hash --update    writes the file anew
+//   outputs_hash --list      prints a line a case, to be compared with another tree's by diff
+#include "outputs/hash.h"
+
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+namespace tenon::test {
+namespace {
+
+const std::string kFile = std::string(__FILE__).substr(0, std::string(__FILE__).rfind('/')) +
+                          "/../golden/strict_hashes.txt";
+
+std::string line(const std::string& name, uint64_t hash) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
+  return name + " " + digits + "\n";
+}
+
+std::string read(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+int run(const std::string& mode) {
+  std::map<std::string, Hash> groups;
+  const Report report = [&](const std::string& group, const std::string& name, uint64_t hash) {
+    groups[group].number(hash);
+    if (mode == "--list") std::fputs(line(group + " " + name, hash).c_str(), stdout);
+  };
+  hash_conformance(report);
+  hash_single_calls(report);
+  hash_golden_chains(report);
+  hash_random_chains(report);
+
+  std::string text;
+  for (const auto& [group, hash] : groups) text += line(group, hash.value());
+  std::fputs(text.c_str(), stdout);
+  if (mode == "--list") return 0;
+  if (mode == "--update") return std::ofstream(kFile) << text ? 0 : 1;
+  if (text == read(kFile)) return 0;
+  std::fprintf(stderr,
+               "outputs_hash: strict results are not those of %s:\n%s"
+               "compare the output of --list with that of a tree that has these hashes; if the "
+               "change is meant, --update writes the file\n",
+               kFile.c_str(), read(kFile).c_str());
+  return 1;
+}
+
+}  // namespace
+}  // namespace tenon::test
+
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "";
+  if (argc > 2 || (!mode.empty() && mode != "--list" && mode != "--update")) {
+    std::fprintf(stderr, "outputs_hash: takes nothing, --list or --update\n");
+    return 2;
+  }
+  return tenon::test::run(mode);
+}
