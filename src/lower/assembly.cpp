@@ -122,6 +122,11 @@ Expr Assembly::column(const Place& place) {
       {Load::From::column, matrix(place, Orientation::rowwise), place.operand.format.dtype, {}});
 }
 
+Expr Assembly::scalar(const Place& place) {
+  return once(
+      {Load::From::scalar, matrix(place, Orientation::rowwise), place.operand.format.dtype, {}});
+}
+
 Expr Assembly::parameter(float value) {
   const auto equal = [&](float p) {
     return __builtin_bit_cast(uint32_t, p) == __builtin_bit_cast(uint32_t, value);
@@ -155,7 +160,7 @@ void Assembly::store(const Place& place, std::span<const StepBuilder::Part> part
   output(scale_slot(place, Orientation::rowwise));
   output(place.col_data == kNoBuffer ? Slot{} : data_slot(place, Orientation::columnwise));
   output(scale_slot(place, Orientation::columnwise));
-  output({});
+  output(scalar_slot(place.health));
   build_.store(place.operand, arg, scale, place.cols, parts);
   made_.writes.push_back({place.name, place.operand});
   if (place.amax != kNoBuffer) store_amax(place, place.amax, parts, true);
@@ -187,16 +192,19 @@ void Assembly::store_columns_sum(const Place& place, const ColumnMap& columns, E
                value);
 }
 
-void Assembly::store_column(const Place& place, Expr value) {
+void Assembly::store_one(Store::To to, const Place& place, Expr value) {
   const uint32_t arg = output(data_slot(place, Orientation::rowwise));
-  build_.store({.to = Store::To::column, .arg = arg, .dtype = place.operand.format.dtype}, value);
+  build_.store({.to = to, .arg = arg, .dtype = place.operand.format.dtype}, value);
   made_.writes.push_back({place.name, place.operand});
 }
-
+void Assembly::store_column(const Place& place, Expr value) {
+  store_one(Store::To::column, place, value);
+}
 void Assembly::store_row_sum(const Place& place, Expr value) {
-  const uint32_t arg = output(data_slot(place, Orientation::rowwise));
-  build_.store({.to = Store::To::row_sum, .arg = arg, .dtype = place.operand.format.dtype}, value);
-  made_.writes.push_back({place.name, place.operand});
+  store_one(Store::To::row_sum, place, value);
+}
+void Assembly::store_sum(const Place& place, Expr value) {
+  store_one(Store::To::sum, place, value);
 }
 
 PlanStep Assembly::finish(std::optional<Gemm> gemm, int64_t fixed_rows) {

@@ -34,7 +34,8 @@ class Assembly {
 
   Expr load(const Place& place, const ColumnMap& columns);
   Expr row(const Place& place, const ColumnMap& columns);  // a vector along the columns
-  Expr column(const Place& place);                         // a number a row
+  Expr column(const Place& place);                         // one value per row
+  Expr scalar(const Place& place);                         // one value
   Expr parameter(float value);
   Expr random(uint32_t ordinal);
   Expr product(const ColumnMap& columns);
@@ -48,6 +49,7 @@ class Assembly {
   void store_columns_sum(const Place& place, const ColumnMap& columns, Expr value, bool ordered);
   void store_column(const Place& place, Expr value);
   void store_row_sum(const Place& place, Expr value);
+  void store_sum(const Place& place, Expr value);  // over all elements
   void store_amax(const Place& place, int buffer, std::span<const StepBuilder::Part> parts,
                   bool join);
 
@@ -59,6 +61,7 @@ class Assembly {
   PlanStep finish(std::optional<Gemm> gemm, int64_t fixed_rows);
 
  private:
+  void store_one(Store::To to, const Place& place, Expr value);
   uint32_t input(const Slot& slot);
   uint32_t output(const Slot& slot);
   void reads(const Place& place);

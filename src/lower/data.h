@@ -49,13 +49,14 @@ struct Factor {
 
 // A tensor of the plan: how it is encoded, and the buffers that hold it.
 struct Place {
-  std::string name;
+  std::string name = {};
   Operand operand;
   int64_t cols = 0;
   Factor rows = {};
   int row_data = kNoBuffer, row_scale = kNoBuffer, col_data = kNoBuffer, col_scale = kNoBuffer;
-  int scale = kNoBuffer;  // delayed: the multiplier; current: the amax, once it is found
-  int amax = kNoBuffer;   // delayed: joined by maximum
+  int scale = kNoBuffer;   // delayed: the multiplier; current: the amax, once it is found
+  int amax = kNoBuffer;    // delayed: joined by maximum
+  int health = kNoBuffer;  // counts of values that the format cannot hold
 
   [[nodiscard]] bool plain() const { return operand.plain(); }
 };

@@ -145,7 +145,8 @@ class ElementwiseStage final : public Stage {
   // Random numbers and row sums exist at the step's own columns.
   [[nodiscard]] bool own_columns() const {
     if (trace_.random) return true;
-    return std::ranges::any_of(op_.extras, &ExtraSchema::column);
+    return std::ranges::find(op_.extras, ExtraSchema::Kind::column, &ExtraSchema::kind) !=
+           op_.extras.end();
   }
 
   Expr value(Assembly& a, std::span<const Expr> in, const ColumnMap& m,
@@ -169,26 +170,38 @@ class ElementwiseStage final : public Stage {
     lazy->cols = g->cols;
     lazy->make = [this, g, source](Assembly& a, const ColumnMap& m) {
       const Expr d = gradient(a, source, a.at(g, m), m);
-      const bool summed = trace_.sources[source].kind == Source::Kind::parameter ||
-                          op_.extras[trace_.sources[source].number].column;
+      const auto [kind, number] = trace_.sources[source];
+      const bool summed =
+          kind == Source::Kind::parameter || op_.extras[number].kind != ExtraSchema::Kind::tensor;
       return summed ? d : leaving_backward(d);
     };
     return lazy;
   }
 
   Expr kept_input(Assembly& a, size_t i, const ColumnMap& m) const {
-    return a.load(*saved_, halves_ ? (*halves_)[i] : m);
+    return a.at(saved_, halves_ ? (*halves_)[i] : m);
   }
   Expr load(Assembly& a, size_t source, const ColumnMap& m, Pass pass) const {
     const auto [kind, number] = trace_.sources[source];
     if (kind == Source::Kind::input) return kept_input(a, number, m);
     if (kind == Source::Kind::parameter) return a.row(*op_.parameters[number].value, m);
     const Value& v = op_.extra_in[number];
-    if (op_.extras[number].column) return a.column(*v->place);
-    return pass == Pass::forward ? a.at(v, m) : a.load(*extra_saved_.at(number), m);
+    switch (op_.extras[number].kind) {
+      case ExtraSchema::Kind::column:
+        return a.column(*v->place);
+      case ExtraSchema::Kind::scalar:
+        return a.scalar(*v->place);
+      case ExtraSchema::Kind::tensor:
+        break;
+    }
+    return a.at(pass == Pass::forward ? v : extra_saved_.at(number), m);
   }
 
   void save(Flow& flow, const std::string& name) {
+    if (planner_.keeps_nothing()) {
+      saved_ = flow.value();
+      return;
+    }
     const DType dtype = planner_.request().dtype;
     if (op_.keep == Keep::recompute && !flow.value()->place) {
       // The backward pass computes from the stored input, so the forward pass does too.
@@ -196,14 +209,19 @@ class ElementwiseStage final : public Stage {
       flow.why(name + " is carried on as stored, since backward computes from it again");
     }
     const bool plain = op_.keep != Keep::fp8;
-    saved_ = &flow.keep(flow.value(), plain ? Operand(dtype) : kept_fp8(), Role::saved,
-                        plain ? name : name + ".fp8");
+    saved_ = in_memory(flow.keep(flow.value(), plain ? Operand(dtype) : kept_fp8(), Role::saved,
+                                 plain ? name : name + ".fp8"));
   }
+  // Only tensors may still be lazy.
   void save_extra(Flow& flow, size_t source) {
     const size_t number = trace_.sources[source].number;
-    if (op_.extras[number].column) return;  // in memory, and loaded from there
-    extra_saved_[number] = &flow.keep(op_.extra_in[number], Operand(planner_.request().dtype),
-                                      Role::saved, str(op_.name, ".", op_.extras[number].name));
+    const Value& v = op_.extra_in[number];
+    if (op_.extras[number].kind != ExtraSchema::Kind::tensor) return;
+    extra_saved_[number] =
+        planner_.keeps_nothing()
+            ? v
+            : in_memory(flow.keep(v, Operand(planner_.request().dtype), Role::saved,
+                                  str(op_.name, ".", op_.extras[number].name)));
   }
 
   Formula formula_;
@@ -212,8 +230,8 @@ class ElementwiseStage final : public Stage {
   uint32_t ordinal_ = 0;
   std::vector<size_t> kept_;  // sources that wanted gradients mention
   bool saves_ = false;
-  const Place* saved_ = nullptr;
-  std::map<size_t, const Place*> extra_saved_;
+  Value saved_;  // the input, as backward reads it
+  std::map<size_t, Value> extra_saved_;
 };
 
 }  // namespace

@@ -65,10 +65,11 @@ void Extras::add(OpState& state, const Op& op, size_t outputs, bool needs_input)
   require(op.writes.size() <= outputs, state.name, ": it writes ", op.writes.size(),
           " channels, but has ", outputs, " extra outputs; take '>' away");
   for (size_t k = 0; k < inputs; ++k) {
+    const bool column = state.extras[k].kind == ExtraSchema::Kind::column;
     if (k < op.reads.size())
-      read_channel(state, op.reads[k], state.extras[k].column);
+      read_channel(state, op.reads[k], column);
     else
-      read_input(state, state.extras[k].column);
+      read_input(state, column);
   }
   for (size_t k = 0; k < outputs; ++k) {
     if (k < op.writes.size())

@@ -19,9 +19,13 @@ bool holds(const Place& p, const Operand& as) {
 }  // namespace
 
 void Flow::begin(const Place& place) {
-  value_ = in_memory(place);
   rows_ = place.rows;
-  narrow_ = place.cols;
+  begin(in_memory(place));
+}
+
+void Flow::begin(const Value& value) {
+  value_ = value;
+  narrow_ = value->cols;
   halves_.reset();
   gemm_.reset();
   random_ = totals_ = false;
@@ -180,14 +184,13 @@ void Flow::emit(const std::function<void(Assembly&)>& body) {
                                      [](const Load& l) { return l.from == Load::From::random; }))
     made.random = planner_.data().saved_rng;
   try {
-    made.chosen = kernel_for(made.step, planner_.request().options.device);
+    planner_.take(pass_, std::move(made));
   } catch (const Error& e) {
     if (e.code() != Code::unsupported || ops_.size() < 2) throw;
     // At the head if there is one, else in the middle.
     const size_t at = gemm_ ? ops_[1] : ops_[ops_.size() / 2];
     throw Refused{{pass_, at, e.what()}};
   }
-  planner_.steps(pass_).push_back(std::move(made));
   sides_.clear();
 }
 

@@ -22,8 +22,9 @@ class Flow {
   [[nodiscard]] Factor rows() const { return rows_; }
   [[nodiscard]] int64_t serial() const { return serial_; }  // of the open step
 
-  // The value is a tensor in memory.
+  // The value is a tensor in memory, or any other that needs no step before.
   void begin(const Place& place);
+  void begin(const Value& value);
 
   // value := f(value), element by element.
   void apply(std::function<Expr(Assembly&, Expr, const ColumnMap&)> f);

@@ -9,7 +9,7 @@ namespace {
 class NormalisedStage final : public Stage {
  public:
   NormalisedStage(Planner& planner, OpState& op, const Normalised& e)
-      : Stage(planner, op), norm_(e) {
+      : Stage(planner, op), norm_(e), saved_(op.kept_input), m_(op.kept_mean), r_(op.kept_rstdev) {
     if (!op.parameters.empty()) gamma_ = op.parameters[0];
     if (op.parameters.size() > 1) beta_ = op.parameters[1];
   }
@@ -30,15 +30,17 @@ class NormalisedStage final : public Stage {
       if (beta_.value) y = y + a.row(*beta_.value, {});
       return leaving(y);
     });
-    if (!saves_) return;
-    saved_ = &flow.keep(x, Operand(planner_.request().dtype), Role::saved, op_.name + ".in");
-    r_ = &planner_.place(op_.name + ".rstdev", Role::saved, Operand(DType::f32), 1, flow.rows());
-    if (norm_.kind == NormKind::layer)
-      m_ = &planner_.place(op_.name + ".mean", Role::saved, Operand(DType::f32), 1, flow.rows());
+    if (saves_ && !planner_.keeps_nothing()) {
+      saved_ = &flow.keep(x, Operand(planner_.request().dtype), Role::saved, op_.name + ".in");
+      r_ = &planner_.place(op_.name + ".rstdev", Role::saved, Operand(DType::f32), 1, flow.rows());
+      if (norm_.kind == NormKind::layer)
+        m_ = &planner_.place(op_.name + ".mean", Role::saved, Operand(DType::f32), 1, flow.rows());
+    }
+    if (!m_ && !r_) return;
     flow.side([this, x](Assembly& a) {
       const NormStatistics n = statistics(a, a.at(x, {}));
       if (m_) a.store_column(*m_, *n.mean);
-      a.store_column(*r_, n.rstdev);
+      if (r_) a.store_column(*r_, n.rstdev);
     });
   }
 
@@ -94,9 +96,9 @@ class NormalisedStage final : public Stage {
   Normalised norm_;
   ParameterPlace gamma_, beta_;
   bool saves_ = false;
-  const Place* saved_ = nullptr;
-  const Place* m_ = nullptr;
-  const Place* r_ = nullptr;
+  const Place* saved_;
+  const Place* m_;
+  const Place* r_;
 };
 
 }  // namespace

@@ -37,6 +37,11 @@ std::string Planner::op_name(size_t op) const {
   return str(o.name, op);
 }
 
+void Planner::take(Pass pass, PlanStep step) {
+  step.chosen = kernel_for(step.step, request().options.device);
+  steps(pass).push_back(std::move(step));
+}
+
 uint32_t Planner::random_stream() {
   PlanData& d = *data_;
   if (d.rng == kNoBuffer) {

@@ -20,6 +20,9 @@ struct Cut {
 class Planner {
  public:
   Planner(Chain chain, const PlanRequest& request, std::vector<Cut> cuts);
+  virtual ~Planner() = default;
+  Planner(const Planner&) = delete;
+  Planner& operator=(const Planner&) = delete;
 
   // A tensor with buffers of its own. One made again has the scale of the first, and no amax.
   const Place& place(const std::string& name, Role role, const Operand& as, int64_t cols,
@@ -42,6 +45,11 @@ class Planner {
   [[nodiscard]] std::string op_name(size_t op) const;
   // The number of a new stream of the plan's random state.
   uint32_t random_stream();
+
+  // A finished step joins its pass.
+  virtual void take(Pass pass, PlanStep step);
+  // Whether backward reads all that it needs from the caller, so that nothing is kept for it.
+  [[nodiscard]] virtual bool keeps_nothing() const { return false; }
 
  private:
   std::shared_ptr<PlanData> data_;

@@ -1,89 +1,132 @@
-// Builds the formula of a call from its parts; the backward formula is derived.
+// An activation with its bias and scale as one call.
 #include "lower/single_activation.h"
 
-#include "lazy/builder.h"
-#include "step/key.h"
+#include "lower/call.h"
+#include "ops/formulas.h"
 
 namespace tenon {
 
+namespace {
+
+using A = ActivationArgs;
+
+// The ops are a bias, if there is one, and the activation. The value is x, or the halves a and b.
+class ActivationCall {
+ public:
+  ActivationCall(const Activation& f, const ActivationForm& form)
+      : f_(f),
+        form_(form),
+        wide_(f.inputs == 2 ? 2 * form.cols : form.cols),
+        layout_(form.separate ? Layout{} : form.layout),
+        call_({.name = f.name + (form.backward ? ".bwd" : "") + (form.amax_only ? ".amax" : ""),
+               .dtype = form.x.chain(),
+               .precision = form.precision,
+               .rounding = form.rounding}) {
+    OpState& bias = call_.op(wide_, wide_);
+    const bool sums = form.dbias && !form.amax_only;
+    Call::parameter(bias, form.bias ? &call_.in(*form.bias, A::bias, wide_) : nullptr,
+                    sums ? &call_.out(*form.dbias, A::dbias, wide_) : nullptr);
+    bias_ = &bias;
+    if (form.bias) stages_.push_back(&call_.extend(bias, Elementwise{bias_formula()}));
+    OpState& act = call_.op(wide_, form.cols);
+    if (f.scaled) add_scale(act);
+    std::vector<float> numbers;
+    for (size_t i = 0; i < f.parameters.size(); ++i) numbers.push_back(Call::numbered(i));
+    Elementwise e{activation_formula(f, numbers)};
+    if (f.inputs == 2) e.halves = layout_;
+    stages_.push_back(&call_.extend(act, e));
+  }
+
+  Step run() {
+    Flow forward(call_, Pass::forward);
+    forward.begin(input());
+    for (Stage* s : stages_) s->forward(forward);
+    if (form_.backward) {
+      Flow backward(call_, Pass::backward);
+      backward.begin(call_.in(*form_.grad, A::grad, form_.cols));
+      run_backward(backward);
+    } else {
+      const Value y = forward.value();
+      if (form_.y) store(forward, *form_.y, false, y, {});
+      if (form_.amax && !form_.amax_only) store_whole_amax(forward, y);
+      forward.finish();
+    }
+    return call_.step();
+  }
+
+ private:
+  void add_scale(OpState& act) {
+    act.extras = {{.name = "scale", .kind = ExtraSchema::Kind::column}};
+    act.extra_in = {in_memory(call_.in(*form_.scale, A::scale, 1))};
+    act.give_extra_grad.resize(1);
+    if (!form_.dscale || form_.amax_only) return;
+    const Place& to = call_.out(*form_.dscale, A::dscale, 1);
+    act.give_extra_grad[0] = [&to](Flow& flow, const Value& v) {
+      flow.side([&to, v](Assembly& a) { a.store_row_sum(to, a.at(v, {})); });
+    };
+  }
+
+  // Two tensors are the halves of one that is nowhere in memory.
+  Value input() {
+    const Place& x = call_.in(form_.x, A::x, form_.separate ? form_.cols : wide_);
+    if (!form_.separate) return in_memory(x);
+    const Place& b = call_.in(*form_.b, A::b, form_.cols);
+    auto both = std::make_shared<Lazy>();
+    both->cols = wide_;
+    both->make = [&x, &b, first = halves(layout_, form_.cols)[0]](Assembly& a, const ColumnMap& m) {
+      return a.load(m == first ? x : b, {});
+    };
+    return both;
+  }
+
+  void run_backward(Flow& flow) {
+    stages_.back()->backward(flow, true);
+    if (bias_->parameters[0].grad)
+      sum_into(call_, flow, bias_->index, bias_->parameters[0], flow.value(), false);
+    const Value d = flow.value();
+    if (form_.separate) {
+      const std::array<ColumnMap, 2> half = halves(layout_, form_.cols);
+      if (form_.y) store(flow, *form_.y, false, d, half[0]);
+      if (form_.db) store(flow, *form_.db, true, d, half[1]);
+    } else if (form_.y) {
+      store(flow, *form_.y, false, d, {});
+    }
+    if (form_.amax && !form_.amax_only) store_whole_amax(flow, d);
+    flow.finish();
+  }
+
+  // A tensor, its amax if it has one scale, or the amax alone. `half` is which half of a value of
+  // two the tensor holds.
+  void store(Flow& flow, const Operand& o, bool second, const Value& v,
+             const std::optional<ColumnMap>& half) {
+    const Place& to = call_.out(o, second ? A::db : A::y, half ? form_.cols : v->cols,
+                                second ? A::db_scale : A::y_scale);
+    const bool amax = second ? form_.db_amax : form_.y_amax;
+    flow.side([this, &flow, &to, v, half, amax, second](Assembly& a) {
+      const Flow::Parts parts = half ? Flow::Parts{{a.at(v, *half), {}}} : flow.parts(a, v);
+      if (!form_.amax_only) a.store(to, parts);
+      if (amax)
+        store_amax(a, second ? A::db_amax : A::y_amax, parts,
+                   to.operand.format.scaling == Scaling::delayed);
+    });
+  }
+  void store_whole_amax(Flow& flow, const Value& v) {
+    flow.side([&flow, v](Assembly& a) { store_amax(a, A::amax, flow.parts(a, v), false); });
+  }
+
+  const Activation& f_;
+  const ActivationForm& form_;
+  int64_t wide_;  // columns of the activation's input
+  Layout layout_;
+  Call call_;
+  OpState* bias_ = nullptr;
+  std::vector<Stage*> stages_;
+};
+
+}  // namespace
+
 Step activation_step(const Activation& f, const ActivationForm& form) {
-  using A = ActivationArgs;
-  StepBuilder build(f.name + (form.backward ? ".bwd" : "") + (form.amax_only ? ".amax" : ""),
-                    form.cols, form.precision);
-  const size_t inputs = f.inputs == 2 ? 2 : 1;
-  const std::array<ColumnMap, 2> half = halves(form.layout, form.cols);
-  const std::array<ColumnMap, 2> stacked = halves({}, form.cols);
-  const bool one_tensor = inputs == 2 && !form.separate;
-  // The chain's dtype is its input's; `eager` rounds to it between ops.
-  const auto between = [&](Expr e) {
-    return form.rounding == Rounding::eager ? round(e, form.x.chain()) : e;
-  };
-
-  std::vector<Expr> z;
-  for (size_t i = 0; i < inputs; ++i) {
-    const bool second = form.separate && i == 1;
-    z.push_back(build.load(second ? *form.b : form.x, second ? A::b : A::x,
-                           one_tensor ? half[i] : ColumnMap{}));
-  }
-  for (size_t i = 0; form.bias && i < inputs; ++i) {
-    const ColumnMap map = inputs == 1 ? ColumnMap{} : form.separate ? stacked[i] : half[i];
-    z[i] = between(z[i] + build.load({Load::From::row, A::bias, *form.bias, map}));
-  }
-  std::vector<Expr> wrt = z;
-  std::optional<Expr> scale;
-  if (f.scaled) {
-    scale = build.load({Load::From::column, A::scale, *form.scale, {}});
-    wrt.push_back(*scale);
-  }
-  std::optional<Expr> seed;
-  if (form.backward) seed = build.load(*form.grad, A::grad, {});
-  std::vector<Expr> parameters;
-  for (uint32_t i = 0; i < f.parameters.size(); ++i)
-    parameters.push_back(build.load({Load::From::parameter, i, DType::f32, {}}));
-
-  Expr y = call(f, z, parameters);
-  if (scale) y = y * *scale;
-
-  const auto store_amax = [&](uint32_t arg, Expr value, bool join) {
-    build.store({.to = Store::To::amax, .arg = arg, .dtype = DType::f32, .join = join}, value);
-  };
-  // A tensor with one scale: its amax, and itself unless only that is asked for.
-  const auto store_tensor = [&](const Operand& o, bool second,
-                                std::span<const StepBuilder::Part> parts, int64_t cols) {
-    if (!form.amax_only)
-      build.store(o, second ? A::db : A::y, second ? A::db_scale : A::y_scale, cols, parts);
-    if (second ? form.db_amax : form.y_amax)
-      store_amax(second ? A::db_amax : A::y_amax,
-                 parts.size() == 1 ? parts[0].value : max(abs(parts[0].value), abs(parts[1].value)),
-                 o.format.scaling == Scaling::delayed);
-  };
-
-  if (!form.backward) {
-    y = between(y);
-    const StepBuilder::Part part{y, {}};
-    if (form.y) store_tensor(*form.y, false, std::span(&part, 1), form.cols);
-    if (form.amax && !form.amax_only) store_amax(A::amax, y, false);
-    return build.finish();
-  }
-  std::vector<Expr> d = build.grad(y, *seed, wrt);
-  std::vector<StepBuilder::Part> parts;
-  for (size_t i = 0; i < inputs; ++i) {
-    d[i] = between(d[i]);
-    parts.push_back({d[i], one_tensor ? half[i] : ColumnMap{}});
-    if (!form.dbias || form.amax_only) continue;
-    const ColumnMap sums = inputs == 1 ? ColumnMap{} : form.separate ? stacked[i] : half[i];
-    build.store({Store::To::column_sum, A::dbias, *form.dbias, sums}, d[i]);
-  }
-  if (one_tensor) {
-    if (form.y) store_tensor(*form.y, false, parts, 2 * form.cols);
-  } else {
-    if (form.y) store_tensor(*form.y, false, std::span(parts).first(1), form.cols);
-    if (form.db) store_tensor(*form.db, true, std::span(parts).subspan(1), form.cols);
-  }
-  if (form.amax_only) return build.finish();
-  if (form.amax) store_amax(A::amax, inputs == 1 ? d[0] : max(abs(d[0]), abs(d[1])), false);
-  if (form.dscale) build.store({Store::To::row_sum, A::dscale, *form.dscale, {}}, d[inputs]);
-  return build.finish();
+  return ActivationCall(f, form).run();
 }
 
 Key key(const Activation& f, const ActivationForm& form) {

@@ -1,49 +1,92 @@
-// The mask is a load like any other, so nothing is stored between forward and backward.
+// bias, dropout and add as one call.
 #include "lower/single_dropout.h"
 
-#include "lazy/builder.h"
-#include "step/key.h"
+#include "lower/call.h"
+#include "ops/formulas.h"
 
 namespace tenon {
 
 namespace {
 
-Expr masked(StepBuilder& build, Expr x) {
-  const Expr bits = build.load({.from = Load::From::random});
-  const Expr threshold = build.load({.from = Load::From::parameter, .arg = 0});
-  const Expr scale = build.load({.from = Load::From::parameter, .arg = 1});
-  return select(bits >= threshold, x * scale, 0.0F);
-}
+class DropoutCall {
+ public:
+  DropoutCall(const DropoutForm& form, bool backward)
+      : form_(form),
+        call_({.name = std::string(form.training ? "bias_dropout_add" : "bias_add") +
+                       (backward ? ".bwd" : ""),
+               .dtype = form.chain,
+               .precision = form.precision,
+               .rounding = form.rounding}) {
+    const int64_t n = form.cols;
+    if (form.bias) {
+      OpState& bias = call_.op(n, n);
+      const Place& b = backward ? call_.out(*form.bias, 1, n) : call_.in(*form.bias, 1, n);
+      Call::parameter(bias, backward ? nullptr : &b, backward ? &b : nullptr);
+      stages_.push_back(&call_.extend(bias, Elementwise{bias_formula()}));
+    }
+    if (form.training) {
+      const DropoutRule numbers{Call::numbered(0), Call::numbered(1)};
+      stages_.push_back(&call_.extend(call_.op(n, n), Elementwise{dropout_formula(numbers)}));
+    }
+    if (form.residual) {
+      OpState& add = call_.op(n, n);
+      add.extras = {{.name = "residual"}};
+      add.give_extra_grad.resize(1);
+      if (backward) {
+        const Place& to = call_.out(*form.residual, 2, n);
+        add.give_extra_grad[0] = [&to](Flow& flow, const Value& v) {
+          flow.side([&flow, &to, v](Assembly& a) { a.store(to, flow.parts(a, v)); });
+        };
+      } else {
+        add.extra_in = {in_memory(call_.in(*form.residual, 2, n))};
+      }
+      stages_.push_back(&call_.extend(add, Elementwise{add_formula()}));
+    }
+  }
+
+  Step forward() {
+    Flow flow(call_, Pass::forward);
+    flow.begin(call_.in(form_.x, 0, form_.cols));
+    for (Stage* s : stages_) s->forward(flow);
+    flow.close(call_.out(*form_.y, 0, form_.cols));
+    return call_.step();
+  }
+
+  Step backward() {
+    Flow flow(call_, Pass::backward);
+    flow.begin(call_.in(form_.x, 0, form_.cols));
+    // In evaluation the dropout passes the gradient on, as `eager` rounds it.
+    if (!form_.training && form_.rounding == Rounding::eager) rounds_ = true;
+    for (size_t i = stages_.size(); i-- > 0;) {
+      if (i == 0 && form_.bias) round(flow);
+      stages_[i]->backward(flow, form_.y || form_.bias);
+    }
+    if (!form_.bias) round(flow);
+    if (form_.y)
+      flow.close(call_.out(*form_.y, 0, form_.cols));
+    else
+      flow.finish();
+    return call_.step();
+  }
+
+ private:
+  void round(Flow& flow) const {
+    if (!rounds_) return;
+    flow.apply([dtype = form_.chain](Assembly&, Expr e, const ColumnMap&) {
+      return tenon::round(e, dtype);
+    });
+  }
+
+  const DropoutForm& form_;
+  Call call_;
+  std::vector<Stage*> stages_;
+  bool rounds_ = false;
+};
 
 }  // namespace
 
-Step dropout_step(const DropoutForm& form) {
-  StepBuilder build(form.training ? "bias_dropout_add" : "bias_add", form.cols, form.precision);
-  const auto between = [&](Expr e) {
-    return form.rounding == Rounding::eager ? round(e, form.chain) : e;
-  };
-  Expr y = build.load({Load::From::tile, 0, form.x});
-  if (form.bias) y = between(y + build.load({Load::From::row, 1, *form.bias}));
-  if (form.training) y = between(masked(build, y));
-  if (form.residual) y = between(build.load({Load::From::tile, 2, *form.residual}) + y);
-  build.store({Store::To::tile, 0, *form.y}, y);
-  return build.finish();
-}
-
-Step dropout_backward_step(const DropoutForm& form) {
-  StepBuilder build(form.training ? "bias_dropout_add.bwd" : "bias_add.bwd", form.cols,
-                    form.precision);
-  const Expr grad = build.load({Load::From::tile, 0, form.x});
-  Expr dx = grad;
-  // Dropout is linear in its input, so what stands for the input does not appear in the result.
-  if (form.training && (form.y || form.bias))
-    dx = build.grad(masked(build, grad), grad, std::span(&grad, 1))[0];
-  if (form.rounding == Rounding::eager) dx = round(dx, form.chain);
-  if (form.y) build.store({Store::To::tile, 0, *form.y}, dx);
-  if (form.bias) build.store({Store::To::column_sum, 1, *form.bias}, dx);
-  if (form.residual) build.store({Store::To::tile, 2, *form.residual}, grad);
-  return build.finish();
-}
+Step dropout_step(const DropoutForm& form) { return DropoutCall(form, false).forward(); }
+Step dropout_backward_step(const DropoutForm& form) { return DropoutCall(form, true).backward(); }
 
 Key key(const DropoutForm& form, bool backward) {
   Key key('d');

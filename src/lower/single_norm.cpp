@@ -1,11 +1,11 @@
-// Row totals, then a body that reads them.
+// A norm as one call: a residual added before it, its statistics, a gradient added after it.
 #include "lower/single_norm.h"
 
 #include <array>
 #include <string>
 
-#include "lazy/builder.h"
-#include "step/key.h"
+#include "lower/call.h"
+#include "ops/formulas.h"
 
 namespace tenon {
 
@@ -15,91 +15,98 @@ using A = NormArgs;
 
 constexpr std::array<std::string_view, 3> kNames{"layernorm", "rmsnorm", "l2norm"};
 
-class NormBuilder {
+class NormCall {
  public:
-  NormBuilder(const NormForm& form, std::string_view direction)
+  NormCall(const NormForm& form, std::string_view direction)
       : form_(form),
-        build_(std::string(kNames[static_cast<size_t>(form.kind)]) + std::string(direction) +
-                   (form.amax_only ? ".amax" : ""),
-               form.cols, form.precision) {}
+        call_({.name = std::string(kNames[static_cast<size_t>(form.kind)]) +
+                       std::string(direction) + (form.amax_only ? ".amax" : ""),
+               .dtype = form.x.chain(),
+               .precision = form.precision,
+               .rounding = form.rounding}),
+        op_(call_.op(form.cols, form.cols)) {}
 
   Step forward() {
-    Expr x = build_.load(form_.x, A::x, {});
-    if (form_.residual) x = between(x + build_.load(*form_.residual, A::residual, {}));
-    const Expr eps = build_.load({.from = Load::From::parameter, .arg = 0});
-    const NormStatistics s = norm_statistics(form_.kind, form_.cols, x, eps, total());
-    Expr y = s.from_mean * s.rstdev;
-    build_.norm(norm_part(form_.kind, x, eps, s, y));
-    if (form_.gamma) y = y * gamma();
-    if (form_.beta) y = y + build_.load({Load::From::row, A::beta, *form_.beta});
-    store(between(y));
-    if (form_.amax_only) return build_.finish();
-    const StepBuilder::Part sum{x, {}};
-    if (form_.sum) build_.store(*form_.sum, A::sum, A::sum_scale, form_.cols, std::span(&sum, 1));
-    if (form_.mean && s.mean) build_.store({Store::To::column, A::mean}, *s.mean);
-    if (form_.rstdev) build_.store({Store::To::column, A::rstdev}, s.rstdev);
-    return build_.finish();
+    Flow flow(call_, Pass::forward);
+    flow.begin(call_.in(form_.x, A::x, form_.cols));
+    if (form_.residual) add_residual(flow);
+    if (form_.gamma) Call::parameter(op_, &gamma(), nullptr);
+    if (form_.beta) Call::parameter(op_, &call_.in(*form_.beta, A::beta, form_.cols), nullptr);
+    if (form_.mean && form_.kind == NormKind::layer && !form_.amax_only)
+      op_.kept_mean = &call_.out(DType::f32, A::mean, 1);
+    if (form_.rstdev && !form_.amax_only) op_.kept_rstdev = &call_.out(DType::f32, A::rstdev, 1);
+    const Value x = flow.value();
+    call_.extend(op_, norm()).forward(flow);
+    store(flow);
+    if (form_.sum && !form_.amax_only) {
+      const Place& to = call_.out(*form_.sum, A::sum, form_.cols, A::sum_scale);
+      flow.side([&flow, &to, x](Assembly& a) { a.store(to, flow.parts(a, x)); });
+    }
+    flow.finish();
+    return call_.step();
   }
 
   Step backward() {
-    const Expr grad = build_.load(form_.grad, A::grad, {});
-    const Expr x = build_.load(form_.x, A::x, {});
-    const Expr r = build_.load({Load::From::column, A::rstdev_in});
-    std::optional<Expr> mean;
-    if (form_.kind == NormKind::layer) mean = build_.load({Load::From::column, A::mean_in});
-    const Expr from_mean = mean ? x - *mean : x;
-    NormGrad::Part part = norm_grad_part(form_.kind, x, mean, r);
-    if (form_.y) {
-      const Expr w = form_.gamma ? grad * gamma() : grad;
-      const Expr dx = norm_gradient(form_.kind, form_.cols, w, from_mean, r, total());
-      part.w = w.id();
-      part.dx = dx.id();
-      store(added(between(dx)));
-    }
-    build_.norm_grad(0, part);
-    if (form_.amax_only) return build_.finish();
-    if (form_.dgamma) store_sum(A::dgamma, *form_.dgamma, grad * (from_mean * r));
-    if (form_.dbeta) store_sum(A::dbeta, *form_.dbeta, grad);
-    return build_.finish();
+    op_.kept_input = &call_.in(form_.x, A::x, form_.cols);
+    op_.kept_rstdev = &call_.in(DType::f32, A::rstdev_in, 1);
+    if (form_.kind == NormKind::layer) op_.kept_mean = &call_.in(DType::f32, A::mean_in, 1);
+    const auto sum = [&](const std::optional<DType>& dtype, uint32_t view) {
+      return dtype && !form_.amax_only ? &call_.out(*dtype, view, form_.cols) : nullptr;
+    };
+    Call::parameter(op_, form_.gamma ? &gamma() : nullptr, sum(form_.dgamma, A::dgamma));
+    Call::parameter(op_, nullptr, sum(form_.dbeta, A::dbeta));
+    Flow flow(call_, Pass::backward);
+    flow.begin(call_.in(form_.grad, A::grad, form_.cols));
+    call_.extend(op_, norm()).backward(flow, form_.y.has_value());
+    if (form_.y && form_.added) add_gradient(flow);
+    store(flow);
+    flow.finish();
+    return call_.step();
   }
 
  private:
-  [[nodiscard]] Expr between(Expr e) const {
-    return form_.rounding == Rounding::eager ? round(e, form_.x.chain()) : e;
+  [[nodiscard]] Normalised norm() const {
+    return {.kind = form_.kind,
+            .eps = Call::numbered(0),
+            .zero_centered_gamma = form_.zero_centered_gamma};
   }
-  [[nodiscard]] Expr added(Expr dx) {
-    return form_.added ? between(dx + build_.load(*form_.added, A::added, {})) : dx;
+  [[nodiscard]] const Place& gamma() { return call_.in(*form_.gamma, A::gamma, form_.cols); }
+
+  void add_residual(Flow& flow) {
+    OpState& add = call_.op(form_.cols, form_.cols);
+    add.extras = {{.name = "residual"}};
+    add.extra_in = {in_memory(call_.in(*form_.residual, A::residual, form_.cols))};
+    add.give_extra_grad.resize(1);
+    call_.extend(add, Elementwise{add_formula()}).forward(flow);
   }
-  [[nodiscard]] RowTotal total() {
-    return [this](Expr e) { return build_.total(e); };
-  }
-  [[nodiscard]] Expr gamma() {
-    const Expr g = build_.load({Load::From::row, A::gamma, *form_.gamma});
-    return form_.zero_centered_gamma ? g + 1.0F : g;
+  // The input of the norm has another reader, whose gradient this is.
+  void add_gradient(Flow& flow) {
+    OpState& shared = call_.op(form_.cols, form_.cols);
+    const Place& other = call_.in(*form_.added, A::added, form_.cols);
+    shared.take_extra_grad.emplace_back([&other](Flow&) { return in_memory(other); });
+    call_.extend(shared, Shared{}).backward(flow, true);
   }
 
-  void store(Expr value) {
+  void store(Flow& flow) {
     if (!form_.y) return;
-    const StepBuilder::Part part{value, {}};
-    if (!form_.amax_only) build_.store(*form_.y, A::y, A::y_scale, form_.cols, std::span(&part, 1));
-    if (form_.y_amax)
-      build_.store({.to = Store::To::amax,
-                    .arg = A::y_amax,
-                    .join = form_.y->format.scaling == Scaling::delayed},
-                   value);
-  }
-  void store_sum(uint32_t arg, DType dtype, Expr value) {
-    build_.store({.to = Store::To::column_sum, .arg = arg, .dtype = dtype, .ordered = true}, value);
+    const Place& to = call_.out(*form_.y, A::y, form_.cols, A::y_scale);
+    flow.side([this, &flow, &to, v = flow.value()](Assembly& a) {
+      const Flow::Parts parts = flow.parts(a, v);
+      if (!form_.amax_only) a.store(to, parts);
+      if (form_.y_amax)
+        store_amax(a, A::y_amax, parts, to.operand.format.scaling == Scaling::delayed);
+    });
   }
 
   const NormForm& form_;
-  StepBuilder build_;
+  Call call_;
+  OpState& op_;
 };
 
 }  // namespace
 
-Step norm_step(const NormForm& form) { return NormBuilder(form, "").forward(); }
-Step norm_backward_step(const NormForm& form) { return NormBuilder(form, ".bwd").backward(); }
+Step norm_step(const NormForm& form) { return NormCall(form, "").forward(); }
+Step norm_backward_step(const NormForm& form) { return NormCall(form, ".bwd").backward(); }
 
 Key key(const NormForm& form, bool backward) {
   Key key('n');

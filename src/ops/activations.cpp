@@ -1,5 +1,6 @@
 // Activations and formulas as ops: act("x*sigmoid(x)"), swiglu(layout=swapped).
 #include "expr/nearest.h"
+#include "ops/formulas.h"
 #include "ops/op.h"
 #include "tenon/activation.h"
 #include "tenon/error.h"
@@ -52,14 +53,6 @@ void check_halves(const OpCall& call) {
           call.cols / 2);
 }
 
-Expr evaluated(const Activation& f, std::span<const float> values, Element& e,
-               std::span<const Expr> x) {
-  std::vector<Expr> parameters;
-  for (const float v : values) parameters.push_back(e.constant(v));
-  const Expr y = call(f, x, parameters);
-  return f.scaled ? y * e.extra(0) : y;
-}
-
 }  // namespace
 
 Layout layout_of(const Arguments& a) {
@@ -68,6 +61,15 @@ Layout layout_of(const Arguments& a) {
   require(layout.has_value(), a.who(), ": layout is '", text,
           "'; it must be stacked, swapped or \"interleaved(k)\"");
   return *layout;
+}
+
+Formula activation_formula(const Activation& f, std::vector<float> values) {
+  return [f, values = std::move(values)](Element& e, std::span<const Expr> x) {
+    std::vector<Expr> parameters;
+    for (const float v : values) parameters.push_back(e.constant(v));
+    const Expr y = call(f, x, parameters);
+    return f.scaled ? y * e.extra(0) : y;
+  };
 }
 
 bool is_activation(const std::string& name) {
@@ -89,7 +91,7 @@ OpSchema activation_op(const Op& op, const std::string& who) {
   for (const Parameter& p : f.parameters)
     schema.arguments.push_back(
         {.name = p.name, .value = p.value, .least = p.least, .most = p.most});
-  if (f.scaled) schema.extra_inputs = {{.name = "scale", .column = true}};
+  if (f.scaled) schema.extra_inputs = {{.name = "scale", .kind = ExtraSchema::Kind::column}};
   const bool gated = f.inputs == 2;
   schema.same_columns = !gated;
   schema.output = [gated](const OpCall& call) {
@@ -102,8 +104,7 @@ OpSchema activation_op(const Op& op, const std::string& who) {
     std::vector<float> values;
     for (const Parameter& p : f.parameters)
       values.push_back(static_cast<float>(call.arguments.number(p.name)));
-    Elementwise y{
-        [f, values](Element& e, std::span<const Expr> x) { return evaluated(f, values, e, x); }};
+    Elementwise y{activation_formula(f, std::move(values))};
     if (gated) y.halves = layout_of(call.arguments);
     return std::vector<Extension>{y};
   };

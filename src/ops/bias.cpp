@@ -1,7 +1,12 @@
 // bias(n): y = x + b, one value per column.
+#include "ops/formulas.h"
 #include "ops/op.h"
 
 namespace tenon {
+
+Formula bias_formula() {
+  return [](Element& e, std::span<const Expr> x) { return x[0] + e.parameter(0); };
+}
 
 OpSchema bias_op() {
   return {
@@ -9,11 +14,7 @@ OpSchema bias_op() {
       .summary = "y = x + b",
       .arguments = {columns("n")},
       .parameters = {{.name = "bias"}},
-      .forward =
-          [](const OpCall&) {
-            return std::vector<Extension>{Elementwise{
-                [](Element& e, std::span<const Expr> x) { return x[0] + e.parameter(0); }}};
-          },
+      .forward = [](const OpCall&) { return std::vector<Extension>{Elementwise{bias_formula()}}; },
       .float64 = {.element = [](const OpCall&,
                                 const Point& p) { return p.x[0] + p.parameters[0]; }},
   };

@@ -1,11 +1,18 @@
 // dropout(p): y = x·scale where 16 random bits reach the threshold, else 0.
-#include "lazy/dropout.h"
-
 #include <cmath>
 
+#include "ops/formulas.h"
 #include "ops/op.h"
 
 namespace tenon {
+
+Formula dropout_formula(const DropoutRule& rule) {
+  return [rule](Element& e, std::span<const Expr> x) {
+    const Expr bits = e.random(), threshold = e.constant(rule.threshold);
+    const Expr scale = e.constant(rule.scale);
+    return select(bits >= threshold, x[0] * scale, 0.0F);
+  };
+}
 
 OpSchema dropout_op() {
   return {
@@ -17,11 +24,7 @@ OpSchema dropout_op() {
                      .missing = "it has no probability; write dropout(0.1)"}},
       .forward = [](const OpCall& call) -> std::vector<Extension> {
         if (!call.training) return {};
-        return {Elementwise{
-            [rule = dropout_rule(call.arguments.number("p"))](Element& e, std::span<const Expr> x) {
-              return select(e.random() >= e.constant(rule.threshold), x[0] * e.constant(rule.scale),
-                            0.0F);
-            }}};
+        return {Elementwise{dropout_formula(dropout_rule(call.arguments.number("p")))}};
       },
       .float64 = {.element = [](const OpCall& call, const Point& p) -> Dual {
         if (!call.training) return p.x[0];

@@ -34,8 +34,10 @@ struct ParameterSchema {
 };
 
 struct ExtraSchema {
+  // A whole tensor, one value per row, or one value.
+  enum class Kind : uint8_t { tensor, column, scalar };
   std::string name;
-  bool column = false;  // one value per row instead of a whole tensor
+  Kind kind = Kind::tensor;
 };
 
 // Rows of the output are the input's times rows_mul ÷ rows_div.

@@ -248,6 +248,9 @@ class OpRun final : public Run64 {
   static bool is_channel(const std::string& name, const std::vector<std::string>& list) {
     return std::ranges::find(list, name) != list.end();
   }
+  [[nodiscard]] bool is_column(size_t i) const {
+    return schema().extra_inputs[i].kind == ExtraSchema::Kind::column;
+  }
   [[nodiscard]] const Matrix64& extra(size_t i) const {
     return is_channel(extras_[i], op_.reads) ? chain_.channels.at(extras_[i])
                                              : chain_.given.given.at(extras_[i]);
@@ -267,7 +270,7 @@ class OpRun final : public Run64 {
     for (size_t i = 0; i < schema().parameters.size(); ++i)
       parameters.emplace_back(parameter(i).row(0)[c], variable++);
     for (size_t i = 0; i < extras_.size(); ++i)
-      extras.emplace_back(extra(i).row(r)[schema().extra_inputs[i].column ? 0 : c], variable++);
+      extras.emplace_back(extra(i).row(r)[is_column(i) ? 0 : c], variable++);
     const Point p{std::span(&in, 1), parameters, extras, [&] { return bits(r, c); }};
     return form().element(call_, p);
   }
@@ -315,7 +318,7 @@ class OpRun final : public Run64 {
       give_gradient(i, std::move(sum), value.rows, size);
     }
     for (size_t i = 0; i < extras_.size(); ++i)
-      give_extra_gradient(i, schema().extra_inputs[i].column ? row_sums(terms[parameters + i])
+      give_extra_gradient(i, is_column(i) ? row_sums(terms[parameters + i])
                                                              : std::move(terms[parameters + i]));
   }
 

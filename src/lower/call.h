@@ -1,0 +1,58 @@
+// One call as one step: lowered like a chain, with the caller's views in place of buffers.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lower/flow.h"
+#include "lower/stage.h"
+
+namespace tenon {
+
+struct CallSettings {
+  std::string name;          // of the step
+  DType dtype = DType::f32;  // the chain's: `eager` rounds to it
+  Precision precision = Precision::native;
+  Rounding rounding = Rounding::once;
+};
+
+class Call final : public Planner {
+ public:
+  explicit Call(const CallSettings& settings);
+
+  // Tensors by the number of their first view. An input has the views of OperandIn, an output those
+  // of Encoder::Out.
+  const Place& in(const Operand& o, uint32_t view, int64_t cols);
+  const Place& out(const Operand& o, uint32_t view, int64_t cols);
+  // An output that reads its scale or amax from an input view.
+  const Place& out(const Operand& o, uint32_t view, int64_t cols, uint32_t scale);
+
+  // An op of the call; `extend` adds what it says.
+  OpState& op(int64_t cols, int64_t out_cols);
+  Stage& extend(OpState& op, const Extension& e);
+  // A parameter of the op; either may be absent.
+  static void parameter(OpState& op, const Place* value, const Place* grad);
+
+  // The number of a call's parameter as a value that tells it from others.
+  static float numbered(size_t parameter) { return static_cast<float>(parameter); }
+
+  void take(Pass pass, PlanStep step) override;
+  [[nodiscard]] bool keeps_nothing() const override { return true; }
+  // What was lowered; its views have the caller's numbers.
+  [[nodiscard]] Step step() { return std::move(step_); }
+
+ private:
+  std::string name_;
+  std::deque<OpState> ops_;
+  std::vector<std::unique_ptr<Stage>> stages_;
+  Step step_;
+};
+
+// The amax of an output, into a view of its own.
+void store_amax(Assembly& a, uint32_t view, const Flow::Parts& parts, bool join);
+
+}  // namespace tenon
