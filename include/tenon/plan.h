@@ -127,6 +127,12 @@ struct Buffer {
 
 enum class Pass : uint8_t { forward, backward };
 
+// What the passes do with a buffer. One that they add to or join counts as written.
+struct BufferUse {
+  std::array<bool, 2> reads = {}, writes = {};  // by Pass
+  int same_as = -1;  // number of the first buffer that has the same memory
+};
+
 struct PlanRun {
   bool weights_changed = true;  // quantise the weights again
   void* stream = nullptr;
@@ -152,6 +158,8 @@ class Plan {
   // All memory of a run, by number. Workspace lies in one block: buffers with this role have no
   // memory of their own.
   [[nodiscard]] const std::vector<Buffer>& buffers() const;
+  // What the passes do with each of them.
+  [[nodiscard]] std::vector<BufferUse> uses() const;
   // Numbers of buffers with a role, in the chain's order.
   [[nodiscard]] std::vector<size_t> with(Role role) const;
   [[nodiscard]] int64_t workspace_bytes(int64_t rows) const;

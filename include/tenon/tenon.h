@@ -42,15 +42,16 @@ typedef struct tenon_view {
   int32_t dtype; /* tenon_dtype */
 } tenon_view;
 
+/* Lends a call that many bytes of device memory, 64-byte aligned, for work in the order of the
+   stream; a call may use it more than once. */
+typedef void* (*tenon_allocate)(void* user, size_t bytes);
+
 /* Set `size` to sizeof; zero in the rest is the default. NULL stands for all defaults. */
 typedef struct tenon_options {
   size_t size;
   int32_t precision, rounding, device;
-  void* stream; /* CUDA only; views then hold device pointers */
-  /* CUDA only: lends a call that many bytes of device memory, 64-byte aligned, for work in the
-     order of the stream; it may be called more than once. NULL: the device's own pool lends them.
-   */
-  void* (*allocate)(void* user, size_t bytes);
+  void* stream;            /* CUDA only; views then hold device pointers */
+  tenon_allocate allocate; /* CUDA only; NULL: the device's own pool lends the memory */
   void* user;
 } tenon_options;
 
@@ -75,6 +76,20 @@ typedef struct tenon_tensor {
   const tenon_view* amax;   /* delayed: joined by maximum; current: found or given; [1,1] f32 */
   const tenon_view* health; /* written: [1,3] f32, saturated, flushed to zero, not finite */
 } tenon_tensor;
+
+/* A scaling mode. Element 0 of an array is for the rowwise encoding, 1 for the columnwise one. */
+typedef struct tenon_scaling {
+  const char* name;
+  int32_t scale_dtype; /* tenon_dtype of scale_inv */
+  int32_t single;      /* both encodings share one scale for the whole tensor */
+  int32_t scale_given; /* the caller gives `scale`; other modes find their scales */
+  int32_t transposes;  /* columnwise data are [K,M] */
+  int64_t block_rows[2], block_cols[2]; /* elements that share a scale; 0 without blocks */
+} tenon_scaling;
+
+/* All scaling modes, "none" first. Writes at most `capacity` of them, and to *count how many there
+   are. */
+TENON_API int tenon_scalings(tenon_scaling* list, size_t capacity, size_t* count);
 
 /* Rows and columns of an encoding's data and scale_inv for a tensor of rows x cols. */
 TENON_API int tenon_encoding_shape(const char* scaling, int64_t rows, int64_t cols,
@@ -201,10 +216,25 @@ TENON_API int tenon_names(char* buffer, size_t capacity, size_t* size);
    the same after the name is defined again. Buffers as for tenon_names. */
 TENON_API int tenon_pinned(const char* act, char* buffer, size_t capacity, size_t* size);
 
-/* What `act` is, as one JSON object: name, inputs (1 or 2), scaled, parameters (name, value, least,
-   most; a bound that does not exist is null), formula (as evaluated, shared parts t1, t2, … first).
-   Buffers as for tenon_names. */
-TENON_API int tenon_info(const char* act, char* buffer, size_t capacity, size_t* size);
+/* A parameter of an activation; any value from least to most is accepted. A bound that does not
+   exist is infinite. */
+typedef struct tenon_parameter {
+  const char* name;
+  float value, least, most;
+} tenon_parameter;
+
+typedef struct tenon_activation {
+  const char* name;    /* or the beginning of its formula */
+  const char* formula; /* as evaluated, shared parts t1, t2, … first */
+  int32_t inputs;      /* 1, or 2 for a gated one */
+  int32_t scaled;      /* takes a scale for each row */
+  const tenon_parameter* parameters;
+  size_t parameter_count;
+} tenon_activation;
+
+/* What `act` is. The pointers in *info are valid until the calling thread's next call of this
+   function. */
+TENON_API int tenon_activation_info(const char* act, tenon_activation* info);
 
 /* Formula, derivative, error bound and code (of the derivative if `backward`), for people. */
 TENON_API int tenon_show(const char* act, int32_t backward, char* buffer, size_t capacity,
@@ -286,7 +316,41 @@ typedef struct tenon_plan tenon_plan;
 TENON_API int tenon_plan_build(const char* chain, const tenon_plan_request* request,
                                const tenon_options* options, tenon_plan** plan);
 TENON_API void tenon_plan_free(tenon_plan* plan);
-/* `format` is "text", "json" or "html"; json lists the buffers. Buffers as for tenon_names. */
+
+enum tenon_role {
+  TENON_ROLE_INPUT = 0,
+  TENON_ROLE_OUTPUT = 1,
+  TENON_ROLE_PARAM = 2,
+  TENON_ROLE_GRAD = 3,
+  TENON_ROLE_EXTRA_IN = 4,
+  TENON_ROLE_EXTRA_OUT = 5,
+  TENON_ROLE_SAVED = 6,
+  TENON_ROLE_STATE = 7,
+  TENON_ROLE_WORKSPACE = 8,
+  TENON_ROLE_RNG = 9
+};
+
+/* Memory of a plan. One dimension has, for a call of `rows` rows,
+   rup(cdiv(rows*rows_mul, rows_div), rows_round) + rows_add elements, the other one `cols`.
+   Buffers with the role of workspace are in the workspace; the caller lends all others. */
+typedef struct tenon_buffer {
+  const char* name; /* valid as long as the plan */
+  int32_t role;     /* tenon_role */
+  int32_t dtype;    /* tenon_dtype */
+  int64_t rows_mul, rows_div, rows_round, rows_add;
+  int64_t cols;
+  int32_t rows_inside;             /* the rows are the contiguous dimension */
+  int32_t random;                  /* five uint64_t, whatever dtype is */
+  float initial_low, initial_high; /* of a parameter: it starts uniform between them */
+  int32_t reads_forward, writes_forward, reads_backward, writes_backward; /* by which pass */
+  int32_t same_as; /* number of the first buffer that has the same memory; -1: none before it */
+} tenon_buffer;
+
+/* All buffers, by number. List and count as for tenon_scalings. */
+TENON_API int tenon_plan_buffers(const tenon_plan* plan, tenon_buffer* list, size_t capacity,
+                                 size_t* count);
+
+/* `format` is "text", "json" or "html". Buffers as for tenon_names. */
 TENON_API int tenon_plan_describe(const tenon_plan* plan, int64_t rows, const char* format,
                                   char* buffer, size_t capacity, size_t* size);
 /* Bytes of each buffer and of the workspace. As all that take rows, it refuses those that the chain

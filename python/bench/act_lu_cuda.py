@@ -43,8 +43,8 @@ def driver() -> ctypes.CDLL:
 
 def kernels(name: str, inputs: list[jax.Array], outputs: list[jax.Array]) -> Callable[[], None]:
     """One call of the C ABI for each pair of tensors."""
-    options = _lib.Options(device=_lib.DEVICES["cuda"])
-    bf16 = _lib.DTYPES.index("bf16")
+    options = _lib.Options(device=_lib.DEVICE["cuda"])
+    bf16 = _lib.DTYPE["bf16"]
 
     def view(t: jax.Array) -> _lib.View:
         cols = t.size // t.shape[0]

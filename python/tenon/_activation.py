@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterable
 from ctypes import byref
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _html
+from . import _html, _lib
 from ._array import Array, Operand, dtype_named, line, matrix, place, rows_of
 from ._device import common, result
 from ._expr import Expr, as_expr, number_text
@@ -56,11 +55,36 @@ def activation_info(text: Any) -> dict[str, Any]:
     key = resolve(text)
     found = _INFO.get(key)
     if found is None:
-        found = json.loads(text_of(lib.tenon_info, encoded(key, "activation: the text")))
+        found = _info(encoded(key, "activation: the text"))
         if len(_INFO) >= _MOST_TEXTS:
             _INFO.clear()
         _INFO[key] = found
     return found
+
+
+def _info(text: bytes) -> dict[str, Any]:
+    c = _lib.Activation()
+    check(lib.tenon_activation_info(text, byref(c)))
+    return {
+        "name": c.name.decode(),
+        "inputs": c.inputs,
+        "scaled": bool(c.scaled),
+        "parameters": [
+            {
+                "name": p.name.decode(),
+                "value": _decimal(p.value),
+                "least": _decimal(p.least),
+                "most": _decimal(p.most),
+            }
+            for p in c.parameters[: c.parameter_count]
+        ],
+        "formula": c.formula.decode(),
+    }
+
+
+def _decimal(value: float) -> float | None:
+    """A float32 as the shortest decimal that it is nearest to; None if it is not finite."""
+    return float(str(np.float32(value))) if np.isfinite(value) else None
 
 
 def names() -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from ctypes import POINTER
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from . import _device, _dlpack
 from ._device import DeviceArray
-from ._lib import DTYPES, Tensor, View
+from ._lib import DTYPE, DTYPES, Tensor, TensorPtr, View, ViewPtr
 
 Array = npt.NDArray[Any]
 
@@ -31,7 +30,7 @@ def dtype_named(op: str, given: Any, allowed: tuple[str, ...] = PLAIN) -> np.dty
     """The dtype of "bf16", "bfloat16", a NumPy or ml_dtypes type, or a dtype."""
     name = given if isinstance(given, str) else ""
     if name in DTYPES:
-        name = NAMES[DTYPES.index(name)]
+        name = NAMES[DTYPE[name]]
     elif name not in NAMES:
         try:
             name = np.dtype(given).name
@@ -184,6 +183,6 @@ def place(args: Any, **tensors: View | Tensor | None) -> None:
     """Fills a struct of arguments; encoded tensors go to the fields of that name."""
     for name, c in tensors.items():
         if isinstance(c, Tensor):
-            setattr(args, name + "_encoded", POINTER(Tensor)(c))
+            setattr(args, name + "_encoded", TensorPtr(c))
         elif c is not None:
-            setattr(args, name, POINTER(View)(c))
+            setattr(args, name, ViewPtr(c))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ._lib import DEVICES, Options, check, options
+from ._lib import DEVICE, Options, check, options
 
 _CUDA = (2, 13)  # DLPack's numbers of CUDA's memory, and of memory that it shares with the host
 _LIBRARIES = ("torch", "cupy")
@@ -99,7 +99,7 @@ class Cuda(Host):
             there = Options(
                 precision=chosen.precision,
                 rounding=chosen.rounding,
-                device=DEVICES["cuda"],
+                device=DEVICE["cuda"],
                 stream=self.module.cuda.get_current_stream().ptr,
             )
             check(function(*arguments, there))

@@ -10,8 +10,22 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from . import _lib
 from ._html import Text
-from ._lib import DTYPES, GradRequest, PlanRequest, byref, check, encoded, lib, options, text_of
+from ._lib import (
+    DTYPE,
+    DTYPES,
+    ROLES,
+    GradRequest,
+    PlanRequest,
+    byref,
+    check,
+    encoded,
+    lib,
+    list_of,
+    options,
+    text_of,
+)
 
 __all__ = ["Buffer", "Plan", "frame", "plan"]
 
@@ -29,6 +43,7 @@ class Buffer(NamedTuple):
     rows: tuple[int, int, int, int]
     cols: int
     rows_inside: bool
+    reads_backward: bool  # by the backward pass
 
     def shape(self, rows: int) -> tuple[int, int]:
         """Its two dimensions for a call of `rows` rows, the contiguous one last."""
@@ -68,9 +83,9 @@ class Plan:
         )  # what descriptions are for unless they are given another number
         request = PlanRequest(
             cols=_count("cols", cols),
-            dtype=DTYPES.index(dtype),
+            dtype=DTYPE[dtype],
             parameter_dtype_given=parameter_dtype is not None,
-            parameter_dtype=DTYPES.index(parameter_dtype or dtype),
+            parameter_dtype=DTYPE[parameter_dtype or dtype],
             recipe=encoded(recipe, "plan: the recipe"),
             evaluation=not training,
             forward_only=not backward,
@@ -87,16 +102,17 @@ class Plan:
         check(lib.tenon_plan_build(text, request, chosen, byref(handle)))
         self._handle = handle
         weakref.finalize(self, lib.tenon_plan_free, handle)
-        told = self.json(0)
         self.buffers = tuple(
             Buffer(
-                b["name"], b["role"], b["dtype"], tuple(b["rows"]), b["cols"], b["inner"] == "rows"
+                b.name.decode(),
+                ROLES[b.role],
+                "u64" if b.random else DTYPES[b.dtype],
+                (b.rows_mul, b.rows_div, b.rows_round, b.rows_add),
+                b.cols,
+                bool(b.rows_inside),
+                bool(b.reads_backward),
             )
-            for b in told["buffers"]
-        )
-        # Names of the tensors that the backward pass reads.
-        self.backward_reads = frozenset(
-            read.rpartition(":")[0] for step in told["backward"] for read in step["reads"]
+            for b in list_of(lib.tenon_plan_buffers, _lib.Buffer, handle)
         )
         self._known: dict[int, tuple[tuple[int, ...], int]] = {}
 
@@ -170,7 +186,7 @@ def _requests(name: str, wanted: Sequence[bool | str]) -> Any:
 
 def _request(name: str, wanted: bool | str) -> GradRequest:
     if wanted in _PLAIN:
-        return GradRequest(dtype_given=1, dtype=DTYPES.index(wanted))
+        return GradRequest(dtype_given=1, dtype=DTYPE[wanted])
     if not isinstance(wanted, bool):
         raise ValueError(
             f"plan: {name} has {wanted!r}; an entry is True, False, or the dtype that the gradient "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from ctypes import POINTER, byref, c_int64
+from ctypes import POINTER, byref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from . import _html
 from ._array import (
     F32,
     FP8,
+    NAMES,
     Array,
     Operand,
     array,
@@ -25,18 +27,24 @@ from ._array import (
     rows_of,
 )
 from ._device import HOST, DeviceArray, Host, common, on_cuda, place_of, read, result
-from ._lib import DTYPES, SCALINGS, QuantizeArgs, Tensor, View, check, lib, options
+from ._format import SCALINGS, encoding_shapes, scaling_of
+from ._lib import DTYPES, POWER_OF_TWO, QuantizeArgs, Tensor, View, check, lib, options
 
-# Elements that share a scale, for people.
-_SHARED = {
-    "delayed": "one scale from past steps",
-    "current": "one scale for the tensor",
-    "mxfp8": "a power of two for each 1x32",
-    "block1x128": "a scale for each 1x128",
-    "block128x128": "a scale for each 128x128",
-}
 _MODES = tuple(s for s in SCALINGS if s != "none")
-_ONE_SCALE = ("delayed", "current")
+
+
+@functools.cache
+def _scale_dtype(scaling: str) -> np.dtype[Any]:
+    return dtype_named("quantize", scaling_of(scaling).scale_dtype, NAMES)
+
+
+def _shared(scaling: str) -> str:
+    """Which elements share a scale, for people."""
+    mode = scaling_of(scaling)
+    if mode.single:
+        return "one scale from past steps" if mode.scale_given else "one scale for the tensor"
+    kind = "a power of two" if mode.scale_dtype == "e8m0" else "a scale"
+    return f"{kind} for each {mode.block[0]}x{mode.block[1]}"
 
 
 class Health(NamedTuple):
@@ -93,26 +101,23 @@ class Format:
         """A Quantized of that shape to be written by a call."""
         q = Quantized(self, shape, dtype)
         rows, cols = rows_of(shape)
-        scales = F32
-        if self.scaling == "mxfp8":
-            scales = dtype_named("quantize", "e8m0", ("float8_e8m0fnu",))
+        mode = scaling_of(self.scaling)
         for columnwise in (False, True):
             if not (self.columnwise if columnwise else self.rowwise):
                 continue
-            d, s = (c_int64 * 2)(), (c_int64 * 2)()
-            check(lib.tenon_encoding_shape(self.scaling.encode(), rows, cols, columnwise, d, s))
-            transposed = columnwise and self.scaling != "mxfp8"
+            transposed = columnwise and mode.transposes
             data = where.empty((cols, *shape[:-1]) if transposed else shape, self.dtype)
-            if columnwise and q.scale_inv is not None and self.scaling in _ONE_SCALE:
-                scale_inv = q.scale_inv  # both encodings share it
+            if columnwise and q.scale_inv is not None and mode.single:
+                scale_inv = q.scale_inv
             else:
-                one = self.scaling in _ONE_SCALE
-                scale_inv = result(where.empty((1,) if one else tuple(s), scales))
+                scales = encoding_shapes(self.scaling, rows, cols, columnwise)[1]
+                made = where.empty((1,) if mode.single else scales, _scale_dtype(self.scaling))
+                scale_inv = result(made)
             if columnwise:
                 q.columnwise_data, q.columnwise_scale_inv = result(data), scale_inv
             else:
                 q.data, q.scale_inv = result(data), scale_inv
-        if self.scaling == "delayed":
+        if mode.scale_given:
             if self.scale is None:
                 raise ValueError(
                     "quantize: delayed scaling needs its scale; give scale=, e.g. 1.0 in the "
@@ -122,7 +127,7 @@ class Format:
             if where is HOST and not q._scale[0] > 0:
                 raise ValueError(f"quantize: scale={q._scale[0]}; it must be greater than 0")
             q.amax = result(where.full((1,), 0.0)) if self.amax is None else _cell(self.amax, where)
-        elif self.scaling == "current":
+        elif mode.single:
             if self.scale is not None:
                 raise ValueError(
                     "quantize: current finds its scale by itself; leave scale out, or use 'delayed'"
@@ -240,15 +245,9 @@ class Quantized:
                 )
             return POINTER(View)(matrix(x, *shape))
 
-        def shapes(columnwise: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-            d, s = (c_int64 * 2)(), (c_int64 * 2)()
-            check(lib.tenon_encoding_shape(self.scaling.encode(), rows, cols, columnwise, d, s))
-            return (d[0], d[1]), (s[0], s[1])
-
-        (data, scales), (columnwise_data, columnwise_scales) = shapes(False), shapes(True)
-        kind = F32
-        if self.scaling == "mxfp8":
-            kind = dtype_named("quantize", "e8m0", ("float8_e8m0fnu",))
+        data, scales = encoding_shapes(self.scaling, rows, cols, False)
+        columnwise_data, columnwise_scales = encoding_shapes(self.scaling, rows, cols, True)
+        kind = _scale_dtype(self.scaling)
         t = Tensor(
             scaling=self.scaling.encode(),
             dtype=code_of(f.dtype),
@@ -259,7 +258,8 @@ class Quantized:
             columnwise_scale_inv=view(self.columnwise_scale_inv, columnwise_scales, kind),
         )
         if written:
-            t.power_of_two = 0 if f.power_of_two is None else 1 if f.power_of_two else 2
+            if f.power_of_two is not None:
+                t.power_of_two = POWER_OF_TWO["power_of_two" if f.power_of_two else "exact_scale"]
             t.eps = f.eps
             t.amax_given = self.scaling == "current" and f.amax is not None
             t.scale = view(self._scale, (1, 1))
@@ -301,11 +301,11 @@ class Quantized:
         facts = [
             ("shape", "x".join(map(str, self.shape)) or "one number"),
             ("numbers", f"{f.dtype.name}, was {self.dtype.name}"),
-            ("scaling", f"{f.scaling}, {_SHARED[f.scaling]}"),
+            ("scaling", f"{f.scaling}, {_shared(f.scaling)}"),
             ("encodings", " and ".join(s for s, a in sides.items() if a is not None) or "none"),
             ("bytes", f"{self.nbytes} ({n} as {self.dtype.name})"),
         ]
-        if f.scaling in _ONE_SCALE and self.scale_inv is not None:
+        if scaling_of(f.scaling).single and self.scale_inv is not None:
             facts.append(("scale_inv", f"{float(self.scale_inv.reshape(-1)[0]):g}"))
         if self.amax is not None:
             facts.append(("amax", f"{float(self.amax.reshape(-1)[0]):g}"))

@@ -53,7 +53,7 @@ def elsewhere(monkeypatch):
 def _calls(seen, count):
     assert len(seen) == count
     for there in seen:
-        assert there.device == _lib.DEVICES["cuda"] and there.stream == STREAM
+        assert there.device == _lib.DEVICE["cuda"] and there.stream == STREAM
         assert there.allocate and not there.user
 
 

@@ -1,19 +1,15 @@
-// The C ABI over the C++ API: text to ops, exceptions to codes.
+// Calls of the C ABI over the C++ API: text to ops, exceptions to codes.
 #include <algorithm>
-#include <charconv>
-#include <cstring>
-#include <new>
 #include <string>
 
 #include "capi/common.h"
-#include "core/text.h"
 #include "runtime/execute.h"
 #include "tenon/tenon.hpp"
 
 namespace {
 
 using tenon::require;
-using namespace tenon::capi;  // NOLINT: this file is its only user beside plan.cpp
+using namespace tenon::capi;  // NOLINT: helpers of the C ABI's files
 
 thread_local size_t measured = 0;  // bytes of workspace, since tenon_measure_begin
 
@@ -39,14 +35,6 @@ std::vector<tenon::View> views(const tenon_view* v, size_t count, const char* fu
   std::vector<tenon::View> result;
   for (size_t i = 0; i < count; ++i) result.push_back(view(v[i]));
   return result;
-}
-
-tenon::Scaling scaling(const char* name, const char* function) {
-  const auto found = tenon::scaling_named(name ? name : "none");
-  if (!found)
-    tenon::fail(tenon::Code::invalid_argument, function, ": the scaling '", name,
-                "' is not known; use none, delayed, current, mxfp8, block1x128 or block128x128");
-  return *found;
 }
 
 // A tensor as a view, or encoded; neither is an argument that is left out.
@@ -98,8 +86,6 @@ tenon::Layout layout(const char* given, const char* function) {
               "' is not known; use stacked, swapped or interleaved(k) with k ≥ 1");
 }
 
-std::string json_number(float v) { return v - v == 0 ? tenon::str(v) : "null"; }
-
 // The names between commas, without the blanks around them.
 std::vector<std::string> names(std::string_view list) {
   constexpr std::string_view kBlanks = " \t\n";
@@ -123,10 +109,6 @@ tenon::Fused fused(const char* formula, const char* arguments, size_t count, con
 }
 
 }  // namespace
-
-const char* tenon_version(void) { return tenon::version(); }
-
-const char* tenon_last_error(void) { return last_error; }
 
 int tenon_forward(const char* act, const tenon_forward_args* args, const tenon_options* given) {
   return guarded([&] {
@@ -165,23 +147,6 @@ int tenon_backward(const char* act, const tenon_backward_args* args, const tenon
                      .amax = view(a.amax),
                      .layout = layout(a.layout, kName)},
                     options(given, kName));
-  });
-}
-
-int tenon_encoding_shape(const char* name, int64_t rows, int64_t cols, int32_t columnwise,
-                         int64_t data[2], int64_t scale_inv[2]) {
-  return guarded([&] {
-    constexpr const char* kName = "tenon_encoding_shape";
-    const tenon::Format f{.scaling = scaling(name, kName)};
-    constexpr int64_t kMost = int64_t{1} << 60;
-    require(rows >= 0 && cols >= 0 && rows <= kMost && cols <= kMost, kName, ": ", rows, "x", cols,
-            "; sizes lie in [0, 2^60]");
-    const auto side = columnwise ? tenon::Orientation::columnwise : tenon::Orientation::rowwise;
-    const auto put = [](int64_t* to, const tenon::Shape& s) {
-      if (to) to[0] = s.rows, to[1] = s.cols;
-    };
-    put(data, f.data_shape(rows, cols, side));
-    put(scale_inv, f.scale_shape(rows, cols, side));
   });
 }
 
@@ -272,49 +237,6 @@ int tenon_run(const char* name, const tenon_view* in, size_t in_count, const ten
     constexpr const char* kName = "tenon_run";
     tenon::run(text(name, kName, "name"), views(in, in_count, kName, "in"),
                views(out, out_count, kName, "out"), options(given, kName));
-  });
-}
-
-int tenon_define(const char* name, const char* formula) {
-  return guarded([&] {
-    tenon::define(std::string(text(name, "tenon_define", "name")),
-                  text(formula, "tenon_define", "formula"));
-  });
-}
-
-int tenon_names(char* buffer, size_t capacity, size_t* size) {
-  return guarded([&] {
-    std::string all;
-    for (const std::string& name : tenon::activation_names()) all += name + "\n";
-    give(all, buffer, capacity, size);
-  });
-}
-
-int tenon_pinned(const char* act, char* buffer, size_t capacity, size_t* size) {
-  return guarded(
-      [&] { give(tenon::pinned(text(act, "tenon_pinned", "act")), buffer, capacity, size); });
-}
-
-int tenon_info(const char* act, char* buffer, size_t capacity, size_t* size) {
-  return guarded([&] {
-    const tenon::Activation f = tenon::activation(text(act, "tenon_info", "act"));
-    std::string list;
-    for (const tenon::Parameter& p : f.parameters)
-      list +=
-          tenon::str(list.empty() ? "" : ", ", "{\"name\": \"", p.name,
-                     "\", \"value\": ", json_number(p.value), ", \"least\": ", json_number(p.least),
-                     ", \"most\": ", json_number(p.most), "}");
-    give(tenon::str("{\"name\": ", tenon::json_text(f.name), ", \"inputs\": ", f.inputs,
-                    ", \"scaled\": ", f.scaled ? "true" : "false", ", \"parameters\": [", list,
-                    "], \"formula\": ", tenon::json_text(tenon::formula(f)), "}"),
-         buffer, capacity, size);
-  });
-}
-
-int tenon_show(const char* act, int32_t backward, char* buffer, size_t capacity, size_t* size) {
-  return guarded([&] {
-    const tenon::Activation f = tenon::activation(text(act, "tenon_show", "act"));
-    give(tenon::show(f, backward != 0), buffer, capacity, size);
   });
 }
 

@@ -8,6 +8,7 @@
 
 #include "tenon/dtype.h"
 #include "tenon/error.h"
+#include "tenon/format.h"
 #include "tenon/options.h"
 #include "tenon/tenon.h"
 #include "tenon/view.h"
@@ -82,6 +83,14 @@ inline tenon::Options options(const tenon_options* given, const char* function) 
           .user = o.user};
 }
 
+inline tenon::Scaling scaling(const char* name, const char* function) {
+  const auto found = tenon::scaling_named(name ? name : "none");
+  if (!found)
+    tenon::fail(tenon::Code::invalid_argument, function, ": the scaling '", name,
+                "' is not known; use none, delayed, current, mxfp8, block1x128 or block128x128");
+  return *found;
+}
+
 // Text into a caller's buffer: at most `capacity` bytes, the final zero included.
 inline void give(const std::string& text, char* buffer, size_t capacity, size_t* size) {
   if (size) *size = text.size() + 1;
@@ -89,6 +98,13 @@ inline void give(const std::string& text, char* buffer, size_t capacity, size_t*
   const size_t n = std::min(text.size(), capacity - 1);
   std::memcpy(buffer, text.data(), n);
   buffer[n] = '\0';
+}
+
+// Structs into a caller's list: at most `capacity` of them; make(i) is number i.
+template <class T, class F>
+void give(size_t n, T* list, size_t capacity, size_t* count, F make) {
+  if (count) *count = n;
+  for (size_t i = 0; list && i < std::min(n, capacity); ++i) list[i] = make(i);
 }
 
 }  // namespace tenon::capi

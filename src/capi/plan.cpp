@@ -100,6 +100,30 @@ const tenon::Plan& plan_of(const tenon_plan* plan, const char* function) {
   return plan->plan;
 }
 
+static_assert(tenon::kRoles.size() == TENON_ROLE_RNG + 1);
+
+tenon_buffer described(const tenon::Buffer& b, const tenon::BufferUse& use) {
+  tenon_buffer r{};
+  r.name = b.name.c_str();
+  r.role = static_cast<int32_t>(b.role);
+  r.dtype = static_cast<int32_t>(b.dtype);
+  r.rows_mul = b.rows.mul;
+  r.rows_div = b.rows.div;
+  r.rows_round = b.rows.round;
+  r.rows_add = b.rows.add;
+  r.cols = b.cols;
+  r.rows_inside = b.rows_inside;
+  r.random = b.random;
+  r.initial_low = b.initial.low;
+  r.initial_high = b.initial.high;
+  r.reads_forward = use.reads[0];
+  r.writes_forward = use.writes[0];
+  r.reads_backward = use.reads[1];
+  r.writes_backward = use.writes[1];
+  r.same_as = use.same_as;
+  return r;
+}
+
 }  // namespace
 
 extern "C" {
@@ -142,6 +166,15 @@ int tenon_plan_build(const char* chain, const tenon_plan_request* request,
 }
 
 void tenon_plan_free(tenon_plan* plan) { delete plan; }
+
+int tenon_plan_buffers(const tenon_plan* plan, tenon_buffer* list, size_t capacity, size_t* count) {
+  return guarded([&] {
+    const tenon::Plan& p = plan_of(plan, "tenon_plan_buffers");
+    const std::vector<tenon::BufferUse> uses = p.uses();
+    give(uses.size(), list, capacity, count,
+         [&](size_t i) { return described(p.buffers()[i], uses[i]); });
+  });
+}
 
 int tenon_plan_describe(const tenon_plan* plan, int64_t rows, const char* format, char* buffer,
                         size_t capacity, size_t* size) {

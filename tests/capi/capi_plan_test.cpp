@@ -1,7 +1,10 @@
 // Plans over the C ABI: memory by number, opaque ops by callbacks, mistakes.
 #include <cstdio>
+#include <map>
+#include <set>
 
 #include "support/support.h"
+#include "tenon/plan.h"
 #include "tenon/tenon.h"
 
 namespace tenon::test {
@@ -85,6 +88,152 @@ TEST_F(CPlan, RunsBothPasses) {
     EXPECT_EQ(memory[1][static_cast<size_t>(i)], 1.5F);
     EXPECT_EQ(memory[3][static_cast<size_t>(i)], 1.5F);
   }
+}
+
+std::vector<tenon_buffer> buffers_of(const tenon_plan* plan) {
+  size_t count = 0;
+  EXPECT_EQ(tenon_plan_buffers(plan, nullptr, 0, &count), TENON_OK) << tenon_last_error();
+  std::vector<tenon_buffer> list(count);
+  EXPECT_EQ(tenon_plan_buffers(plan, list.data(), count, nullptr), TENON_OK) << tenon_last_error();
+  return list;
+}
+
+// A chain with every role but the extra outputs, and its two forms.
+constexpr const char* kChain =
+    "make_extra_output layernorm(64) linear(64,256) bias swiglu dropout(0.1) linear(128,64) add";
+tenon_plan_request delayed_request() {
+  tenon_plan_request request{};
+  request.size = sizeof request;
+  request.dtype = TENON_BF16;
+  request.recipe = "delayed";
+  return request;
+}
+
+TEST_F(CPlan, BuffersAreThoseOfThePlan) {
+  const tenon_plan_request request = delayed_request();
+  Handle h;
+  ASSERT_EQ(tenon_plan_build(kChain, &request, nullptr, &h.plan), TENON_OK) << tenon_last_error();
+  const Plan plan =
+      Plan::build(kChain, PlanRequest{.dtype = DType::bf16, .recipe = recipe("delayed")});
+  const std::vector<tenon_buffer> list = buffers_of(h.plan);
+  const std::vector<Buffer>& expected = plan.buffers();
+  ASSERT_EQ(list.size(), expected.size());
+  std::vector<int64_t> bytes(list.size());
+  constexpr int64_t kRows = 33;
+  ASSERT_EQ(tenon_plan_sizes(h.plan, kRows, bytes.data(), bytes.size(), nullptr), TENON_OK);
+  std::set<std::string_view> roles;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const tenon_buffer& b = list[i];
+    EXPECT_EQ(b.name, expected[i].name);
+    EXPECT_EQ(b.role, static_cast<int32_t>(expected[i].role)) << b.name;
+    EXPECT_EQ(b.dtype, static_cast<int32_t>(expected[i].dtype)) << b.name;
+    EXPECT_EQ((RowCount{b.rows_mul, b.rows_div, b.rows_round, b.rows_add}), expected[i].rows);
+    EXPECT_EQ(b.cols, expected[i].cols) << b.name;
+    EXPECT_EQ(b.rows_inside != 0, expected[i].rows_inside) << b.name;
+    EXPECT_EQ(b.random != 0, expected[i].random) << b.name;
+    EXPECT_EQ((Initial{b.initial_low, b.initial_high}), expected[i].initial) << b.name;
+    // The formula of the header gives the sizes.
+    const int64_t count = rup(cdiv(kRows * b.rows_mul, b.rows_div), b.rows_round) + b.rows_add;
+    const int64_t one = b.random ? 8 : info(static_cast<DType>(b.dtype)).bytes;
+    EXPECT_EQ(count * b.cols * one, bytes[i]) << b.name;
+    roles.insert(kRoles[static_cast<size_t>(b.role)]);
+  }
+  EXPECT_EQ(roles.size(), kRoles.size());
+}
+
+// A pass writes what it is not given, and reads what the other one left for it.
+TEST_F(CPlan, BuffersSayWhatThePassesDo) {
+  const tenon_plan_request request = delayed_request();
+  Handle h;
+  ASSERT_EQ(tenon_plan_build(kChain, &request, nullptr, &h.plan), TENON_OK) << tenon_last_error();
+  std::map<std::string, tenon_buffer> by_name;
+  for (const tenon_buffer& b : buffers_of(h.plan)) {
+    by_name[b.name] = b;
+    if (b.role == TENON_ROLE_SAVED) {
+      EXPECT_TRUE(b.writes_forward && b.reads_backward) << b.name;
+    }
+    if (b.role == TENON_ROLE_GRAD) {
+      EXPECT_TRUE(!b.reads_forward && !b.writes_forward && b.writes_backward) << b.name;
+    }
+    if (b.role == TENON_ROLE_PARAM) {
+      EXPECT_TRUE(b.reads_forward && !b.writes_forward && !b.writes_backward) << b.name;
+    }
+  }
+  const auto uses = [&](const char* name) {
+    const tenon_buffer& b = by_name.at(name);
+    std::string text;
+    for (const auto& [is, what] : {std::pair{b.reads_forward, "fr "},
+                                   {b.writes_forward, "fw "},
+                                   {b.reads_backward, "br "},
+                                   {b.writes_backward, "bw "}})
+      if (is) text += what;
+    return text;
+  };
+  EXPECT_EQ(uses("x"), "fr br ");  // the norm's gradient reads it
+  EXPECT_EQ(uses("y"), "fw ");
+  EXPECT_EQ(uses("dy"), "br ");
+  EXPECT_EQ(uses("dx"), "bw ");
+  EXPECT_EQ(uses("extra0"), "fr ");
+  EXPECT_EQ(uses("rng"), "fr fw ");
+  EXPECT_EQ(uses("rng.saved"), "fr fw br ");
+  EXPECT_EQ(uses("bias3.bias"), "fr ");
+  EXPECT_EQ(uses("layernorm1.gamma"), "fr br ");
+}
+
+// Workspace that two buffers share is no larger than the larger of them.
+TEST_F(CPlan, BuffersSayWhichShareMemory) {
+  tenon_plan_request request{};
+  request.size = sizeof request;
+  request.cols = 64;
+  request.forward_only = 1;
+  Handle h;
+  ASSERT_EQ(tenon_plan_build("linear(64,64) linear(64,64) linear(64,64) linear(64,64)", &request,
+                             nullptr, &h.plan),
+            TENON_OK)
+      << tenon_last_error();
+  const std::vector<tenon_buffer> list = buffers_of(h.plan);
+  std::vector<int64_t> bytes(list.size());
+  int64_t workspace = 0, alone = 0, sharing = 0;
+  ASSERT_EQ(tenon_plan_sizes(h.plan, 32, bytes.data(), bytes.size(), &workspace), TENON_OK);
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (list[i].role != TENON_ROLE_WORKSPACE) {
+      EXPECT_EQ(list[i].same_as, -1) << list[i].name;
+      continue;
+    }
+    if (list[i].same_as < 0) {
+      alone += bytes[i];
+      continue;
+    }
+    ++sharing;
+    ASSERT_LT(list[i].same_as, static_cast<int32_t>(i)) << list[i].name;
+    const tenon_buffer& first = list[static_cast<size_t>(list[i].same_as)];
+    EXPECT_TRUE(first.role == TENON_ROLE_WORKSPACE && first.same_as == -1) << list[i].name;
+  }
+  EXPECT_EQ(sharing, 1);
+  EXPECT_EQ(workspace, alone);
+}
+
+TEST_F(CPlan, BuffersWithAnyCapacity) {
+  tenon_plan_request request{};
+  request.size = sizeof request;
+  request.cols = 6;
+  Handle h;
+  ASSERT_EQ(tenon_plan_build("gelu", &request, nullptr, &h.plan), TENON_OK);
+  for (const size_t capacity : {0, 1, 3, 4, 9}) {
+    std::vector<tenon_buffer> list(10);
+    for (tenon_buffer& b : list) b.cols = -7;
+    size_t count = 0;
+    ASSERT_EQ(tenon_plan_buffers(h.plan, list.data(), capacity, &count), TENON_OK);
+    EXPECT_EQ(count, 4U);
+    for (size_t i = 0; i < list.size(); ++i)
+      EXPECT_EQ(list[i].cols, i < std::min(capacity, count) ? 6 : -7) << capacity;
+  }
+  ASSERT_EQ(tenon_plan_buffers(h.plan, nullptr, 9, nullptr), TENON_OK);
+  size_t count = 7;
+  EXPECT_EQ(tenon_plan_buffers(nullptr, nullptr, 0, &count), TENON_INVALID_ARGUMENT);
+  EXPECT_STREQ(tenon_last_error(),
+               "tenon_plan_buffers: plan is NULL; build one with tenon_plan_build");
+  EXPECT_EQ(count, 7U);
 }
 
 TEST_F(CPlan, OpaqueOpsBetweenFusedOnes) {

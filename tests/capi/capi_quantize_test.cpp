@@ -107,6 +107,36 @@ TEST(CApiQuantize, EncodingShapeOfEveryMode) {
   EXPECT_TRUE(data[0] == -7 && data[1] == -7 && scales[0] == -7 && scales[1] == -7);
 }
 
+TEST(CApiQuantize, ScalingsAreThoseOfTheTable) {
+  size_t count = 0;
+  succeeds(tenon_scalings(nullptr, 9, &count));
+  ASSERT_EQ(count, kScalings.size());
+  for (const size_t capacity : {size_t{0}, size_t{2}, count, count + 2}) {
+    std::vector<tenon_scaling> list(count + 2, tenon_scaling{});
+    succeeds(tenon_scalings(list.data(), capacity, nullptr));
+    for (size_t i = 0; i < list.size(); ++i)
+      EXPECT_EQ(list[i].name != nullptr, i < std::min(capacity, count)) << capacity;
+  }
+  std::vector<tenon_scaling> list(count);
+  succeeds(tenon_scalings(list.data(), count, nullptr));
+  for (size_t i = 0; i < count; ++i) {
+    const ScalingInfo& mode = kScalings[i];
+    const tenon_scaling& s = list[i];
+    EXPECT_EQ(s.name, mode.name);
+    EXPECT_EQ(s.scale_dtype, static_cast<int32_t>(mode.scale)) << s.name;
+    EXPECT_EQ(s.transposes != 0, mode.transposes) << s.name;
+    EXPECT_EQ(s.single != 0, mode.name == "delayed" || mode.name == "current") << s.name;
+    EXPECT_EQ(s.scale_given != 0, mode.name == "delayed") << s.name;
+    for (const size_t side : {0, 1}) {
+      EXPECT_EQ(s.block_rows[side], mode.blocks[side].rows) << s.name;
+      EXPECT_EQ(s.block_cols[side], mode.blocks[side].cols) << s.name;
+    }
+  }
+  const tenon_scaling& mx = list[static_cast<size_t>(Scaling::mxfp8)];
+  EXPECT_EQ(mx.scale_dtype, TENON_E8M0);
+  EXPECT_TRUE(mx.block_rows[0] == 1 && mx.block_cols[0] == 32 && mx.block_rows[1] == 32);
+}
+
 TEST(CApiQuantize, EveryModeAndOrientation) {
   unsigned seed = 1;
   for (const Spec& s : all_specs(true))

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tenon/tenon.h"
+#include "tenon/tenon.hpp"
 
 namespace {
 
@@ -256,6 +257,40 @@ TEST(CApi, NamesWithAnyBuffer) {
     }
     for (size_t i = kept; i < buffer.size(); ++i) EXPECT_EQ(buffer[i], '#');
   }
+}
+
+TEST(CApi, ActivationInfo) {
+  tenon_activation found{};
+  ASSERT_EQ(tenon_activation_info("gelu", &found), TENON_OK) << tenon_last_error();
+  EXPECT_STREQ(found.name, "gelu");
+  EXPECT_EQ(found.formula, tenon::formula(tenon::activation("gelu")));
+  EXPECT_TRUE(found.inputs == 1 && found.scaled == 0 && found.parameter_count == 0);
+  const char* text = "scaled(clamped_swiglu(alpha=1.5))";
+  ASSERT_EQ(tenon_activation_info(text, &found), TENON_OK) << tenon_last_error();
+  const tenon::Activation f = tenon::activation(text);
+  EXPECT_TRUE(found.inputs == 2 && found.scaled != 0);
+  ASSERT_EQ(found.parameter_count, f.parameters.size());
+  ASSERT_GT(f.parameters.size(), 1U);
+  for (size_t i = 0; i < f.parameters.size(); ++i) {
+    const tenon_parameter& p = found.parameters[i];
+    EXPECT_EQ(p.name, f.parameters[i].name);
+    EXPECT_EQ(p.value, f.parameters[i].value) << p.name;
+    EXPECT_EQ(p.least, f.parameters[i].least) << p.name;
+    EXPECT_EQ(p.most, f.parameters[i].most) << p.name;
+  }
+  // Another thread's answer is its own.
+  std::thread([] {
+    tenon_activation other{};
+    EXPECT_EQ(tenon_activation_info("x*x; k = 1", &other), TENON_OK) << tenon_last_error();
+  }).join();
+  EXPECT_EQ(found.formula, tenon::formula(f));
+  EXPECT_EQ(found.parameters[0].name, f.parameters[0].name);
+  tenon_activation untouched{};
+  expect_fails(tenon_activation_info("gelo", &untouched), 1, {"gelo"});
+  expect_fails(tenon_activation_info(nullptr, &untouched), 1,
+               {"tenon_activation_info: act is NULL"});
+  EXPECT_EQ(untouched.name, nullptr);
+  expect_fails(tenon_activation_info("gelu", nullptr), 1, {"tenon_activation_info: info is NULL"});
 }
 
 TEST(CApi, DefineRunAndRedefine) {

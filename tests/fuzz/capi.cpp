@@ -1100,15 +1100,20 @@ int mine_backward(void* user, int64_t rows, const tenon_view* /*x*/, const tenon
   return mine_forward(user, rows, dy, dx, why, capacity);
 }
 
-// How many buffers a plan has: the only count that tenon_plan_sizes takes.
-size_t buffers_of(const Call& c, const tenon_plan* plan) {
-  std::vector<int64_t> bytes;
-  for (size_t n = 1; n < 1000; ++n) {
-    bytes.assign(n, 0);
-    if (tenon_plan_sizes(plan, 1 << 10, bytes.data(), n, nullptr) == TENON_OK) return n;
-  }
-  c.check(false, "no number of buffers is right");
-  return 0;
+std::vector<tenon_buffer> buffers_of(Call& c, const tenon_plan* plan) {
+  size_t count = 0;
+  c.check(tenon_plan_buffers(plan, nullptr, 0, &count) == TENON_OK && count > 0, "no buffers");
+  std::vector<tenon_buffer> list(c.in.one_in(3) ? c.in.below(count) : count);
+  c.check(tenon_plan_buffers(plan, list.data(), list.size(), nullptr) == TENON_OK, "no list");
+  list.resize(count);
+  c.check(tenon_plan_buffers(plan, list.data(), count, nullptr) == TENON_OK, "no list");
+  return list;
+}
+
+// Bytes of a buffer as the header states them.
+int64_t bytes_of(const tenon_buffer& b, int64_t rows) {
+  const int64_t count = up(up(rows * b.rows_mul, b.rows_div), b.rows_round) * b.rows_round;
+  return (count + b.rows_add) * b.cols * (b.random ? 8 : size_of(b.dtype));
 }
 
 void describe(Call& c, const tenon_plan* plan, int64_t rows, bool right) {
@@ -1131,7 +1136,8 @@ void describe(Call& c, const tenon_plan* plan, int64_t rows, bool right) {
 enum class Backward : uint8_t { none, some, all };
 void run_plan(Call& c, const tenon_plan* plan, Backward pass, int64_t rows, bool runs) {
   constexpr int64_t kMostBytes = 1 << 24;
-  const size_t count = buffers_of(c, plan);
+  const std::vector<tenon_buffer> buffers = buffers_of(c, plan);
+  const size_t count = buffers.size();
   std::vector<int64_t> bytes(count);
   int64_t workspace = 0, total = 0;
   const int code = tenon_plan_sizes(plan, rows, bytes.data(), count, &workspace);
@@ -1143,8 +1149,9 @@ void run_plan(Call& c, const tenon_plan* plan, Backward pass, int64_t rows, bool
             "a row count without sizes runs");
     return;
   }
-  for (const int64_t n : bytes) {
-    c.check(n >= 0, "a negative size");
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t n = bytes[i];
+    c.check(n >= 0 && n == bytes_of(buffers[i], rows), "a size that its formula does not give");
     total = n > kMostBytes ? kMostBytes : total + n;
   }
   c.check(workspace >= 0, "a negative workspace");
@@ -1245,7 +1252,7 @@ void plan(Call& c) {
 }
 
 void small_functions(Call& c) {
-  switch (c.in.below(4)) {
+  switch (c.in.below(5)) {
     case 0: {
       c.what = "tenon_encoding_shape";
       constexpr std::array<int64_t, 6> kSizes{
@@ -1300,6 +1307,19 @@ void small_functions(Call& c) {
       const size_t count = c.in.below(kCounts.size());
       if (count > 3) c.odd = c.must = true;
       c.run([&] { return tenon_set_threads(kCounts[count]); });
+      return;
+    }
+    case 3: {
+      c.what = "tenon_activation_info";
+      const char* act = c.text_or_noise("scaled(clamped_swiglu(alpha=1.5))");
+      tenon_activation found{};
+      const bool nowhere = c.spoil(20);
+      if (nowhere) c.must = true;
+      c.run([&] { return tenon_activation_info(act, nowhere ? nullptr : &found); });
+      if (!c.ok || nowhere) return;
+      for (size_t i = 0; i < found.parameter_count; ++i)
+        c.check(std::strlen(found.parameters[i].name) > 0, "a parameter without a name");
+      c.check(found.inputs == 1 || found.inputs == 2, "inputs");
       return;
     }
     default:

@@ -1,9 +1,6 @@
-"""The handlers of libtenon as XLA FFI targets, and the shapes of encodings."""
+"""The handlers of libtenon as XLA FFI targets."""
 
 from __future__ import annotations
-
-import functools
-from ctypes import c_int64
 
 try:
     import jax
@@ -52,22 +49,3 @@ def register() -> None:
 
 
 register()
-
-
-@functools.lru_cache(maxsize=4096)
-def encoding_shapes(
-    scaling: str, rows: int, cols: int, columnwise: bool
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The shapes of data and scale_inv of one encoding of a tensor of rows x cols."""
-    data, scale_inv = (c_int64 * 2)(), (c_int64 * 2)()
-    _lib.check(
-        _lib.lib.tenon_encoding_shape(
-            scaling.encode(), rows, cols, int(columnwise), data, scale_inv
-        )
-    )
-    return (data[0], data[1]), (scale_inv[0], scale_inv[1])
-
-
-def transposes(scaling: str) -> bool:
-    """Whether columnwise data are [K, M]."""
-    return encoding_shapes(scaling, 1, 2, True)[0] == (2, 1)

@@ -12,10 +12,9 @@ import numpy as np
 
 from .. import _lib
 from .._array import CODES
+from .._format import encoding_shapes, scaling_of
 from .._lib import BackwardArgs, ForwardArgs, Options, Tensor, View
-from . import _ffi
 
-_E8M0 = CODES["float8_e8m0fnu"]
 _PAGE = 4096
 
 
@@ -68,6 +67,7 @@ def _measured(
         address += (rows * cols * 4 // _PAGE + 2) * _PAGE  # apart, and aligned as XLA's are
         return POINTER(View)(made)
 
+    mode = scaling_of(encoding.scaling)
     written = Tensor(
         scaling=encoding.scaling.encode(),
         dtype=CODES[np.dtype(encoding.out_dtype).name],
@@ -78,16 +78,15 @@ def _measured(
     for columnwise, prefix in ((False, ""), (True, "columnwise_")):
         if not (encoding.layout.has_colwise if columnwise else encoding.layout.has_rowwise):
             continue
-        data, scales = _ffi.encoding_shapes(encoding.scaling, rows, width, columnwise)
+        data, scales = encoding_shapes(encoding.scaling, rows, width, columnwise)
         setattr(written, prefix + "data", view(*data, written.dtype))
         if encoding.scaling != "none":
-            kind = _E8M0 if encoding.scaling == "mxfp8" else 0
-            setattr(written, prefix + "scale_inv", view(*scales, kind))
-    if encoding.scaling in ("delayed", "current"):
+            setattr(written, prefix + "scale_inv", view(*scales, _lib.DTYPE[mode.scale_dtype]))
+    if mode.single:
         if written.data and written.columnwise_data:
             written.columnwise_scale_inv = written.scale_inv
         written.amax = view(1, 1, 0)
-    if encoding.scaling == "delayed":
+    if mode.scale_given:
         written.scale = view(1, 1, 0)
     given: dict[str, Any] = {"x": view(rows, cols, code)}
     if asked.get("output_amax_when_no_scaling"):
@@ -95,7 +94,7 @@ def _measured(
     options = Options(
         precision=settings.get("precision", 0),
         rounding=settings.get("rounding", 0),
-        device=_lib.DEVICES["cuda"],
+        device=_lib.DEVICE["cuda"],
     )
     size = c_size_t()
     _lib.check(_lib.lib.tenon_measure_begin())

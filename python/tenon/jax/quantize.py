@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._lib import SCALINGS
+from .._array import NAMES
+from .._format import scaling_of
+from .._lib import DTYPE, POWER_OF_TWO
 from . import _ffi
 from ._sharding import Split, place, vary, varying
 
@@ -76,7 +78,7 @@ class ScaledTensor:
             return self.data.shape
         assert self.columnwise_data is not None
         shape = self.columnwise_data.shape
-        if not _ffi.transposes(self.scaling):
+        if not scaling_of(self.scaling).transposes:
             return shape
         return shape[self.k_axes :] + shape[: self.k_axes]
 
@@ -91,7 +93,7 @@ class ScaledTensor:
         data = self.columnwise_data if columnwise else self.data
         scales = self.columnwise_scale_inv if columnwise else self.scale_inv
         assert data is not None and scales is not None
-        if scales.ndim > (1 if self.scaling in ("delayed", "current") else 2):
+        if scales.ndim > (1 if scaling_of(self.scaling).single else 2):
             # Made under vmap: one more axis in front, of data and scales alike.
             return jax.vmap(lambda t: t.dequantize(dtype))(self)
         call = _Dequantize(self.scaling, columnwise, self.swizzled, self.k_axes, wanted)
@@ -118,13 +120,13 @@ class _Dequantize:
 
     def _shape(self, data: Any) -> tuple[int, ...]:
         shape = tuple(data.shape)
-        if not self.columnwise or not _ffi.transposes(self.scaling):
+        if not self.columnwise or not scaling_of(self.scaling).transposes:
             return shape
         return shape[self.k_axes :] + shape[: self.k_axes]
 
     def split(self, *arrays: Any) -> Split | None:
         """Along every axis, with one scale for the tensor."""
-        if self.scaling not in ("delayed", "current"):
+        if not scaling_of(self.scaling).single:
             return None
         names = tuple(f"r{i}" for i in range(arrays[0].ndim))
         turned = names[self.k_axes :] + names[: self.k_axes] if self.columnwise else names
@@ -140,7 +142,7 @@ class _Dequantize:
         )
         made = call(
             *(vary(a, axes) for a in arrays),
-            scaling_mode=SCALINGS.index(self.scaling),
+            scaling_mode=scaling_of(self.scaling).number,
             columnwise=self.columnwise,
             swizzled=self.swizzled,
             rows=math.prod(shape[:cut]),
@@ -190,7 +192,7 @@ class Quantizer:
     @property
     def scale_dtype(self) -> Any:
         """The dtype of scale_inv."""
-        return jnp.float8_e8m0fnu if self.scaling == "mxfp8" else jnp.float32
+        return getattr(jnp, NAMES[DTYPE[scaling_of(self.scaling).scale_dtype]])
 
     def attributes(self) -> dict[str, Any]:
         """The optional attributes of the FFI handlers that belong to the format."""
@@ -324,7 +326,7 @@ class Float8BlockScaleQuantizer(Quantizer):
 
 def _own_rule(q: CurrentScaleQuantizer | Float8BlockScaleQuantizer) -> dict[str, Any]:
     return {
-        "power_of_two": 1 if q.force_pow_2_scales else 2,
+        "power_of_two": POWER_OF_TWO["power_of_two" if q.force_pow_2_scales else "exact_scale"],
         "eps": np.float32(q.amax_epsilon),
     }
 

@@ -15,12 +15,14 @@ import torch
 
 from .. import _lib
 from .._lib import (
+    DTYPE,
     BackwardArgs,
     DropoutArgs,
     DropoutBackwardArgs,
     ForwardArgs,
     Options,
     QuantizeArgs,
+    TensorPtr,
     View,
     ViewPtr,
     check,
@@ -32,16 +34,15 @@ PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN_CODES: dict[torch.dtype, int] = {dtype: code for code, dtype in enumerate(PLAIN)}
 DTYPES: dict[torch.dtype, int] = {
     **_PLAIN_CODES,
-    torch.float8_e4m3fn: 3,
-    torch.float8_e5m2: 4,
-    torch.uint8: 5,  # E8M0 scales
+    torch.float8_e4m3fn: DTYPE["e4m3"],
+    torch.float8_e5m2: DTYPE["e5m2"],
+    torch.uint8: DTYPE["e8m0"],  # of scales
 }
 if hasattr(torch, "float8_e8m0fnu"):
-    DTYPES[torch.float8_e8m0fnu] = 5
+    DTYPES[torch.float8_e8m0fnu] = DTYPE["e8m0"]
 
 _STRIDED = torch.strided
 _LEAST_WIDTH = 64  # short rows cost a loop each
-_TensorPtr = POINTER(_lib.Tensor)
 _RandomPtr = POINTER(c_uint64)
 
 
@@ -195,7 +196,7 @@ def _place(args: ctypes.Structure, views: dict[str, Any]) -> None:
         if v is None:
             continue
         if isinstance(v, _lib.Tensor):
-            setattr(args, name + "_encoded", _TensorPtr(v))
+            setattr(args, name + "_encoded", TensorPtr(v))
         else:
             setattr(args, name, ViewPtr(v))
 
@@ -364,11 +365,6 @@ def fused_backward(
     _run(lib.tenon_fused_backward, options, arguments + b", grad", (*views, grad), *call)
 
 
-def info(act: bytes) -> str:
-    """tenon_info: name, inputs, scaled, parameters and formula, as JSON."""
-    return _lib.text_of(lib.tenon_info, act)
-
-
 def names() -> list[str]:
     """The registered names, built-in ones first."""
     return _lib.text_of(lib.tenon_names).split()
@@ -390,7 +386,6 @@ __all__ = [
     "forward",
     "fused_backward",
     "fused_forward",
-    "info",
     "l2_normalization",
     "l2_normalization_backward",
     "memory",

@@ -61,7 +61,7 @@ def options(given: _lib.Options | None, device: int) -> _lib.Options:
         found = _options[key] = _lib.Options(
             precision=precision,
             rounding=rounding,
-            device=_lib.DEVICES["cuda"],
+            device=_lib.DEVICE["cuda"],
             stream=key[3],
             allocate=_allocate,
             user=device,

@@ -392,7 +392,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
     # One function for each registered name; a user's own appears when it is defined.
     if not name.startswith("_"):
         try:
-            known = _lib.text_of(_lib.lib.tenon_info, _lib.encoded(name, "the name"))
+            known = activation_info(name)
         except (ValueError, NotImplementedError) as e:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {e}") from None
         if name not in ("x", "a", "b") and known:

@@ -9,14 +9,13 @@ Engine.
 from __future__ import annotations
 
 import copy
-import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .. import _lib
+from .._format import encoding_shapes, scaling_of
 from . import _call, _cuda, _watch
 from ._dynamo import one_break
 from ._quantized import FP8, Quantize, QuantizedTensor, fp8_dtype_of
@@ -32,19 +31,8 @@ __all__ = [
 ]
 
 _CPU = torch.device("cpu")
-_SINGLE = ("delayed", "current")  # one scale for the tensor serves both encodings
-_MODE_DEFAULT, _POWER_OF_TWO, _EXACT_SCALE = 0, 1, 2
-
-
-@functools.lru_cache(maxsize=1024)
-def _shapes(
-    scaling: str, rows: int, cols: int, columnwise: bool
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    data, scales = (ctypes.c_int64 * 2)(), (ctypes.c_int64 * 2)()
-    _lib.check(
-        _lib.lib.tenon_encoding_shape(scaling.encode(), rows, cols, int(columnwise), data, scales)
-    )
-    return (data[0], data[1]), (scales[0], scales[1])
+_SCALE_DTYPES = {"f32": torch.float32, "e8m0": torch.uint8}
+_MODE_DEFAULT, _POWER_OF_TWO, _EXACT_SCALE = _lib.POWER_OF_TWO.values()
 
 
 def _folded(shape: Sequence[int]) -> tuple[int, int]:
@@ -128,17 +116,18 @@ class Quantizer:
         rows, cols = _folded(shape)
         out = QuantizedTensor(shape, dtype, self.fp8_dtype, self.scaling, swizzled=self.swizzled)
         out._write = self._written(device)
-        scale_dtype = torch.uint8 if self.scaling == "mxfp8" else torch.float32
+        mode = scaling_of(self.scaling)
+        scale_dtype = _SCALE_DTYPES[mode.scale_dtype]
         if self.rowwise_usage:
-            _, scales = _shapes(self.scaling, rows, cols, False)
+            _, scales = encoding_shapes(self.scaling, rows, cols, False)
             out.data = torch.empty(tuple(shape), dtype=self.fp8_dtype, device=device)
             out.scale_inv = torch.empty(scales, dtype=scale_dtype, device=device)
         if self.columnwise_usage:
-            data, scales = _shapes(self.scaling, rows, cols, True)
-            like = tuple(shape) if self.scaling == "mxfp8" else data
+            data, scales = encoding_shapes(self.scaling, rows, cols, True)
+            like = data if mode.transposes else tuple(shape)
             out.columnwise_data = torch.empty(like, dtype=self.fp8_dtype, device=device)
             out.columnwise_scale_inv = torch.empty(scales, dtype=scale_dtype, device=device)
-        if self.scaling in _SINGLE:
+        if mode.single:
             out.scale_inv = torch.empty(1, dtype=scale_dtype, device=device)
             out.columnwise_scale_inv = out.scale_inv
         return out

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._lib import SCALINGS
+from ..._format import Scaling, encoding_shapes, scaling_of
 from .. import _ffi, _workspace
 from .._keys import Act
 from .._sharding import Split, is_traced, place, vary, varying
@@ -38,6 +38,11 @@ class Encoding(NamedTuple):
     scale_dtype: Any = jnp.float32
     options: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def mode(self) -> Scaling:
+        """What is known of its scaling."""
+        return scaling_of(self.scaling)
+
     def results(
         self, lead: tuple[int, ...], columns: tuple[int, ...]
     ) -> list[jax.ShapeDtypeStruct]:
@@ -46,11 +51,11 @@ class Encoding(NamedTuple):
         data, scales = [], []
         for columnwise in (False, True):
             used = self.layout.has_colwise if columnwise else self.layout.has_rowwise
-            turned = columnwise and _ffi.transposes(self.scaling)
-            shape = columns + lead if turned else lead + columns
+            transposed = columnwise and self.mode.transposes
+            shape = columns + lead if transposed else lead + columns
             scale: tuple[int, ...] = (1,)
-            if self.scaling not in ("delayed", "current"):
-                scale = _ffi.encoding_shapes(self.scaling, rows, cols, columnwise)[1]
+            if not self.mode.single:
+                scale = encoding_shapes(self.scaling, rows, cols, columnwise)[1]
             data.append(jax.ShapeDtypeStruct(shape if used else _NOTHING, self.out_dtype))
             stored = used and self.scaling != "none"
             scales.append(jax.ShapeDtypeStruct(scale if stored else _NOTHING, self.scale_dtype))
@@ -84,8 +89,7 @@ class _Call:
 
     @property
     def _wants_amax(self) -> bool:
-        scaled = self.encoding.scaling in ("delayed", "current")
-        return scaled or ("output_amax_when_no_scaling", True) in self.attributes
+        return self.encoding.mode.single or ("output_amax_when_no_scaling", True) in self.attributes
 
     @property
     def results(self) -> list[int]:
@@ -103,14 +107,15 @@ class _Call:
 
     def split(self, *arrays: Any) -> Split | None:
         """Along every axis but that of the inputs; other scalings need the whole tensor."""
-        if self.encoding.scaling not in ("none", "delayed"):
+        given = self.encoding.mode.scale_given
+        if self.encoding.scaling != "none" and not given:
             return None
         main = int(self._backward)
         lead = tuple(f"r{i}" for i in range(arrays[main].ndim - 2))
         columns = ("i", "h") if self._backward else ("h",)
         one = ("one",)
         operands = ((*lead, "h"),) * main + ((*lead, "i", "h"),)
-        if self.encoding.scaling == "delayed":
+        if given:
             operands += (one,)
         results = (lead + columns, columns + lead, one, one, one, ("i", "h"))
         joins = ("", "", "", "", "max", "sum")
@@ -158,7 +163,7 @@ class _Call:
             *(vary(a, axes) for a in (*dz, x, scale, amax)),
             act=self.act.text,
             act_params=np.frombuffer(self.params, np.float32),
-            scaling_mode=SCALINGS.index(self.encoding.scaling),
+            scaling_mode=self.encoding.mode.number,
             quantize_layout=int(self.encoding.layout),
             **dict(self.encoding.options),
             **attributes,

@@ -88,7 +88,7 @@ class _Ready:
         )
         # The tensors of a forward call, and which of them backward reads.
         self.tensors = [at["x"], *of["output"], *self.params, *self.extra_in, *self.extra_out]
-        self.kept = [k for k, i in enumerate(self.tensors) if names[i] in plan.backward_reads]
+        self.kept = [k for k, i in enumerate(self.tensors) if plan.buffers[i].reads_backward]
         self._layouts: dict[int, _Layout] = {}
         owners = [op for op in ops for _ in op.parameter_names or ()]
         self.shapes = [

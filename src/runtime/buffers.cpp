@@ -1,0 +1,34 @@
+// Which pass reads and writes a plan's buffers, and which of them share memory.
+#include "lower/data.h"
+
+namespace tenon {
+
+std::vector<BufferUse> Plan::uses() const {
+  const PlanData& d = *data_;
+  std::vector<BufferUse> list(d.buffers.size());
+  const auto mark = [&](int buffer, std::array<bool, 2> BufferUse::*how, Pass pass) {
+    if (buffer != kNoBuffer)
+      (list[static_cast<size_t>(buffer)].*how)[static_cast<size_t>(pass)] = true;
+  };
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const PlanStep& s : d.steps(pass)) {
+      for (const Slot& slot : s.in) mark(slot.buffer, &BufferUse::reads, pass);
+      for (const Slot& slot : s.out) mark(slot.buffer, &BufferUse::writes, pass);
+      mark(s.random, &BufferUse::reads, pass);
+    }
+  // A forward run copies the random state for its dropouts and advances it.
+  mark(d.rng, &BufferUse::reads, Pass::forward);
+  mark(d.rng, &BufferUse::writes, Pass::forward);
+  mark(d.saved_rng, &BufferUse::writes, Pass::forward);
+
+  std::vector<int> first(static_cast<size_t>(d.slots), -1);
+  for (size_t b = 0; b < list.size(); ++b) {
+    if (d.slot_of[b] == kNoBuffer) continue;
+    int& owner = first[static_cast<size_t>(d.slot_of[b])];
+    list[b].same_as = owner;
+    if (owner < 0) owner = static_cast<int>(b);
+  }
+  return list;
+}
+
+}  // namespace tenon
