@@ -127,10 +127,10 @@ struct Buffer {
 
 enum class Pass : uint8_t { forward, backward };
 
-// What the passes do with a buffer. One that they add to or join counts as written.
+// What the passes do with a buffer. A pass that adds to a buffer counts as writing it.
 struct BufferUse {
   std::array<bool, 2> reads = {}, writes = {};  // by Pass
-  int same_as = -1;  // number of the first buffer that has the same memory
+  int same_as = -1;  // number of the first buffer that has the same memory; -1: it is the first
 };
 
 struct PlanRun {

@@ -332,7 +332,8 @@ enum tenon_role {
 
 /* Memory of a plan. One dimension has, for a call of `rows` rows,
    rup(cdiv(rows*rows_mul, rows_div), rows_round) + rows_add elements, the other one `cols`.
-   Buffers with the role of workspace are in the workspace; the caller lends all others. */
+   Workspace buffers are in the workspace, where those that are never used at once share memory; the
+   caller lends all others. A pass that adds to a buffer counts as writing it. */
 typedef struct tenon_buffer {
   const char* name; /* valid as long as the plan */
   int32_t role;     /* tenon_role */
@@ -342,8 +343,8 @@ typedef struct tenon_buffer {
   int32_t rows_inside;             /* the rows are the contiguous dimension */
   int32_t random;                  /* five uint64_t, whatever dtype is */
   float initial_low, initial_high; /* of a parameter: it starts uniform between them */
-  int32_t reads_forward, writes_forward, reads_backward, writes_backward; /* by which pass */
-  int32_t same_as; /* number of the first buffer that has the same memory; -1: none before it */
+  int32_t reads_forward, writes_forward, reads_backward, writes_backward;
+  int32_t same_as; /* number of the first buffer that has the same memory; -1: it is the first */
 } tenon_buffer;
 
 /* All buffers, by number. List and count as for tenon_scalings. */

@@ -84,11 +84,12 @@ inline tenon::Options options(const tenon_options* given, const char* function) 
 }
 
 inline tenon::Scaling scaling(const char* name, const char* function) {
-  const auto found = tenon::scaling_named(name ? name : "none");
-  if (!found)
-    tenon::fail(tenon::Code::invalid_argument, function, ": the scaling '", name,
-                "' is not known; use none, delayed, current, mxfp8, block1x128 or block128x128");
-  return *found;
+  if (const auto found = tenon::scaling_named(name ? name : "none")) return *found;
+  std::string known;
+  for (const tenon::ScalingInfo& mode : tenon::kScalings)
+    known.append(known.empty() ? "" : ", ").append(mode.name);
+  tenon::fail(tenon::Code::invalid_argument, function, ": the scaling '", name,
+              "' is not known; use one of ", known);
 }
 
 // Text into a caller's buffer: at most `capacity` bytes, the final zero included.

@@ -978,6 +978,26 @@ int program(uint8_t* codes, float* scale_inv, float* back) {
 }
 #pragma GCC diagnostic pop
 
+int list_program() {
+  // [code: guide_c_list]
+  size_t count = 0;
+  tenon_scaling modes[16];
+  if (tenon_scalings(modes, 16, &count)) return 1;
+  for (size_t i = 0; i < count; ++i)
+    printf("%s: blocks of %dx%d\n", modes[i].name, (int)modes[i].block_rows[0],
+           (int)modes[i].block_cols[0]);
+  // [end]
+  return 0;
+}
+
+TEST(Docs, GuideCList) {
+  expect_code(kDocs / "guide.md", "guide_c_list", "c");
+  testing::internal::CaptureStdout();
+  ASSERT_EQ(list_program(), 0);
+  const std::string printed = testing::internal::GetCapturedStdout();
+  EXPECT_NE(printed.find("mxfp8: blocks of 1x32\n"), std::string::npos) << printed;
+}
+
 TEST(Docs, GuideC) {
   expect_code(kDocs / "guide.md", "guide_c", "c");
   std::vector<uint8_t> codes(8);

@@ -31,7 +31,11 @@ from .._lib import (
 from . import _cuda
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16)
-_PLAIN_CODES: dict[torch.dtype, int] = {dtype: code for code, dtype in enumerate(PLAIN)}
+_PLAIN_CODES: dict[torch.dtype, int] = {
+    torch.float32: DTYPE["f32"],
+    torch.float16: DTYPE["f16"],
+    torch.bfloat16: DTYPE["bf16"],
+}
 DTYPES: dict[torch.dtype, int] = {
     **_PLAIN_CODES,
     torch.float8_e4m3fn: DTYPE["e4m3"],
