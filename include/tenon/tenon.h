@@ -335,7 +335,7 @@ enum tenon_role {
    Workspace buffers are in the workspace, where those that are never used at once share memory; the
    caller lends all others. A pass that adds to a buffer counts as writing it. */
 typedef struct tenon_buffer {
-  const char* name; /* valid as long as the plan */
+  const char* name; /* valid until the plan is freed */
   int32_t role;     /* tenon_role */
   int32_t dtype;    /* tenon_dtype */
   int64_t rows_mul, rows_div, rows_round, rows_add;
