@@ -257,6 +257,57 @@ TENON_API int tenon_measure_end(size_t* bytes);
 TENON_API int tenon_set_threads(int32_t count);
 TENON_API int tenon_threads(void);
 
+/* ---- Ops: what a chain may name besides activations ---- */
+
+enum tenon_argument_kind {
+  TENON_ARGUMENT_COLUMNS = 0, /* those of the op's input, checked if given */
+  TENON_ARGUMENT_COUNT = 1,   /* a whole number from 1 */
+  TENON_ARGUMENT_NUMBER = 2,
+  TENON_ARGUMENT_FLAG = 3,
+  TENON_ARGUMENT_TEXT = 4
+};
+
+typedef struct tenon_op_argument {
+  const char* name;
+  int32_t kind;     /* tenon_argument_kind */
+  int32_t required; /* a chain must give it */
+  double value;     /* of a number or a flag that is not given */
+  double least, most;
+} tenon_op_argument;
+
+/* A parameter has as many columns as the op's input, and one row unless an argument says more. */
+typedef struct tenon_op_parameter {
+  const char* name;
+  const char* rows; /* the name of that argument, or NULL */
+} tenon_op_parameter;
+
+enum tenon_extra_kind {
+  TENON_EXTRA_TENSOR = 0, /* a tensor of the input's shape */
+  TENON_EXTRA_COLUMN = 1, /* one value per row */
+  TENON_EXTRA_SCALAR = 2  /* one value */
+};
+
+typedef struct tenon_op_extra {
+  const char* name;
+  int32_t kind; /* tenon_extra_kind */
+} tenon_op_extra;
+
+typedef struct tenon_op {
+  const char* name;
+  const char* summary;                /* one line */
+  const tenon_op_argument* arguments; /* in order */
+  size_t argument_count;
+  const tenon_op_parameter* parameters;
+  size_t parameter_count;
+  const tenon_op_extra* extra_inputs;
+  size_t extra_input_count;
+  size_t extra_output_count;
+} tenon_op;
+
+/* All ops. Their pointers are valid for the life of the process. List and count as for
+   tenon_scalings. */
+TENON_API int tenon_ops(tenon_op* list, size_t capacity, size_t* count);
+
 /* ---- Plans: a chain of ops as few passes, forward and backward ---- */
 
 /* Of a parameter or an extra input; zero is the default: wanted, in the tensor's own dtype. */

@@ -216,6 +216,61 @@ class Activation(Structure):
     )
 
 
+ARGUMENT_KIND = {
+    "argument_columns": 0,
+    "argument_count": 1,
+    "argument_number": 2,
+    "argument_flag": 3,
+    "argument_text": 4,
+}
+
+
+class OpArgument(Structure):
+    _fields_ = (
+        ("name", c_char_p),
+        ("kind", c_int32),
+        ("required", c_int32),
+        ("value", c_double),
+        ("least", c_double),
+        ("most", c_double),
+    )
+
+
+class OpParameter(Structure):
+    _fields_ = (
+        ("name", c_char_p),
+        ("rows", c_char_p),
+    )
+
+
+EXTRA_KIND = {
+    "extra_tensor": 0,
+    "extra_column": 1,
+    "extra_scalar": 2,
+}
+
+
+class OpExtra(Structure):
+    _fields_ = (
+        ("name", c_char_p),
+        ("kind", c_int32),
+    )
+
+
+class Op(Structure):
+    _fields_ = (
+        ("name", c_char_p),
+        ("summary", c_char_p),
+        ("arguments", POINTER(OpArgument)),
+        ("argument_count", c_size_t),
+        ("parameters", POINTER(OpParameter)),
+        ("parameter_count", c_size_t),
+        ("extra_inputs", POINTER(OpExtra)),
+        ("extra_input_count", c_size_t),
+        ("extra_output_count", c_size_t),
+    )
+
+
 class GradRequest(Structure):
     _fields_ = (
         ("unwanted", c_int32),
@@ -334,6 +389,7 @@ SIGNATURES: Any = {
     "tenon_measure_end": (c_int, POINTER(c_size_t)),
     "tenon_set_threads": (c_int, c_int32),
     "tenon_threads": (c_int,),
+    "tenon_ops": (c_int, POINTER(Op), c_size_t, POINTER(c_size_t)),
     "tenon_plan_build": (c_int, c_char_p, POINTER(PlanRequest), POINTER(Options), POINTER(c_void_p)),
     "tenon_plan_free": (None, c_void_p),
     "tenon_plan_buffers": (c_int, c_void_p, POINTER(Buffer), c_size_t, POINTER(c_size_t)),

@@ -1,6 +1,4 @@
 // Bias, dropout and residual add against the specification told again, element by element.
-#include "lower/single_dropout.h"
-
 #include <unistd.h>
 
 #include <array>
@@ -11,6 +9,7 @@
 
 #include "backend/cpu/loops.h"
 #include "core/philox.h"
+#include "lower/single_dropout.h"
 #include "runtime/execute.h"
 #include "support/support.h"
 #include "support/verify.h"

@@ -1,11 +1,11 @@
 // Norms as one step: exact bits against scalar loops, values against float64, every way to store.
-#include "lower/single_norm.h"
+#include "backend/cpu/norm.h"
 
 #include "backend/cpu/executor.h"
 #include "backend/cpu/loops.h"
-#include "backend/cpu/norm.h"
 #include "core/philox.h"
 #include "lazy/builder.h"
+#include "lower/single_norm.h"
 #include "runtime/execute.h"
 #include "support/quantize_reference.h"
 #include "support/support.h"
