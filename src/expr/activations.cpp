@@ -1,4 +1,4 @@
-// Every activation, one row each: name, inputs, parameters, formula. Everything else is derived.
+// Every activation, one row each: name, inputs, parameters, formula. All other code is derived.
 #include "expr/registry.h"
 
 namespace tenon {
@@ -8,8 +8,8 @@ namespace {
 constexpr float kAboveZero = std::numeric_limits<float>::denorm_min();
 constexpr float kFinite = std::numeric_limits<float>::max();
 
-// v·f(u) with v = max(x, −c) and u = min(v, c): beyond c the factor is 0 or 1 in fp32, and the
-// clamp keeps infinities from meeting it.
+// v·f(u) with v = max(x, −c) and u = min(v, c). Beyond c the factor is 0 or 1 in fp32. The clamp
+// avoids the product of an infinity and 0.
 template <class F>
 Expr bounded(Expr x, float c, F f) {
   const Expr v = max(x, -c);
@@ -50,7 +50,7 @@ Expr situglu(Expr a, Expr b, Expr beta1, Expr beta2) {
 
 std::span<const Activation> built_in_activations() {
   // clang-format off
-  // Never destroyed: hosts call from their own static destructors, too.
+  // Never destroyed: hosts may call from their static destructors.
   static const auto& kRows = *new std::vector<Activation>{
       {"gelu", 1, {}, [](const Args& in) { return gelu(in.x); }},
       {"gelu_erf", 1, {}, [](const Args& in) { return gelu_erf(in.x); }},

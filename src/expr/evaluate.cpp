@@ -1,4 +1,4 @@
-// Each word in float64, its derivatives, and the propagation of the bound E.
+// Each word in float64 with its derivatives, and the propagation of the bound E.
 #include "expr/evaluate.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace tenon {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kOverflow32 = 0x1.ffffffp127;  // from here on fp32 rounds to infinity
+constexpr double kOverflow32 = 0x1.ffffffp127;  // fp32 rounds larger values to infinity
 constexpr double kTwoOverRootPi = 1.1283791670955126;
 constexpr size_t kBatch = 256;
 
@@ -51,7 +51,7 @@ struct Value {
   double v = 0, e = 0;
 };
 
-// A transcendental word and |its derivative| at x, in float64.
+// A transcendental word and the magnitude of its derivative at x, in float64.
 struct Function {
   double (*f)(double);
   double (*slope)(double x, double y);
@@ -73,7 +73,7 @@ constexpr std::array<Function, 8> kFunctions{{
 
 const Function& function(Word w) { return kFunctions[index(w) - index(Word::exp)]; }
 
-// Exact unless the argument lies within its error of a midpoint; then either neighbour is right.
+// Exact unless the argument is within its error of a midpoint. Then either neighbour is correct.
 Value rounded(const Value& a, DType dtype) {
   const double v = nearest(a.v, dtype);
   const double low = nearest(a.v - a.e, dtype);
@@ -82,12 +82,13 @@ Value rounded(const Value& a, DType dtype) {
   return {v, a.e == 0 || std::isinf(a.e) ? a.e : std::max(gap(low), gap(high))};
 }
 
-// An overflowed operand makes arithmetic unbounded even where its factor is 0: ∞·0 is NaN in fp32.
+// An overflowed operand makes arithmetic unbounded even if the other factor is 0: ∞·0 is NaN in
+// fp32.
 bool unbounded(const Node& n, const Value& a, const Value& b) {
   return index(n.word) <= index(Word::div) && (std::isinf(a.e) || std::isinf(b.e));
 }
 
-// Exact value and propagated error of one node, without the node's own rounding.
+// The exact value and the propagated error of one node, without the rounding of the node itself.
 Value propagate(const Node& n, const Value& a, const Value& b, const Value& c, const Value& d) {
   switch (n.word) {
     case Word::add:
@@ -132,11 +133,11 @@ Value propagate(const Node& n, const Value& a, const Value& b, const Value& c, c
   }
 }
 
-// Nothing is known of a value, not even that it is a number: ∞ − ∞ may be in it.
+// An unknown value. It may be NaN, for example from ∞ − ∞.
 constexpr Value kUnknown{std::numeric_limits<double>::quiet_NaN(), kInfinity};
 
-// Whether a node follows from something unknown (a select from its condition), or adds an infinity
-// to what may have overflowed to the other one.
+// Whether a node depends on an unknown value (a select: through its condition), or adds an infinity
+// to a value that may have overflowed to the opposite infinity.
 bool lost(const Node& n, const std::array<Value, 4>& in) {
   const int inputs = n.word == Word::select ? 2 : n.arity();
   for (int i = 0; i < inputs; ++i)
@@ -147,14 +148,14 @@ bool lost(const Node& n, const std::array<Value, 4>& in) {
   return (n.word == Word::add || n.word == Word::sub) && (meet(in[0], in[1]) || meet(in[1], in[0]));
 }
 
-// Where fp32 may have overflowed, what follows from that infinity is not bounded.
+// If fp32 may have overflowed, values that depend on that infinity have no bound.
 Value as_input(Value v) {
   if (std::isfinite(v.v) && std::fabs(v.v) + v.e >= kOverflow32) v.e = kInfinity;
   return v;
 }
 
 double own_error(const Node& n, double v, double native) {
-  if (n.word == Word::round) return 0;  // decided by propagate
+  if (n.word == Word::round) return 0;  // propagate handles it
   const double ulp = ulp32(v);
   if (native > 0 && info(n.word).kind == Kind::transcendental)
     return std::isfinite(v) ? std::max(native * std::fabs(v), 0.5 * ulp) : 0;
@@ -205,8 +206,8 @@ Evaluation Oracle::run(size_t n, std::span<const float* const> loads,
         std::array<Value, 4> in;
         for (size_t k = 0; k < in.size(); ++k) in[k] = as_input(values[node.in[k]][i]);
         Value v = propagate(node, in[0], in[1], in[2], in[3]);
-        // With loads that err themselves the term of second order counts: the square of what a mean
-        // leaves of a constant row.
+        // If loads have errors, the second-order term counts. Example: the square of the rounding
+        // error that remains after the mean of a constant row is subtracted.
         if (!errors.empty() && node.word == Word::mul) v.e += times(in[0].e, in[1].e);
         v.e += own_error(node, v.v, native_);
         if (std::isnan(v.e) || unbounded(node, in[0], in[1])) v.e = kInfinity;
@@ -234,7 +235,7 @@ double nearest(double v, DType dtype) {
 }
 
 bool within(float result, DType dtype, double exact, double bound) {
-  if (std::isinf(bound)) return true;  // an inner overflow has left nothing to promise
+  if (std::isinf(bound)) return true;  // after an inner overflow nothing is promised
   if (std::isnan(exact)) return std::isnan(result);
   if (std::isnan(result)) return false;
   if (std::isinf(exact)) return static_cast<double>(result) == nearest(exact, dtype);

@@ -1,4 +1,4 @@
-// Reverse-mode derivatives: one rule a word.
+// Reverse-mode derivatives: one rule per word.
 #include <algorithm>
 #include <optional>
 
@@ -12,8 +12,8 @@ namespace {
 
 constexpr float kTwoOverRootPi = 1.1283791670955126F;
 
-// The contribution of one node, with value y and adjoint d, to its child number i.
-// tanh and sigmoid avoid 1 − y, which loses all relative accuracy where y tends to 1.
+// The contribution of a node, with value y and adjoint d, to its child i. tanh and sigmoid avoid 1
+// − y, which loses all relative accuracy as y tends to 1.
 Expr contribution(const Node& n, int i, Expr y, Expr d, std::span<const Expr> in) {
   const Expr a = in[0];
   const Expr b = n.arity() > 1 ? in[1] : a;
@@ -61,11 +61,11 @@ Expr contribution(const Node& n, int i, Expr y, Expr d, std::span<const Expr> in
   }
 }
 
-// A choice that an adjoint passed through: it is exactly 0 where the branch is not taken.
+// A select that an adjoint passed through. The adjoint is exactly 0 if the branch is not taken.
 struct Guard {
   Rel rel;
   uint32_t left, right;
-  bool taken;  // whether the condition selects the branch, or the other one
+  bool taken;  // true: the branch is taken if the condition holds
   friend bool operator==(const Guard&, const Guard&) = default;
 };
 
@@ -76,8 +76,8 @@ std::optional<Guard> guard(const Node& n, int i) {
   return std::nullopt;
 }
 
-// The guards stay outside the value until it is summed or asked for, so that no factor of a branch
-// not taken, be it NaN or infinite, ever meets the 0.
+// Guards stay outside the value until it is summed or read. So a NaN or infinite factor of a branch
+// that is not taken never multiplies the 0.
 struct Adjoint {
   Expr value;
   std::vector<Guard> guards;
@@ -106,12 +106,12 @@ void add(Graph& graph, std::optional<Adjoint>& sum, Adjoint d) {
 
 std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
   std::vector<Expr> result(wrt.size());
-  if (!out.graph()) return result;  // a constant
+  if (!out.graph()) return result;  // it is a constant
   Graph& graph = *out.graph();
   const uint32_t root = out.id();
   const std::vector<uint32_t> nodes = order(graph, std::span(&root, 1));
 
-  // Only nodes on a way to some wrt need an adjoint.
+  // Only nodes on a path to some wrt need an adjoint.
   std::vector<uint32_t> targets;
   for (const Expr& w : wrt) targets.push_back(graph.id(w));
   std::vector<bool> wanted(graph.size(), false);

@@ -1,4 +1,4 @@
-// The hash-consed graph and the simplifications that never change a bit.
+// The hash-consed graph, and simplifications that never change a bit.
 #include <cstring>
 
 #include "core/fp_mode.h"
@@ -29,7 +29,7 @@ bool holds(Rel rel, float a, float b) {
   return kCompare[static_cast<size_t>(rel)](Scalar(a), Scalar(b));
 }
 
-// The word of constants, in the strict sequence's own fp32 bits.
+// Evaluates a word of constants with the bits of the strict sequence.
 float fold(Word w, std::span<const Expr> in, uint8_t detail) {
   const FpMode ieee;
   const auto arg = [&](size_t i) { return Scalar(i < in.size() ? in[i].constant() : 0.0F); };

@@ -1,4 +1,4 @@
-// One fp32 number with the operations that words are made of: what a lane of every backend does.
+// One fp32 value with the operations of words, as one lane of any backend computes them.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace tenon {
 
-// The tag makes each instruction set's instantiations distinct functions for the linker.
+// The tag makes the instantiations of each instruction set distinct functions for the linker.
 template <int tag>
 struct Lane {
   float v = 0;
@@ -57,7 +57,8 @@ template <int t>
   return Lane<t>(__builtin_sqrtf(a.v));
 }
 
-// IEEE 754-2019 minimum and maximum: a NaN wins, and −0 < +0 (equal values differ only in sign).
+// IEEE 754-2019 minimum and maximum: a NaN propagates, and −0 < +0 (equal values differ only in
+// sign).
 template <int t>
 [[gnu::always_inline]] inline Lane<t> min(Lane<t> a, Lane<t> b) {
   const float ordered = a.v < b.v ? a.v : b.v;
@@ -100,12 +101,12 @@ template <int t>
   return Lane<t>(c ? a.v : b.v);
 }
 
-// 1 ÷ x for x in [2^−125, 2^126), where a GPU needs no slow way.
+// 1 ÷ x for x in [2^−125, 2^126). In this range a GPU does not need the slow path of a division.
 template <int t>
 [[gnu::always_inline]] inline Lane<t> inverse(Lane<t> x) {
   return Lane<t>(1.0F / x.v);
 }
-// 2^n of n + 1.5·2^23 + 127, whose low bits are n + 127, for an integral n in [−127, 128].
+// 2^n from n + 1.5·2^23 + 127, whose low bits are n + 127, for an integer n in [−127, 128].
 template <int t>
 [[gnu::always_inline]] inline Lane<t> pow2(Lane<t> n) {
   return from_bits<t>(bits(n) << 23);

@@ -1,4 +1,4 @@
-// Traces each word's template with expressions in place of numbers.
+// Traces the template of each word with expressions as values.
 #include "expr/lower.h"
 
 #include "expr/order.h"

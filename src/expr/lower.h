@@ -1,4 +1,4 @@
-// Lowering: transcendental words become their sequences of IEEE operations.
+// Lowering: replaces each transcendental word by its sequence of IEEE operations.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace tenon {
 
-// The operations that exist only in lowered graphs.
+// Operations that occur only in lowered graphs.
 Expr fma(Expr a, Expr b, Expr c);
 Expr inverse(Expr x);
 Expr pow2(Expr n);
@@ -20,7 +20,7 @@ struct Lowered {
   std::vector<uint32_t> roots;
 };
 
-// Every backend evaluates exactly this graph, or the same templates it was traced from.
+// Every backend evaluates this graph, or the templates from which it was traced.
 Lowered lower(const Graph& graph, std::span<const uint32_t> roots, Precision precision);
 
 }  // namespace tenon

@@ -1,4 +1,4 @@
-// The known name that a mistaken one is nearest to.
+// Finds the known name that is nearest to a misspelled one.
 #pragma once
 
 #include <algorithm>
@@ -21,15 +21,15 @@ class Nearest {
     least_ = d;
     best_ = candidate;
   }
-  // " (did you mean 'gelu'?)", or nothing.
+  // " (did you mean 'gelu'?)", or an empty text.
   [[nodiscard]] std::string text() const {
     return best_.empty() ? "" : str(" (did you mean '", best_, "'?)");
   }
 
  private:
-  static constexpr size_t kMostLetters = 64;  // no longer name is a typing mistake worth the time
+  static constexpr size_t kMostLetters = 64;  // longer names are not typing mistakes
 
-  // Insertions, deletions and replacements between two names.
+  // The number of insertions, deletions and replacements between two names.
   static size_t edits(std::string_view a, std::string_view b) {
     std::vector<size_t> row(b.size() + 1);
     for (size_t j = 0; j < row.size(); ++j) row[j] = j;
@@ -45,7 +45,7 @@ class Nearest {
   }
 
   std::string_view name_;
-  size_t least_;  // a third of the letters may be wrong
+  size_t least_;  // at most a third of the letters may differ
   std::string best_;
 };
 

@@ -1,4 +1,5 @@
-// The nodes that some roots need, children first; the same order however the graph was built.
+// The nodes that the roots depend on, children first. The order does not depend on how the graph
+// was built.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,8 @@ namespace tenon {
 
 namespace {
 
-// Words that are functions in the text; + − * / are operators, select and round have own rules.
+// Words that are functions in the text. + − * / are operators; select and round have their own
+// rules.
 std::optional<Word> word_named(std::string_view name) {
   for (size_t i = index(Word::min); i <= index(Word::erfc); ++i)
     if (kWords[i].name == name) return static_cast<Word>(i);
@@ -57,7 +58,7 @@ class Parser {
     Parser& parser;
   };
 
-  // `; name = number` after the formula.
+  // Reads `; name = number` after the formula.
   void read_defaults() {
     at_ = body_end_;
     end_ = text_.size();
@@ -319,7 +320,7 @@ std::string formula_label(std::string_view text) {
   constexpr size_t kMost = 60;
   std::string name;
   for (size_t i = 0; i < text.size(); ++i) {
-    i = pin_end(text, i);  // contents tell a reader nothing
+    i = pin_end(text, i);  // skips the hash of a pinned name
     if (i == text.size()) break;
     if (name.size() == kMost) return name + "...";
     name += static_cast<unsigned char>(text[i]) < ' ' ? ' ' : text[i];
@@ -328,7 +329,7 @@ std::string formula_label(std::string_view text) {
 }
 
 Formula parse(std::string_view text, std::span<const std::string> inputs) {
-  const FpMode ieee;  // constants are folded while reading
+  const FpMode ieee;  // the parser folds constants
   return Parser(text, inputs).run();
 }
 

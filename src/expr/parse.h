@@ -1,4 +1,4 @@
-// Formula text, by the grammar of the guide: docs/formulas.md.
+// The parser of formula texts. docs/formulas.md has the grammar.
 #pragma once
 
 #include <memory>
@@ -12,32 +12,32 @@
 
 namespace tenon {
 
-// Bounds that keep untrusted text harmless.
+// Limits for untrusted text.
 inline constexpr size_t kMaxFormulaBytes = 4096;
 inline constexpr uint32_t kMaxFormulaNodes = 512;
 inline constexpr int kMaxFormulaDepth = 64;
 
-// A parsed formula: loads are the offered inputs in order, then the parameters.
+// A parsed formula. Its loads are the given inputs in order, then the parameters.
 struct Formula {
   std::shared_ptr<const Graph> graph;
   uint32_t root = 0;
   std::vector<Parameter> parameters;  // in the order of their defaults in the text
-  std::vector<bool> used;             // which of the offered inputs the formula mentions
+  std::vector<bool> used;             // which of the given inputs the formula uses
 };
 
-// Throws an Error that names line, column and what was expected.
+// Throws an Error with line, column and the expected token.
 Formula parse(std::string_view text, std::span<const std::string> inputs);
 
-// The formula with its loads replaced, in the graph of the replacements.
+// The formula with its loads replaced. The result is in the graph of the replacements.
 Expr substitute(const Formula& formula, std::span<const Expr> loads);
 
-// Refuses a text that is too long; the contents of pinned names do not count.
+// Throws if a text is too long. The contents of pinned names do not count.
 void check_bytes(std::string_view what, std::string_view text);
 
-// What a formula without a name is called in messages: its beginning, on one line.
+// The label of an unnamed formula in messages: its beginning, on one line.
 std::string formula_label(std::string_view text);
 
-// Whether a word, `clamp`, `round` or `select` has this name.
+// Whether `name` is a word, `clamp`, `round` or `select`.
 bool is_reserved(std::string_view name);
 
 }  // namespace tenon

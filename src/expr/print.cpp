@@ -1,4 +1,4 @@
-// Formulas as text: C++ statements for compilers, infix lines for people.
+// Prints formulas as text: C++ statements for compilers, infix lines for people.
 #include "expr/print.h"
 
 #include <charconv>
@@ -51,7 +51,7 @@ std::string statement(const Node& n, const Name& in, std::string_view (*name)(Wo
   }
 }
 
-// The shortest decimal that reads back as the same fp32 number.
+// The shortest decimal that parses to the same fp32 value.
 std::string decimal(float value) {
   std::array<char, 32> buffer{};
   const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
@@ -75,7 +75,7 @@ std::string_view word_name(Word w) { return info(w).name; }
 std::string print(const Graph& graph, std::span<const uint32_t> roots,
                   std::string_view (*name)(Word)) {
   std::string text;
-  // Numbered in order of use, so that the text does not depend on how the graph was built.
+  // Numbers nodes in order of use, so that the text does not depend on how the graph was built.
   std::vector<uint32_t> number(graph.size(), 0);
   uint32_t next = 0;
   const auto in = [&](uint32_t id) {

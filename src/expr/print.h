@@ -1,4 +1,4 @@
-// The lowered formula as C++ statements, which CUDA reads too.
+// Prints a lowered formula as C++ statements, which are also valid CUDA.
 #pragma once
 
 #include <string>
@@ -7,11 +7,12 @@
 
 namespace tenon {
 
-// A constant as a C++ literal, exact to the bit.
+// A constant as an exact C++ literal.
 std::string literal(float value);
 
-// One `const float tN = …;` a line, loads written as `in[slot]`, then `out[i] = tN;` for each root.
-// Reads the functions of device/words.cuh; `name` names them.
+// Prints one `const float tN = …;` per line, with loads as `in[slot]`, then `out[i] = tN;` for each
+// root. The statements call functions of device/words.cuh. `name` gives the names of these
+// functions.
 std::string_view word_name(Word w);
 std::string print(const Graph& lowered, std::span<const uint32_t> roots,
                   std::string_view (*name)(Word) = word_name);

@@ -1,4 +1,4 @@
-// The registry: built-in rows, and what users define at run time.
+// The registry: built-in activations and definitions of users at run time.
 #include "expr/registry.h"
 
 #include <algorithm>
@@ -23,27 +23,27 @@ namespace {
 
 constexpr size_t kMostDefinitions = 1 << 16;  // each takes up to some ten kilobytes
 
-// What users defined; guarded by library_lock(). A definition lasts as long as the process, since
-// texts may name it by its contents.
+// Definitions of users, guarded by library_lock(). A definition lasts as long as the process,
+// because texts may refer to it by its contents.
 struct Users {
-  using Definitions = std::map<uint64_t, Activation>;  // by contents
+  using Definitions = std::map<uint64_t, Activation>;  // by hash of the contents
   using Definition = Definitions::value_type;
   struct Name {
     Definitions definitions;
     uint64_t current = 0;
   };
   std::map<std::string, Name, std::less<>> names;
-  std::map<std::string, std::string, std::less<>> aliases;  // to names
-  std::vector<std::string> order;                           // of the first definitions
+  std::map<std::string, std::string, std::less<>> aliases;  // alias to name
+  std::vector<std::string> order;                           // in order of the first definition
   size_t count = 0;
-  std::atomic<uint64_t> changes = 0;  // read without the lock, in every call by text
+  std::atomic<uint64_t> changes = 0;  // every call by text reads it without the lock
 
   [[nodiscard]] const Name* find(std::string_view name) const {
     const auto alias = aliases.find(name);
     const auto it = names.find(alias == aliases.end() ? name : std::string_view(alias->second));
     return it == names.end() ? nullptr : &it->second;
   }
-  // By `name`, as it is defined now, or by `name@contents`.
+  // Finds the current definition of `name`, or the definition `name@contents`.
   [[nodiscard]] const Definition* definition(std::string_view name) const {
     const size_t at = name.find('@');
     const Name* const found = find(name.substr(0, at));
@@ -58,17 +58,17 @@ struct Users {
   }
 };
 Users& users() {
-  static auto& all = *new Users;  // other threads may outlive static objects
+  static auto& all = *new Users;  // never destroyed: threads may outlive static objects
   return all;
 }
 
-// Texts that were resolved before, so that calls by text share one formula.
+// Resolved texts, so that calls by text share one formula.
 Memo<Activation>& resolved() {
   static auto& texts = *new Memo<Activation>(1024);
   return texts;
 }
 
-// A hash of all that decides what an activation computes.
+// A hash of everything that affects the result of an activation.
 class Contents {
  public:
   Contents& add(uint64_t value) {
@@ -127,7 +127,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
 }
 
-// Names in the text are bound now: a later definition changes no earlier one.
+// Binds names in the text at once: a later definition does not change earlier ones.
 Activation from_formula(const std::string& name, std::string_view text) {
   static const auto& kInputs = *new std::vector<std::string>{"x", "a", "b"};
   const Formula formula = parse(text, kInputs);
@@ -161,7 +161,7 @@ void set_parameters(Activation& f, std::span<const std::pair<std::string, float>
   }
 }
 
-// `name(parameter=number, …)`: the parts, if the text has this form at all.
+// The parts of `name(parameter=number, …)`. Empty if the text does not have this form.
 struct WithParameters {
   std::string_view name;
   std::vector<std::pair<std::string, float>> values;
@@ -177,7 +177,7 @@ std::optional<WithParameters> with_parameters(std::string_view text) {
     const std::string_view item = rest.substr(0, comma);
     const size_t equals = item.find('=');
     if (equals == std::string_view::npos || item.substr(equals + 1).starts_with('='))
-      return std::nullopt;  // a formula
+      return std::nullopt;  // it is a formula
     const std::string name(trimmed(item.substr(0, equals)));
     if (!is_identifier(name)) return std::nullopt;
     std::string_view number = trimmed(item.substr(equals + 1));
@@ -207,7 +207,7 @@ Activation resolve(std::string_view text) {
     return f;
   }
   check_pin(text);
-  // A lone identifier that is no input was meant as a name.
+  // A single identifier that is not an input is meant as a name.
   if (is_identifier(text) && text != "x" && text != "a" && text != "b")
     fail(Code::invalid_argument, "activation '", text, "' is not known", suggestion(text),
          "; `tenon list` prints the names, or write a formula of x, or of a and b");
@@ -262,7 +262,8 @@ std::string pinned(std::string_view text) {
     i = pin_end(text, i);
     out += text.substr(start, i - start);
     if (!is_identifier(name) || i > start + name.size()) continue;
-    // Called, or all there is; elsewhere it is an input or a parameter.
+    // A name is an activation if it is called or is the whole text. Elsewhere it is an input or a
+    // parameter.
     const size_t next = std::min(text.find_first_not_of(kSpaces, i), text.size());
     const bool called = next < text.size() && text[next] == '(';
     const bool whole = name.data() == core.data() && name.size() == core.size();
@@ -335,7 +336,7 @@ void define(const std::string& name, std::string_view formula) {
 
 namespace {
 
-// Every name by which an activation can be asked for obeys the same rules.
+// Names and aliases follow the same rules.
 void check_name(const std::string& name, std::string_view owner) {
   require(name.size() <= kMaxNameBytes, "define: a name of ", name.size(), " bytes; at most ",
           kMaxNameBytes, " are taken");
@@ -375,7 +376,7 @@ void define(Activation f) {
   for (const Parameter& p : f.parameters)
     require(p.value >= p.least && p.value <= p.most, "define '", f.name, "': the default ", p.name,
             " = ", p.value, " is outside [", p.least, ", ", p.most, "]; give a value inside");
-  // One trial build finds what is wrong now, not at the first call.
+  // A trial build reports errors now instead of at the first call.
   Graph graph;
   std::vector<Expr> inputs, parameters;
   uint32_t slot = 0;

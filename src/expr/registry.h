@@ -1,4 +1,4 @@
-// Look-ups in the registry that the parser and the error messages need.
+// Look-ups in the registry for the parser and the error messages.
 #pragma once
 
 #include <optional>
@@ -10,19 +10,19 @@
 
 namespace tenon {
 
-// By name or alias.
+// Finds an activation by name or alias.
 std::optional<Activation> registered(std::string_view name);
 
-// Refuses `name@contents` that was never defined.
+// Throws if `name@contents` was never defined.
 void check_pin(std::string_view name);
 
-// " (did you mean 'gelu'?)", or nothing.
+// " (did you mean 'gelu'?)", or an empty text.
 std::string suggestion(std::string_view name);
 
-// The built-in rows of activations.cpp.
+// The built-in activations of activations.cpp.
 std::span<const Activation> built_in_activations();
 
-// Grows with every definition: what a name means depends on nothing else.
+// A counter of definitions. The meaning of a name changes only when it grows.
 uint64_t definitions();
 
 }  // namespace tenon

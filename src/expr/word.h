@@ -1,4 +1,4 @@
-// What each word computes, for any value type: the one place that ties a word to its sequence.
+// The computation of each word, for any value type. Only this file maps a word to its sequence.
 #pragma once
 
 #include "expr/words.h"
@@ -6,8 +6,8 @@
 
 namespace tenon {
 
-// `Sequences` is words::Strict or words::Native. Leaves, select and round are not functions of
-// values alone and are handled by their readers.
+// `Sequences` is words::Strict or words::Native. Leaves, select and round depend on more than
+// values, so the readers handle them.
 template <Word w, class Sequences, class V>
 [[gnu::always_inline]] inline V word(V a, [[maybe_unused]] V b, [[maybe_unused]] V c) {
   if constexpr (w == Word::add) return a + b;
@@ -36,7 +36,7 @@ template <Word w, class Sequences, class V>
   return a;
 }
 
-// One function pointer a word, for readers that learn the word at run time.
+// One function pointer per word, for readers that know the word only at run time.
 template <class Sequences, class V>
 using WordFunction = V (*)(V, V, V);
 

@@ -1,4 +1,4 @@
-// The transcendental words, each one branch-free sequence of operations that every backend shares.
+// The transcendental words: one branch-free sequence of operations each, shared by all backends.
 #pragma once
 
 namespace tenon::words {
@@ -9,25 +9,25 @@ inline constexpr float kRound = 12582912.0f;      // adding and subtracting it r
 inline constexpr float kPower = kRound + 127.0f;  // pow2(n + kPower) is 2^n
 inline constexpr float kLog2e = 0x1.715476p+0f;
 inline constexpr float kLn2 = 0x1.62e43p-1f;
-// ln2 cut downwards, so that both parts are positive and a reduction by n = 0 keeps x = -0.
+// ln2 truncated, so that both parts are positive and a reduction by n = 0 keeps x = -0.
 inline constexpr float kLn2Hi = 0x1.62e42ep-1f;
 inline constexpr float kLn2Lo = 0x1.efa39ep-25f;
-// exp rounds to 0 below -104; from -176 the scaling multiplies by 0 and no slow underflow happens.
-// exp(89) rounds to infinity, expm1(-18) to -1.
+// exp rounds to 0 below -104. From -176 on the scaling multiplies by 0, which avoids slow
+// underflow. exp(89) rounds to infinity, expm1(-18) to -1.
 inline constexpr float kExpLow = -176.0f;
 inline constexpr float kExpHigh = 89.0f;
 inline constexpr float kExpm1Low = -18.0f;
-// |x| below which erf is its own polynomial. From 4 on erf rounds to 1, from 10.1 on erfc to 0; at
-// 12.54 the scaling of exp(-x^2) multiplies by 0.
+// For |x| below kErfSmall, erf is a polynomial. From 4 on erf rounds to 1. From 10.1 on erfc rounds
+// to 0. At 12.54 the scaling of exp(-x^2) multiplies by 0.
 inline constexpr float kErfSmall = 0.375f;
 inline constexpr float kErfHigh = 4.0f;
 inline constexpr float kErfcHigh = 12.54f;
 
-// Coefficients, lowest order first, as tools/polynomials.py finds and prints them, each table with
-// its form and the largest relative error of the word in exact arithmetic.
+// Coefficients, lowest order first, printed by tools/polynomials.py. Each table has its form and
+// the largest relative error of the word in exact arithmetic.
 // clang-format off
 struct StrictTables {
-  static constexpr bool kExact = true;  // second reduction steps and error terms are carried
+  static constexpr bool kExact = true;  // with second reduction steps and error terms
   static constexpr float kTanhSmall = 0.55f;
   static constexpr float kErfcShift = 2.0f;
   static constexpr float kErfcCentre = 0.15625f;
@@ -79,11 +79,11 @@ struct NativeTables {
 };
 // clang-format on
 
-// Results below 2^-126 must round once, so what they are made of is 2^kDeep times as large.
+// Results below 2^-126 must round once, so their inputs are scaled by 2^kDeep.
 inline constexpr float kDeep = 100.0f;
 inline constexpr float kDeepUnit = 0x1p-100f;
 
-// x = n ln2 + r, and power is 2^(n + some offset).
+// x = n ln2 + r. power is 2^(n + offset).
 template <class V>
 struct Reduced {
   V n, r, power;
@@ -94,7 +94,7 @@ template <class V>
   return fma(x, V(factor), V(kRound)) - V(kRound);
 }
 
-// Horner's rule; recursive because g++ unrolls a loop too late to vectorise the loop around it.
+// Horner's rule. Recursive, because g++ unrolls a loop too late to vectorise the outer loop.
 template <int K = 0, int N, class V>
 [[gnu::always_inline]] inline V polynomial(V x, const float (&c)[N]) {
   if constexpr (K == N - 1) {
@@ -104,7 +104,7 @@ template <int K = 0, int N, class V>
   }
 }
 
-// |r| <= ln2/2 for either constant ln2; the fma does not round.
+// |r| <= ln2/2 for either constant ln2. The fma is exact.
 template <class V>
 [[gnu::always_inline]] inline Reduced<V> reduce_once(V x, float ln2, float offset = 0.0f) {
   V shifted = fma(x, V(kLog2e), V(kPower + offset));
@@ -112,16 +112,16 @@ template <class V>
   return {n, fma(n, V(-ln2), x), pow2(shifted)};
 }
 
-// p 2^n for 2^-5 < p < 2 and n in [-254, 128]: the first product is exact wherever the
-// result is not 0, so p 2^n rounds once.
+// p 2^n for 2^-5 < p < 2 and n in [-254, 128]. The first product is exact if the result is not 0,
+// so p 2^n rounds once.
 template <class V>
 [[gnu::always_inline]] inline V scale(V p, V n) {
   V h = round_multiple(n, 0.5f);
   return (p * pow2(h + V(kPower))) * pow2(n - h + V(kPower));
 }
 
-// Both precisions of every word; T holds the coefficients and says which error terms are carried.
-// The worst errors over all fp32 arguments, strict in ulp and native relative:
+// Both precisions of every word. T holds the coefficients and selects the error terms. The largest
+// errors over all fp32 arguments, strict in ulp and native relative:
 //   exp      0.90  2^-17.4    expm1  1.57  2^-20.3    log  1.14  2^-16.8    log1p  1.76  2^-16.8
 //   sigmoid  2.48  2^-17.4    tanh   1.72  2^-16.9    erf  2.32  2^-17.0    erfc   2.37  2^-16.4
 template <class T>
@@ -134,7 +134,7 @@ struct Words {
 
   template <class V>
   [[gnu::always_inline]] static inline V expm1(V x) {
-    // Half of 2^n (1 + t) - 1, because 2^128 is not a number.
+    // Half of 2^n (1 + t) - 1, because 2^128 overflows.
     auto [n, r, half] = reduce(min(max(x, V(kExpm1Low)), V(kExpHigh)), -1.0f);
     V t = expm1_reduced(r);
     V y = fma(t, half, half - V(0.5f));
@@ -155,14 +155,14 @@ struct Words {
     V u = one + x;
     V lost = min(x, one) - (u - max(x, one));  // u + lost is 1 + x exactly
     V e = exponent(u);
-    // 2^-128 is not to be had; lost does not matter there.
+    // 2^-128 is not available in this form. There `lost` does not matter.
     V f = fma(lost, pow2(max(-e, V(-127.0f)) + V(kPower)), mantissa(u) - one);
     return select(u == one, x, log_tail(u, e, f));
   }
 
   template <class V>
   [[gnu::always_inline]] static inline V sigmoid(V x) {
-    // |0 - tail| or |1 - tail|: sigmoid(x) and sigmoid(-x) share all but this line.
+    // |0 - tail| or |1 - tail|: sigmoid(x) and sigmoid(-x) differ only in this line.
     return abs(fma(deep_tail(abs(x)), V(-kDeepUnit), select(x < V(0.0f), V(0.0f), V(1.0f))));
   }
 
@@ -175,7 +175,7 @@ struct Words {
 
   template <class V>
   [[gnu::always_inline]] static inline V erf(V x) {
-    // log(erfc) is a polynomial here; its error shrinks by erfc, so one reduction step is enough.
+    // log(erfc) is a polynomial here. erfc scales its error down, so one reduction step is enough.
     V a = abs(x);
     auto [n, r, power] = reduce_once(polynomial(min(a, V(kErfHigh)), T::kErfTail), kLn2);
     V large = fma(-exp_reduced(r), power, V(1.0f));
@@ -190,7 +190,7 @@ struct Words {
     return select(a < V(kErfSmall), V(1.0f) - erf_small(x), large);
   }
 
- protected:  // a processor's own words share them
+ protected:  // also used by hardware words
   template <class V>
   [[gnu::always_inline]] static inline V with_sign(V y, V x) {
     return select(x < V(0.0f), -y, y);
@@ -209,20 +209,21 @@ struct Words {
     return fma(fma(polynomial(r, T::kExp), r, one), r, one);
   }
 
-  // r + r^2 p(r); the zero that is added makes r = -0 come out as -0.
+  // r + r^2 p(r). Adding zero keeps r = -0.
   template <class V>
   [[gnu::always_inline]] static inline V expm1_reduced(V r) {
     return fma(fma(polynomial(r, T::kExpm1), r, V(0.0f)), r, r);
   }
 
-  // 2^kDeep sigmoid(-a) for a >= 0, which rounds to 0 from 104 on; at 156 it is still normal.
+  // 2^kDeep sigmoid(-a) for a >= 0. sigmoid(-a) rounds to 0 from 104 on. At 156 the scaled value is
+  // still normal.
   template <class V>
   [[gnu::always_inline]] static inline V deep_tail(V a) {
     auto [n, r, power] = reduce(min(a, V(156.0f)), -kDeep);
     return inverse(fma(exp_reduced(r), power, V(kDeepUnit)));
   }
 
-  // log x = e ln2 + log(1 + f); kLn2 is near enough to ln2 for any e.
+  // log x = e ln2 + log(1 + f). kLn2 is accurate enough for every e.
   template <class V>
   [[gnu::always_inline]] static inline V log_tail(V x, V e, V f) {
     V y = fma(e, V(kLn2), fma(polynomial(f, T::kLog), f * f, f));
@@ -235,8 +236,9 @@ struct Words {
     return fma(polynomial(x * x, T::kErf), x, x);
   }
 
-  // exp(-a^2) (u + u p(u - centre)) with u = 1/(a + shift). What a^2 and u lost in rounding goes
-  // into the reduced argument of exp, where a relative error of the product is an absolute one.
+  // exp(-a^2) (u + u p(u - centre)) with u = 1/(a + shift). The rounding errors of a^2 and u are
+  // added to the reduced argument of exp: a relative error of the product is an absolute error
+  // there.
   template <class V>
   [[gnu::always_inline]] static inline V erfc_tail(V a) {
     V d = a + V(T::kErfcShift);
