@@ -1,4 +1,4 @@
-// A list that takes no memory of its own while it is short, for what every call makes anew.
+// A list without heap memory while it is short, for lists that every call creates.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ template <class T, size_t N>
 requires std::is_trivially_copyable_v<T>
 class Few {
  public:
-  Few() {}  // NOLINT: places of elements that are not there have no value
+  Few() {}  // unused elements stay uninitialised
   Few(std::initializer_list<T> list) : Few() { append(std::span(list)); }
   Few(const Few& other) : Few() { append({other.data(), other.size()}); }
   Few& operator=(const Few&) = delete;
@@ -52,7 +52,7 @@ class Few {
   }
 
   size_t size_ = 0;
-  std::vector<T> more_;  // all of them, once they are more than N
+  std::vector<T> more_;  // all elements if there are more than N
   alignas(T) std::byte place_[N * sizeof(T)];
 };
 

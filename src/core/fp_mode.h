@@ -1,5 +1,4 @@
-// IEEE arithmetic for the time of a scope: round to nearest, no flush to zero, whatever the host
-// set.
+// IEEE arithmetic for a scope: round to nearest, no flush to zero, whatever mode the host has set.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +12,8 @@ namespace tenon {
 class FpMode {
  public:
 #if defined(__x86_64__)
-  // Read first: to set them, even to what they are, takes longer than many a call's checks.
+  // Reads the mode first: writing it takes longer than the checks of many calls, even if it is
+  // unchanged.
   FpMode() : saved_(_mm_getcsr()) {
     if ((saved_ | kFlags) != (kDefault | kFlags)) _mm_setcsr(kDefault);
   }
@@ -22,7 +22,7 @@ class FpMode {
   }
 
  private:
-  static constexpr unsigned kDefault = 0x1f80, kFlags = 0x3f;  // all masked; what was raised so far
+  static constexpr unsigned kDefault = 0x1f80, kFlags = 0x3f;  // all masked; sticky flags
   unsigned saved_;
 #elif defined(__aarch64__)
   FpMode() {

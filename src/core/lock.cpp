@@ -1,4 +1,4 @@
-// Holds the lock across fork(), so that the child finds it free and the tables whole.
+// Holds the lock across fork(), so that the child finds it free and the tables consistent.
 #include "core/lock.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-// The one lock of the library's tables, usable again in a child after fork().
+// The single lock of the library's tables. It works in a child after fork().
 #pragma once
 
 #include <mutex>

@@ -1,4 +1,4 @@
-// What was made before, by its key. When it is full it forgets everything.
+// A cache by key. It drops all entries when it is full.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@
 
 namespace tenon {
 
-// Guarded by library_lock(). Entries belong to one `meaning`, a number that grows whenever keys may
-// mean something else; a later one drops the entries of those before it.
+// Guarded by library_lock(). Entries belong to one `meaning`, a number that grows when keys may
+// change their meaning. A newer meaning drops all older entries.
 template <class Value>
 class Memo {
  public:
@@ -26,9 +26,9 @@ class Memo {
     return it == table_.end() ? std::nullopt : std::optional(it->second);
   }
 
-  // Of several threads that make the same, the first one's stays and serves all.
+  // If several threads make the same value, the first one is kept and serves all.
   Value keep(std::string_view key, const Value& made, uint64_t meaning = 0) {
-    Table dropped;  // destroyed after the lock is released: hosts' destructors may call the library
+    Table dropped;  // destroyed after unlock: host destructors may call the library
     const std::lock_guard guard(library_lock());
     if (meaning < meaning_) return made;
     if (meaning > meaning_ || table_.size() >= most_) dropped.swap(table_);
@@ -37,7 +37,7 @@ class Memo {
   }
 
  private:
-  // Finds keys that are no strings.
+  // Finds keys that are not std::string.
   struct Hash : std::hash<std::string_view> {
     using is_transparent = void;
   };

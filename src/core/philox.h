@@ -5,7 +5,7 @@
 
 namespace tenon {
 
-// Numbers of a stream's state: seed, offset, row0, col0, columns.
+// Number of values in the state of a stream: seed, offset, row0, col0, columns.
 inline constexpr int kRandomState = 5;
 
 struct RandomWords {
@@ -13,7 +13,7 @@ struct RandomWords {
   friend bool operator==(const RandomWords&, const RandomWords&) = default;
 };
 
-// Inlined everywhere, like the number formats: it is compiled once per instruction set.
+// Always inlined, like the number formats, because it is compiled once per instruction set.
 [[gnu::always_inline]] constexpr RandomWords philox(uint64_t key, uint64_t low, uint64_t high) {
   constexpr uint64_t kMultiplier0 = 0xD2511F53U;
   constexpr uint64_t kMultiplier1 = 0xCD9E8D57U;

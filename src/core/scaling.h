@@ -1,11 +1,12 @@
-// The rules that turn an amax into a scale. Plain IEEE fp32, the same on every device.
+// The rules that compute a scale from an amax. Plain IEEE fp32, the same on every device.
 #pragma once
 
 #include "tenon/format.h"
 
 namespace tenon {
 
-// Beyond this a scaled number is cut off to the largest one, not rounded: half a step above it.
+// Scaled values beyond this are clamped to the largest value, not rounded. It is half a step above
+// the largest value.
 constexpr float saturation_threshold(DType dtype) {
   const DTypeInfo& f = info(dtype);
   const int exponent = static_cast<int>(__builtin_bit_cast(uint32_t, f.max) >> 23) - 127;
@@ -14,7 +15,7 @@ constexpr float saturation_threshold(DType dtype) {
 static_assert(saturation_threshold(DType::e4m3) == 464);
 static_assert(saturation_threshold(DType::e5m2) == 61440);
 
-// The multiplier of a block or tensor and what is stored beside its data.
+// The multiplier of a block or tensor, and its stored inverse.
 struct Scale {
   float multiplier = 1;
   uint32_t inverse = 0;  // code of scale_inv in the mode's dtype
@@ -23,12 +24,12 @@ struct Scale {
 constexpr uint32_t kMagnitude = 0x7fffffffU;
 constexpr uint32_t kInfinity = 0x7f800000U;
 
-// A given multiplier, as delayed scaling has it.
+// A given multiplier, for delayed scaling.
 constexpr Scale scale_given(float multiplier) {
   return {multiplier, __builtin_bit_cast(uint32_t, 1.0F / multiplier)};
 }
 
-// `current` and `block`. amax is the integer maximum of the bits of |v|.
+// For `current` and `block`. amax is the integer maximum of the bits of |v|.
 constexpr Scale scale_fp32(uint32_t amax_bits, DType dtype, float eps, bool power_of_two) {
   constexpr float kLargest = info(DType::f32).max;
   float amax = __builtin_bit_cast(float, amax_bits);
@@ -41,23 +42,23 @@ constexpr Scale scale_fp32(uint32_t amax_bits, DType dtype, float eps, bool powe
   return scale_given(scale);
 }
 
-// `mxfp8`: the power of two that brings amax just below the largest number, rounded up.
+// For `mxfp8`: the power of two that brings amax just below the largest value, rounded up.
 constexpr Scale scale_e8m0(uint32_t amax_bits, DType dtype) {
   const float p = __builtin_bit_cast(float, amax_bits) * (1.0F / info(dtype).max);
   const uint32_t e = encode<DType::e8m0>(p);
   if (e == info(DType::e8m0).nan) return {__builtin_nanf(""), e};
-  // 2^(127−e): the exponent field is 254 − e, and e = 254 gives the subnormal 2^−127.
+  // 2^(127−e): the exponent field is 254 − e. e = 254 gives the subnormal 2^−127.
   const uint32_t bits = e == 254 ? 0x00400000U : (254 - e) << 23;
   return {__builtin_bit_cast(float, bits), e};
 }
 
-// The scale of one block of a mode that finds its own.
+// The scale of one block, for modes that compute their own scales.
 constexpr Scale scale_of(uint32_t amax_bits, const Format& f) {
   return f.scaling == Scaling::mxfp8 ? scale_e8m0(amax_bits, f.dtype)
                                      : scale_fp32(amax_bits, f.dtype, f.eps, f.powers());
 }
 
-// The delayed update: the scale that follows from an amax, or the old one where none does.
+// The delayed update: the scale for an amax, or the old scale if the amax is 0 or not finite.
 constexpr float scale_delayed(float amax, float old, DType dtype, int margin) {
   constexpr float kLargest = info(DType::f32).max;
   if (!(amax > 0) || amax > kLargest) return old;

@@ -1,4 +1,4 @@
-// Blocks that a thread keeps, best fit first.
+// Keeps memory blocks per thread. Takes the best fit first.
 #include "core/scratch.h"
 
 #include <sys/mman.h>
@@ -10,12 +10,12 @@ namespace tenon {
 
 namespace {
 
-constexpr size_t kAlignment = 128;  // also of a line of a GPU's cache
-constexpr size_t kPage = 4096;      // blocks have whole pages, so that sizes recur
+constexpr size_t kAlignment = 128;  // also the size of a GPU cache line
+constexpr size_t kPage = 4096;      // blocks are whole pages, so that sizes repeat
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr int kBlocks = 4;  // a product nests three
 
-// Sanitizers see each block by itself, at its very size.
+// Under sanitizers each block is allocated separately, with its exact size.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr bool kKeeps = false;
 #else
@@ -27,8 +27,8 @@ struct Block {
   size_t bytes;
 };
 
-// Without constructor and destructor: calls come from destructors of the host's thread-local and
-// static objects, too, when ours have run.
+// Has no constructor and no destructor: destructors of the host may call the library after ours
+// have run.
 struct Kept {
   Block blocks[kBlocks];
   int count;
@@ -42,7 +42,7 @@ size_t alignment_of(size_t bytes) { return bytes > kMostKeptScratch ? kHugePage 
 Block make(size_t bytes) {
   if (kKeeps) bytes = (bytes + kPage - 1) / kPage * kPage;
   void* const data = ::operator new(bytes, std::align_val_t(alignment_of(bytes)));
-  // Fresh for each call, so the time to touch its pages counts.
+  // This memory is new in each call, so the time to touch its pages matters. Huge pages reduce it.
   if (bytes > kMostKeptScratch) madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
   return {data, bytes};
 }
@@ -84,9 +84,9 @@ Scratch::~Scratch() {
     drop(b);
     return;
   }
-  thread_local const End end;  // made here, so that it ends before anything kept would leak
+  thread_local const End end;  // its destructor frees the kept blocks
   (void)end;
-  // The smallest one goes: it serves the fewest calls.
+  // Drops the smallest block: it serves the fewest calls.
   while (kept.count == kBlocks || kept.bytes + b.bytes > kMostKeptScratch) {
     const auto* least =
         std::min_element(kept.blocks, kept.blocks + kept.count,

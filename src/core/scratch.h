@@ -1,11 +1,11 @@
-// Memory for the time of a call, never shared with another one. A thread keeps some for its next.
+// Memory for the duration of a call. Calls never share it. A thread keeps some for its next calls.
 #pragma once
 
 #include <cstddef>
 
 namespace tenon {
 
-// What a thread keeps at most, in bytes: a large call must not hold memory after it has ended.
+// The most bytes that a thread keeps: a large call must not hold memory after its end.
 inline constexpr size_t kMostKeptScratch = size_t{16} << 20;
 
 class Scratch {
@@ -15,7 +15,7 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  // 128-byte aligned, uninitialised; null if no bytes were asked for.
+  // 128-byte aligned, uninitialised. Null if 0 bytes were requested.
   [[nodiscard]] void* data() const { return data_; }
   [[nodiscard]] float* floats() const { return static_cast<float*>(data_); }
 
@@ -24,7 +24,7 @@ class Scratch {
   size_t bytes_;
 };
 
-// What this thread keeps now.
+// Bytes that this thread keeps now.
 size_t kept_scratch();
 
 }  // namespace tenon

@@ -1,5 +1,5 @@
-// What readers and writers of text share: characters, decimal literals, JSON strings, errors that
-// name a place.
+// Shared code to read and write text: characters, decimal literals, JSON strings, positions in
+// errors.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace tenon {
 
-// By ASCII and not by the host's locale.
+// ASCII only, independent of the locale of the host.
 inline bool is_letter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
 }
@@ -25,17 +25,17 @@ inline size_t name_end(std::string_view text, size_t at) {
   while (at < text.size() && (is_letter(text[at]) || is_digit(text[at]))) ++at;
   return at;
 }
-// A name at `at` may be followed by `@` and the contents of a definition; the end of that.
+// The end of an optional `@contents` after a name that ends at `at`.
 inline size_t pin_end(std::string_view text, size_t at) {
   return at > 0 && at < text.size() && text[at] == '@' ? name_end(text, at + 1) : at;
 }
-// Of whatever users name: longer ones are a mistake, and messages quote them.
+// Limit for names from users. Messages quote names, so they must be short.
 inline constexpr size_t kMaxNameBytes = 256;
 inline bool is_identifier(std::string_view name) {
   return !name.empty() && is_letter(name[0]) && name_end(name, 0) == name.size();
 }
 
-// A C decimal literal without sign: where it ends, or what is missing there.
+// A C decimal literal without sign: its end, or the missing token there.
 struct Literal {
   size_t end = 0;
   const char* expected = nullptr;
@@ -59,7 +59,7 @@ inline Literal scan_literal(std::string_view text, size_t at) {
   return {i};
 }
 
-// The power of ten of a literal's first digit that is not 0, cut at ±1e9; for short texts.
+// The decimal exponent of the first nonzero digit of a literal, limited to ±1e9. For short texts.
 inline int64_t decimal_exponent(std::string_view literal) {
   constexpr int64_t kMost = 1'000'000'000;
   const size_t e = std::min(literal.find_first_of("eE"), literal.size());
@@ -74,18 +74,19 @@ inline int64_t decimal_exponent(std::string_view literal) {
   return power + (first < point ? point - first - 1 : point - first);
 }
 
-// The number nearest to a literal; nothing if it is too large.
+// The value nearest to a literal. Empty if it is too large.
 template <class T>
 std::optional<T> literal_value(std::string_view literal) {
   T value = 0;
   const char* last = literal.data() + literal.size();
-  // Out of range is either too large or, below half of the smallest number, zero.
+  // An out-of-range literal is too large, or it is below half of the smallest value and becomes
+  // zero.
   if (std::from_chars(literal.data(), last, value).ec != std::errc())
     return decimal_exponent(literal) > 0 ? std::nullopt : std::optional<T>(0);
   return value;
 }
 
-// What stands at a place of a text, for a message.
+// The character at a position of a text, for a message.
 inline std::string found_at(std::string_view text, size_t at) {
   if (at >= text.size()) return "the end";
   const auto byte = static_cast<unsigned char>(text[at]);
