@@ -1,4 +1,4 @@
-// Activations as data: a name, inputs, parameters and a formula. One registry serves everyone.
+// Activations as data: a name, inputs, parameters and a formula. All front ends use one registry.
 #pragma once
 
 #include "tenon/cxx20.h"
@@ -20,7 +20,7 @@
 
 namespace tenon {
 
-// A kernel argument with a name; any value in [least, most] is accepted, never NaN.
+// A kernel argument with a name. Accepts any value in [least, most], never NaN.
 struct Parameter {
   std::string name;
   float value = 0;
@@ -28,7 +28,7 @@ struct Parameter {
   float most = std::numeric_limits<float>::infinity();
 };
 
-// What a body is called with: x for one input, a (activated half) and b (linear half) for two.
+// The arguments of a body: x for one input; a (activated half) and b (linear half) for two.
 struct Args {
   Expr x, a, b;
   std::span<const Parameter> parameters;
@@ -37,8 +37,8 @@ struct Args {
   Expr operator[](std::string_view parameter) const;
 };
 
-// The formula as a function of expressions. Copies are known to be equal, so that calls with the
-// same activation build its kernels once.
+// The formula as a function of expressions. Copies compare equal, so calls with the same activation
+// build its kernels once.
 class Body {
  public:
   Body() = default;
@@ -61,11 +61,11 @@ struct Activation {
   std::vector<Parameter> parameters = {};
   Body body = {};
   std::vector<std::string> aliases = {};
-  bool scaled = false;  // the result is multiplied by a column vector s, one number a row
+  bool scaled = false;  // the result is multiplied by a column vector s, one value per row
 };
 
-// `text` is a registered name or alias, with parameters as in `elu(alpha=0.5)`, or `gated(…)`,
-// `scaled(…)`, or a formula. Parameters keep their defaults unless given.
+// `text` is one of: a registered name or alias, a name with parameters as in `elu(alpha=0.5)`,
+// `gated(…)`, `scaled(…)`, or a formula. Parameters that are not given keep their defaults.
 Activation activation(std::string_view text,
                       std::span<const std::pair<std::string, float>> parameters = {});
 inline Activation activation(std::string_view text,
@@ -78,19 +78,19 @@ Activation gated(const Activation& f);
 // f(…)·s[row].
 Activation scaled(const Activation& f);
 
-// A new name, from a formula text or a function of expressions. A name of one's own may be defined
-// again; built-in names and words may not.
+// Defines a name by a formula text or by a function of expressions. User names may be redefined.
+// Built-in names and words may not.
 void define(const std::string& name, std::string_view formula);
 void define(Activation activation);
 
-// The text with the contents of each name that was defined, as `soft_step@0f1e…`: it means the same
-// after the name is defined again, and nothing else in another process.
+// The text with each user-defined name replaced by name and contents, as in `soft_step@0f1e…`. Its
+// meaning does not change if the name is redefined. A process without that definition rejects it.
 std::string pinned(std::string_view text);
 
 // All registered activations, built-in ones first.
 std::vector<std::string> activation_names();
 
-// The formula applied to expressions of one graph: the inputs, then the parameters' values.
+// Applies the formula to expressions of one graph: the inputs, then the values of the parameters.
 Expr call(const Activation& f, std::span<const Expr> inputs, std::span<const Expr> parameters);
 
 }  // namespace tenon

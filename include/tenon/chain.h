@@ -16,20 +16,20 @@
 
 namespace tenon {
 
-// Bounds that keep untrusted text harmless.
+// Limits for untrusted text.
 inline constexpr size_t kMaxChainBytes = 65536;
 inline constexpr size_t kMaxChainOps = 1024;
 
-// A value of an op's argument: a finite number, a name (gelu, true) or a quoted text.
+// An argument of an op: a finite number, a name (gelu, true) or a quoted text.
 struct OpArgument {
-  std::string name = {};  // empty: by position
+  std::string name = {};  // empty for a positional argument
   std::variant<double, std::string> value = 0.0;
   bool quoted = false;
 
   friend bool operator==(const OpArgument&, const OpArgument&) = default;
 };
 
-// Where an op stands in its text, from 1; 0 where there is none. It is no part of what the op is.
+// The position of an op in its text, from 1. 0 if there is no text. Not part of the op's identity.
 struct Position {
   int64_t line = 0, column = 0;
 
@@ -37,7 +37,7 @@ struct Position {
 };
 
 struct Op {
-  std::string name = {};  // of the registry of ops
+  std::string name = {};  // a registered op
   std::vector<OpArgument> arguments = {};
   std::vector<std::string> reads = {},
                            writes = {};  // channels of extra inputs and outputs, in order
@@ -48,19 +48,20 @@ struct Op {
 };
 using Chain = std::vector<Op>;
 
-// Initial values of a parameter: uniform from low to high; one number if both are equal.
+// Initial values of a parameter: uniform from low to high. Constant if both are equal.
 struct Initial {
   float low = 0, high = 0;
 
   friend bool operator==(const Initial&, const Initial&) = default;
 };
 
-// Items are separated by spaces and newlines; `#` starts a comment. In a quoted text \" and
-// \\ stand for " and \. Throws an Error that names line, column, op and what was expected.
+// Spaces and newlines separate items; `#` starts a comment. In a quoted text \" means " and \\
+// means \. Throws an Error with line, column, op and the expected token.
 Chain parse_chain(std::string_view text);
 
-// Canonical: one space between items, `name(1,"text",eps=1e-5)<in>out:label` without any inside,
-// `()` left out, numbers as short as they read back equal. A chain that no text says is refused.
+// Prints the canonical text: one space between items, `name(1,"text",eps=1e-5)<in>out:label`
+// without spaces inside, no empty `()`, shortest numbers that parse to the same value. Throws if no
+// text can express the chain.
 std::string print_chain(std::span<const Op> chain);
 
 }  // namespace tenon

@@ -1,5 +1,5 @@
-// Whether the compiler reads C++20. Otherwise the headers of the C++ API are empty, so that this is
-// the only error in them.
+// Checks for C++20. Without it the headers of the C++ API are empty, so that this is the only
+// error.
 #pragma once
 
 #if __cplusplus > 201703L  // g++ 10 gives less than 202002 for -std=c++20

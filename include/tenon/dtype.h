@@ -1,4 +1,4 @@
-// The number formats, one table row each, and their exact conversions from and to fp32.
+// The number formats, one table row each, with exact conversions from and to fp32.
 #pragma once
 
 #include "tenon/cxx20.h"
@@ -20,10 +20,10 @@ struct DTypeInfo {
   std::string_view name;
   int bytes;
   int exponent_bits, mantissa_bits, bias;
-  uint32_t largest;  // code of the largest finite number
+  uint32_t largest;  // code of the largest finite value
   uint32_t nan;      // the NaN that a conversion writes
-  float max;         // the largest finite number
-  bool saturates;    // overflow gives the largest finite number, not infinity
+  float max;         // the largest finite value
+  bool saturates;    // overflow gives the largest finite value, not infinity
   bool plain;        // may be read and written without a scale
 };
 
@@ -45,18 +45,18 @@ constexpr std::optional<DType> dtype_named(std::string_view name) {
   return std::nullopt;
 }
 
-// The unsigned integer that holds one element.
+// The unsigned integer type of one element.
 template <DType d>
 using Storage = std::conditional_t<info(d).bytes == 4, uint32_t,
                                    std::conditional_t<info(d).bytes == 2, uint16_t, uint8_t>>;
 
-// 2^n for a normal fp32 result; a constant expression, unlike std::ldexp.
+// 2^n for a normal fp32 result. A constant expression, unlike std::ldexp.
 constexpr float power_of_two(int n) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(n + 127) << 23);
 }
 
-// Conversions are inlined everywhere: they are compiled once per instruction set, and one shared
-// out-of-line copy would run on processors that lack it.
+// Conversions are always inlined: they are compiled once per instruction set. A shared out-of-line
+// copy could run on processors without that instruction set.
 template <DType d>
 [[gnu::always_inline]] constexpr float decode(uint32_t code) {
   constexpr DTypeInfo kFormat = info(d);
@@ -85,8 +85,8 @@ template <DType d>
   }
 }
 
-// Nearest, ties to even. e8m0 is the exception: the least power of two not below |v|, as MXFP8
-// scales want it (spec: E8M0 rule).
+// Rounds to nearest even. Exception: e8m0 gives the smallest power of two that is at least |v|, for
+// MXFP8 scales.
 template <DType d>
 [[gnu::always_inline]] constexpr uint32_t encode(float v) {
   constexpr DTypeInfo kFormat = info(d);
@@ -106,7 +106,7 @@ template <DType d>
     uint32_t code =
         (rounded >> kShift) - (static_cast<uint32_t>(127 - kFormat.bias) << kFormat.mantissa_bits);
     if constexpr (kFormat.bias != 127) {
-      // Adding the power of two whose ulp is the subnormal spacing rounds to that spacing.
+      // Adds the power of two whose ulp is the subnormal spacing. This rounds to that spacing.
       constexpr float kMagic = power_of_two(24 - kFormat.bias - kFormat.mantissa_bits);
       const float sum = __builtin_bit_cast(float, mag) + kMagic;
       const uint32_t small =
@@ -120,7 +120,7 @@ template <DType d>
   }
 }
 
-// To the nearest number of a format and back.
+// Rounds to a format and back.
 template <DType d>
 [[gnu::always_inline]] constexpr float rounded_to(float v) {
   return decode<d>(encode<d>(v));
@@ -148,7 +148,7 @@ constexpr auto visit(DType d, F f) {
   return visit<Result>(d, f, std::make_index_sequence<kDTypes.size()>{});
 }
 
-// The same conversions with the dtype known only at run time.
+// The same conversions for a dtype that is known only at run time.
 constexpr float decode(DType d, uint32_t code) {
   return visit(d, [&](auto tag) { return decode<tag()>(code); });
 }

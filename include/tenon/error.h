@@ -1,5 +1,4 @@
-// What a user's mistake becomes: an Error whose message names the op, the value, the rule and the
-// remedy.
+// Errors for mistakes of users. A message names the op, the value, the rule and the remedy.
 #pragma once
 
 #include "tenon/cxx20.h"
@@ -16,8 +15,8 @@ namespace tenon {
 
 enum class Code : int {
   ok = 0,
-  invalid_argument = 1,  // a shape, value or name that no call could accept
-  unsupported = 2,       // a meaningful request that this build or device refuses
+  invalid_argument = 1,  // a shape, value or name that no call accepts
+  unsupported = 2,       // a valid request that this build or device does not support
   runtime = 3,           // the machine failed: no memory, no driver, a failed launch
 };
 
@@ -35,7 +34,7 @@ class Error : public std::runtime_error {
 namespace detail {
 inline void append(std::string& out, std::string_view text) { out += text; }
 inline void append(std::string& out, char c) { out += c; }
-// Numbers are kernel text and cache keys too, so they must not depend on the host's locale.
+// Independent of the locale of the host, because numbers are part of kernel texts and cache keys.
 template <class T>
 requires std::is_arithmetic_v<T>
 void append(std::string& out, T number) {
@@ -58,7 +57,7 @@ template <class... Parts>
   throw Error(code, str(parts...));
 }
 
-// A rule of a public entry point: a broken one is the caller's mistake.
+// Checks a rule of a public entry point. A violation is a mistake of the caller.
 template <class... Parts>
 void require(bool holds, const Parts&... parts) {
   if (!holds) fail(Code::invalid_argument, parts...);

@@ -18,8 +18,8 @@
 
 namespace tenon {
 
-// Everything a formula is made of. The words after `round` appear only in lowered graphs, where
-// the transcendental words have become polynomials.
+// The operations of formulas. Words after `round` occur only in lowered graphs, in which
+// polynomials have replaced the transcendental words.
 // clang-format off
 enum class Word : uint8_t {
   constant, load,
@@ -73,16 +73,16 @@ inline constexpr std::array<WordInfo, 27> kWords{{
 constexpr size_t index(Word w) { return static_cast<size_t>(w); }
 constexpr const WordInfo& info(Word w) { return kWords[index(w)]; }
 
-// Comparisons exist only as the condition of a select.
+// A comparison exists only as the condition of a select.
 enum class Rel : uint8_t { lt, le, gt, ge, eq, ne };
 inline constexpr std::array<std::string_view, 6> kRels{"<", "<=", ">", ">=", "==", "!="};
 
 struct Node {
   Word word = Word::constant;
-  uint8_t detail = 0;            // the Rel of a select, the DType of a round
-  float value = 0;               // of a constant
-  uint32_t slot = 0;             // which load
-  std::array<uint32_t, 4> in{};  // children; a select has left, right, then, else
+  uint8_t detail = 0;            // Rel of a select, DType of a round
+  float value = 0;               // value of a constant
+  uint32_t slot = 0;             // slot of a load
+  std::array<uint32_t, 4> in{};  // children; for a select: left, right, then, else
 
   [[nodiscard]] int arity() const { return info(word).arity; }
   [[nodiscard]] Rel rel() const { return static_cast<Rel>(detail); }
@@ -91,7 +91,7 @@ struct Node {
 
 class Graph;
 
-// A value in a graph. A constant belongs to no graph until it meets a value that does.
+// A value in a graph. A constant joins a graph when it is combined with a value of that graph.
 class Expr {
  public:
   Expr(float constant = 0) : constant_(constant) {}  // NOLINT: a number is an expression
@@ -108,20 +108,20 @@ class Expr {
   float constant_ = 0;
 };
 
-// Owns the nodes. Equal nodes are one node, children come before their parents.
+// Owns the nodes. Equal nodes are one node. Children come before their parents.
 class Graph {
  public:
   static constexpr uint32_t kMaxNodes = 1U << 16;
 
-  // A lowered graph is never differentiated, so there abs(−x) is abs(x) and words share more.
+  // A lowered graph is never differentiated, so abs(−x) becomes abs(x) and words share more nodes.
   explicit Graph(bool lowered = false) : lowered_(lowered) {}
-  Graph(const Graph&) = default;  // Exprs keep pointing to the graph they were made in
+  Graph(const Graph&) = default;  // existing Exprs still point to the original graph
   Graph& operator=(const Graph&) = delete;
   ~Graph() = default;
 
   Expr load(uint32_t slot);
   Expr constant(float value);
-  uint32_t id(Expr e);  // puts a free constant into this graph
+  uint32_t id(Expr e);  // adds a free constant to this graph
 
   [[nodiscard]] bool lowered() const { return lowered_; }
   [[nodiscard]] uint32_t size() const { return static_cast<uint32_t>(nodes_.size()); }
@@ -141,7 +141,7 @@ class Graph {
   std::unordered_map<Node, uint32_t, Hash, Equal> ids_;
 };
 
-// Applies a word, simplifying only where no bit can change.
+// Applies a word. Simplifies only if no bit can change.
 Expr apply_word(Word word, std::span<const Expr> in, uint8_t detail = 0);
 
 inline Expr apply_word(Word word, Expr a) { return apply_word(word, std::span(&a, 1)); }
@@ -185,16 +185,17 @@ inline Expr select(const Condition& c, Expr then, Expr otherwise) {
   return apply_word(Word::select, in, static_cast<uint8_t>(c.rel));
 }
 
-// To the nearest number of a format, kept in fp32. Its derivative is 1.
+// Rounds to the nearest value of a format, kept in fp32. Its derivative is 1.
 inline Expr round(Expr a, DType dtype) {
   if (dtype == DType::f32) return a;
   return apply_word(Word::round, std::span(&a, 1), static_cast<uint8_t>(dtype));
 }
 
-// d(out)/d(wrt)·seed for each wrt, by reverse mode. All belong to one graph.
+// d(out)/d(wrt)·seed for each wrt, by reverse mode. All expressions must be in one graph.
 std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt);
 
-// The formula as text, shared parts named t1, t2, …; `loads` names the loads by slot.
+// The formula as text. Shared parts are named t1, t2, …. `loads` has the names of the loads by
+// slot.
 std::string formula_text(const Graph& graph, std::span<const uint32_t> roots,
                          std::span<const std::string> loads);
 

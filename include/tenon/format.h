@@ -1,4 +1,4 @@
-// How a tensor is encoded in memory: its dtype, its scaling mode, and the shapes that follow.
+// The encoding of a tensor in memory: dtype, scaling mode, and the resulting shapes.
 #pragma once
 
 #include "tenon/cxx20.h"
@@ -25,25 +25,25 @@ struct Shape {
 constexpr int64_t cdiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t rup(int64_t a, int64_t b) { return cdiv(a, b) * b; }
 
-// Element (r, c) has scale (r ÷ rows, c ÷ cols); 0 stands for one scale for the whole tensor.
+// Element (r, c) has scale (r ÷ rows, c ÷ cols). 0 means one scale for the whole tensor.
 struct Blocks {
   int64_t rows = 0, cols = 0;
-  bool transposed = false;  // scale (i, j) lies in row j, column i of its tensor
+  bool transposed = false;  // scale (i, j) is in row j, column i of the scale tensor
 
   [[nodiscard]] constexpr bool single() const { return rows == 0; }
-  // How many scales a tensor of m x k has.
+  // The number of scales of an m x k tensor.
   [[nodiscard]] constexpr Shape count(int64_t m, int64_t k) const {
     return single() ? Shape{1, 1} : Shape{cdiv(m, rows), cdiv(k, cols)};
   }
   friend bool operator==(const Blocks&, const Blocks&) = default;
 };
 
-// One row for each scaling mode.
+// One row per scaling mode.
 struct ScalingInfo {
   std::string_view name;
   DType scale;        // dtype of scale_inv
-  bool transposes;    // columnwise data are [K, M]
-  bool power_of_two;  // whether fp32 scales are powers of two unless told
+  bool transposes;    // columnwise data has shape [K, M]
+  bool power_of_two;  // default: fp32 scales are powers of two
   std::array<Blocks, 2> blocks;
   Shape (*scales)(int64_t m, int64_t k, Orientation);
 };
@@ -106,9 +106,9 @@ constexpr std::optional<Scaling> scaling_named(std::string_view name) {
 struct Format {
   DType dtype = DType::f32;
   Scaling scaling = Scaling::none;
-  float eps = 0;                          // current, block: the least amax
+  float eps = 0;                          // current, block: lower limit of the amax
   std::optional<bool> power_of_two = {};  // current, block: scales are powers of two
-  bool swizzled = false;                  // mxfp8: scales in the order of the tensor cores
+  bool swizzled = false;                  // mxfp8: scales in tensor core order
 
   [[nodiscard]] constexpr Blocks blocks(Orientation o) const {
     return info(scaling).blocks[static_cast<size_t>(o)];
@@ -125,9 +125,9 @@ struct Format {
   friend bool operator==(const Format&, const Format&) = default;
 };
 
-// Where scale (i, j) lies in a tensor of scales of the given shape and stride, in elements.
-// Swizzled scales are dense: tiles of 128 lines x 4 blocks, a line being a row (rowwise) or a
-// column (columnwise).
+// The offset of scale (i, j) in a scale tensor of the given shape and stride, in elements. Swizzled
+// scales are contiguous tiles of 128 lines x 4 blocks. A line is a row (rowwise) or a column
+// (columnwise).
 constexpr int64_t scale_offset(const Format& f, Orientation o, int64_t i, int64_t j, Shape scales,
                                int64_t stride) {
   if (!f.swizzled) return f.blocks(o).transposed ? j * stride + i : i * stride + j;
@@ -138,21 +138,21 @@ constexpr int64_t scale_offset(const Format& f, Orientation o, int64_t i, int64_
   return (line / 128 * tiles + block / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + block % 4;
 }
 
-// Data and their scales; without data the encoding is not there.
+// Data and scales. Without data the encoding is absent.
 struct Encoding {
   View data = {}, scale_inv = {};
 };
 
-// A tensor of M x K holds a rowwise and a columnwise encoding, or one of them. A View is a Tensor
-// too: its own rowwise encoding, without a scale.
+// An M x K tensor with a rowwise encoding, a columnwise encoding, or both. A View converts to a
+// Tensor with a rowwise encoding and no scale.
 struct Tensor {
   Format format;
   Encoding rowwise = {}, columnwise = {};
   View scale = {};          // delayed, written: [1, 1] f32, the multiplier
-  View amax = {};           // delayed, written: [1, 1] f32, joined by maximum (a history's slot 0);
-                            // current, written: [1, 1] f32, the amax that was found
-  bool amax_given = false;  // current, written: amax is read, e.g. a group's, and not found
-  View health = {};  // written: [1, 3] f32, how many were saturated, flushed to zero, not finite
+  View amax = {};           // delayed, written: [1, 1] f32, joined by maximum (row 0 of a history);
+                            // current, written: [1, 1] f32, the computed amax
+  bool amax_given = false;  // current: read amax (e.g. of a group) instead of computing it
+  View health = {};         // written: [1, 3] f32, counts: saturated, flushed to zero, not finite
 
   Tensor() = default;
   Tensor(const View& plain) : format{.dtype = plain.dtype}, rowwise{plain, {}} {}  // NOLINT
@@ -160,14 +160,14 @@ struct Tensor {
       : format(f), rowwise(row), columnwise(column) {}
 
   [[nodiscard]] bool given() const { return rowwise.data.given() || columnwise.data.given(); }
-  // A matrix of numbers as they are.
+  // Whether the tensor is an unscaled matrix.
   [[nodiscard]] bool plain() const {
     return format.scaling == Scaling::none && !columnwise.data.given();
   }
   [[nodiscard]] const Encoding& encoding(Orientation o) const {
     return o == Orientation::rowwise ? rowwise : columnwise;
   }
-  // M x K, from the encoding that is there.
+  // M x K, from the encoding that is present.
   [[nodiscard]] Shape shape() const {
     if (rowwise.data.given()) return {rowwise.data.rows, rowwise.data.cols};
     const View& d = columnwise.data;

@@ -1,4 +1,4 @@
-// How precisely and where a call runs, and how gated tensors are laid out.
+// Options of a call: precision, device, and the layout of gated tensors.
 #pragma once
 
 #include "tenon/cxx20.h"
@@ -25,14 +25,14 @@ struct Options {
   Precision precision = Precision::native;
   Rounding rounding = Rounding::once;
   Device device = Device::cpu;
-  void* stream = nullptr;  // a CUstream on cuda, where views hold device pointers
-  // cuda: lends a call that many bytes, 64-byte aligned, for work in the order of the stream; null
-  // takes them from the device's own pool.
+  void* stream = nullptr;  // a CUstream on cuda; views hold device pointers then
+  // cuda: lends `bytes` bytes to a call, 64-byte aligned, for work in stream order. Null: the
+  // memory comes from the memory pool of the device.
   void* (*allocate)(void* user, size_t bytes) = nullptr;
   void* user = nullptr;
 };
 
-// Where the activated half a and the linear half b lie in the 2H columns of a gated tensor.
+// The positions of the activated half a and the linear half b in the 2H columns of a gated tensor.
 struct Layout {
   enum class Kind : uint8_t { stacked, swapped, interleaved };
   Kind kind = Kind::stacked;
@@ -44,7 +44,7 @@ struct Layout {
   friend bool operator==(const Layout&, const Layout&) = default;
 };
 
-// stacked, swapped or interleaved(k).
+// Parses stacked, swapped or interleaved(k).
 constexpr std::optional<Layout> layout_named(std::string_view name) {
   if (name == "stacked") return Layout::stacked();
   if (name == "swapped") return Layout::swapped();

@@ -26,26 +26,26 @@ namespace tenon {
 
 const char* version();
 
-// y = f(x + bias)·scale. Tensors are plain matrices or encoded in any format; what is left out does
-// not take part; any plain dtypes mix.
+// y = f(x + bias)·scale. Tensors are plain matrices or encoded in any format. Optional tensors that
+// are not given are ignored. Plain dtypes can be mixed.
 struct Forward {
   Tensor x;         // [M, K]; for a gated f [M, 2H] in `layout`, or a alone, [M, H], with b
-  Tensor b = {};    // the linear half, where it is a tensor of its own
-  View bias = {};   // [1, K] or [1, 2H] in the layout of x; a's H first where b is given
+  Tensor b = {};    // the linear half, if it is a separate tensor
+  View bias = {};   // [1, K], or [1, 2H] in the layout of x; with b given: a's H columns first
   View scale = {};  // [M, 1], for scaled(f)
-  Tensor y = {};    // [M, K] or [M, H]; a plain one may be exactly x (or a, or b)
-  View amax = {};   // [1, 1] f32: the largest |y| before rounding; may be asked for alone
+  Tensor y = {};    // [M, K] or [M, H]; a plain y may be the same memory as x (or a, or b)
+  View amax = {};   // [1, 1] f32: the largest |y| before rounding; may be the only output
   Layout layout = {};
 };
 void forward(const Activation& f, const Forward& call, const Options& options = {});
 
-// dx = grad·f'(x + bias)·scale in the layout of x; at least one output is given.
+// dx = grad·f'(x + bias)·scale in the layout of x. At least one output must be given.
 struct Backward {
   Tensor grad;  // [M, K] or [M, H]
   Tensor x;     // as in the forward call
   Tensor b = {};
   View bias = {}, scale = {};
-  Tensor dx = {};    // like x; a plain one may be exactly x, or grad where their shapes are equal
+  Tensor dx = {};    // like x; if plain, may be the memory of x, or of grad with equal shapes
   Tensor db = {};    // like b
   View dbias = {};   // like bias: column sums of dx
   View dscale = {};  // like scale: row sums of grad·f(x + bias)
@@ -54,11 +54,11 @@ struct Backward {
 };
 void backward(const Activation& f, const Backward& call, const Options& options = {});
 
-// y = x in another encoding: quantise, dequantise, or one after the other in one pass. Of an x that
-// holds two encodings the rowwise one is read.
+// y = x in another encoding: quantises, dequantises, or both in one pass. If x has two encodings,
+// the rowwise one is read.
 struct Quantize {
   Tensor x, y = {};
-  View dbias = {};  // [1, K]: column sums of x, where x is a gradient
+  View dbias = {};  // [1, K]: column sums of x, if x is a gradient
   View amax = {};   // [1, 1] f32: the largest |x|
 };
 void quantize(const Quantize& call, const Options& options = {});
@@ -69,27 +69,27 @@ inline void dequantize(const Tensor& x, const View& y, const Options& options = 
   quantize(Quantize{.x = x, .y = y}, options);
 }
 
-// Delayed scaling of n tensors: history [L, n] and scale [1, n], both f32. Row 0 of the history
-// holds what the calls since the last update found; it moves to the end, the older ones move up,
-// and the scales follow from the largest finite amax.
+// The update of delayed scaling for n tensors: history [L, n] and scale [1, n], both f32. Row 0 of
+// the history holds the amaxes since the last update. The update moves row 0 to the end and the
+// older rows up by one. Then it computes the scales from the largest finite amax.
 struct DelayedUpdate {
   View history, scale;
   DType dtype = DType::e4m3;
   int margin = 0;            // scales are 2^margin smaller
-  bool most_recent = false;  // of row 0 alone
+  bool most_recent = false;  // use row 0 alone
 };
 void update(const DelayedUpdate& call, const Options& options = {});
 
-// The state of the random stream, in memory that the calls share with their device. Element (r, c)
-// of a call is element (row0 + r, col0 + c) of a tensor of `columns` columns: a shard or a tile
-// draws what the whole would.
+// The state of the random stream, in memory that the device can access. Element (r, c) of a call is
+// element (row0 + r, col0 + c) of a tensor of `columns` columns. So a shard or a tile draws the
+// same values as the whole tensor.
 struct Random {
   uint64_t seed = 0, offset = 0, row0 = 0, col0 = 0, columns = 0;
 };
 
-// y = residual + dropout(x + bias); bias [1, K] and residual [M, K] may be left out. An element is
-// kept with probability 1 − p and then divided by it. In training a call moves random->offset on by
-// one; in evaluation nothing is dropped and `random` is not needed.
+// y = residual + dropout(x + bias). bias [1, K] and residual [M, K] are optional. An element is
+// kept with probability 1 − p and then divided by 1 − p. In training a call increments
+// random->offset by one. In evaluation nothing is dropped and `random` is not needed.
 struct BiasDropoutAdd {
   View x, bias = {}, residual = {}, y;
   double p = 0;
@@ -98,8 +98,8 @@ struct BiasDropoutAdd {
 };
 void bias_dropout_add(const BiasDropoutAdd& call, const Options& options = {});
 
-// The gradients that are given; dx is like x, and `eager` rounds to its dtype, or without it to
-// grad's. `random` is a copy of the state from before the forward call.
+// Computes the gradients that are given. dx is like x. `eager` rounds to the dtype of dx, or of
+// grad if dx is not given. `random` is a copy of the state from before the forward call.
 struct BiasDropoutAddBackward {
   View grad, dx = {}, dbias = {}, dresidual = {};
   double p = 0;
@@ -116,14 +116,15 @@ inline auto get_bias_dropout_add(bool training) {
   };
 }
 
-// A function of expressions, compiled at the first call for its dtypes, with a derived backward.
-// An argument is a matrix [M, K], a row [1, K], a column [M, 1] or a number [1, 1]; the gradient of
-// one that is broadcast is the sum over what it was broadcast to.
+// A function of expressions with a derived backward pass, compiled at the first call for its
+// dtypes. An argument is a matrix [M, K], a row [1, K], a column [M, 1] or a scalar [1, 1]. The
+// gradient of a broadcast argument is the sum over the broadcast dimensions.
 class Fused {
  public:
   using Body = std::function<Expr(std::span<const Expr>)>;
 
-  // The body gets the arguments and then the parameters, which are kernel arguments of every call.
+  // The body gets the arguments, then the parameters. Parameters are kernel arguments of every
+  // call.
   Fused(std::string name, size_t arguments, Body body, std::vector<float> parameters = {});
 
   void forward(std::span<const View> arguments, const View& y, const Options& options = {}) const;
@@ -132,7 +133,7 @@ class Fused {
     forward(std::span(arguments.begin(), arguments.size()), y, options);
   }
 
-  // gradients[i] is like arguments[i]; an empty View is not computed.
+  // gradients[i] is like arguments[i]. An empty View is not computed.
   void backward(std::span<const View> arguments, const View& grad, std::span<const View> gradients,
                 const Options& options = {}) const;
   void backward(std::initializer_list<View> arguments, const View& grad,
@@ -141,7 +142,7 @@ class Fused {
              std::span(gradients.begin(), gradients.size()), options);
   }
 
-  // Makes the kernels of these dtypes and shapes ahead of the first call; data may be null.
+  // Makes the kernels for these dtypes and shapes before the first call. Data may be null.
   void warmup(std::span<const View> arguments, const View& y, const Options& options = {}) const;
 
   [[nodiscard]] size_t arguments() const { return arguments_; }
@@ -184,10 +185,10 @@ Fused fuse(F f, std::string name = "fused") {
                           std::make_index_sequence<detail::ArityOf<F>::kValue>{});
 }
 
-// From formula text; `arguments` names the inputs in the order in which they will be given.
+// Makes a function from a formula text. `arguments` names the inputs in call order.
 Fused fuse_text(std::string_view formula, std::span<const std::string> arguments);
 
-// The named functions, for every unary activation `act`:
+// Runs a function by name. For every unary activation `act`:
 //   act(x → y)   bias_act(x, bias → y)   dact(grad, x → dx)   bgrad_dact(grad, x, bias → dbias, dx)
 // and l2normalization(x → y), l2normalization_fwd(x → y, r), l2normalization_bwd(grad, x, r → dx).
 void run(std::string_view name, std::span<const View> in, std::span<const View> out,
@@ -197,25 +198,26 @@ inline void run(std::string_view name, std::initializer_list<View> in,
   run(name, std::span(in.begin(), in.size()), std::span(out.begin(), out.size()), options);
 }
 
-// y = x·r with r = rsqrt(Σ x² + eps) a row; r, if given, is [M, 1] f32.
+// y = x·r with r = rsqrt(Σ x² + eps), one value per row. r, if given, is [M, 1] f32.
 void l2_normalization(const View& x, const View& y, const View& r = {}, float eps = 1e-6F,
                       const Options& options = {});
 // dx = r·(grad − x·r²·Σ x·grad).
 void l2_normalization_backward(const View& grad, const View& x, const View& r, const View& dx,
                                const Options& options = {});
 
-// The formula as it is evaluated, on one line, its shared parts t1, t2, … first.
+// The formula as it is evaluated, on one line. Shared parts t1, t2, … come first.
 std::string formula(const Activation& f);
 
-// Formula, derivative, error bound and code of an activation, as text for people.
+// Formula, derivative, error bound and code of an activation, as text.
 std::string show(const Activation& f, bool backward = false);
 
-// Threads of the CPU backend: TENON_THREADS, else OMP_NUM_THREADS, else the cores; 0 restores that.
+// Threads of the CPU backend: TENON_THREADS, else OMP_NUM_THREADS, else the number of cores. 0
+// restores this default.
 void set_threads(int count);
 int threads();
 
-// A host's own scheduler in place of Tenon's pool: it must call body on ranges that cover [0, n)
-// once, on any threads, and return when all are done. An empty function restores the pool.
+// Replaces the thread pool by a scheduler of the host. It must call body on ranges that cover [0,
+// n) once, on any threads, and return when all are done. An empty function restores the pool.
 using ParallelFor =
     std::function<void(int64_t n, const std::function<void(int64_t begin, int64_t end)>& body)>;
 void set_parallel_for(ParallelFor replacement);

@@ -1,4 +1,4 @@
-// A matrix in memory that somebody else owns.
+// A matrix in memory that the caller owns.
 #pragma once
 
 #include "tenon/cxx20.h"
@@ -10,8 +10,8 @@
 
 namespace tenon {
 
-// Rows lie `stride` elements apart; a row is contiguous. Front ends fold leading dimensions into
-// rows. A View without data stands for an argument that is not given.
+// Rows are `stride` elements apart. A row is contiguous. Front ends fold leading dimensions into
+// rows. A View without data is an argument that is not given.
 struct View {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -20,7 +20,7 @@ struct View {
   [[nodiscard]] bool given() const { return data != nullptr || rows != 0 || cols != 0; }
 };
 
-// A dense matrix. Inputs are never written through it.
+// A contiguous matrix. Inputs are never written through it.
 inline View matrix(const void* data, DType dtype, int64_t rows, int64_t cols) {
   return {const_cast<void*>(data), dtype, rows, cols, cols};
 }
