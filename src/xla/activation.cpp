@@ -1,6 +1,7 @@
-// The XLA FFI handlers of activations, as C symbols: arguments and results in Transformer Engine's
-// order, every scaling mode, activations by name. Initialising makes the kernels and touches no
-// buffer; XLA asks for it on CUDA, before it records a command buffer.
+// The XLA FFI handlers of activations as C symbols. Arguments and results have the order of
+// Transformer Engine. All scaling modes are supported; activations are given by name. The
+// initialise stage makes the kernels and touches no buffer. On CUDA, XLA runs it before it records
+// a command buffer.
 #include "xla/frame.h"
 
 namespace tenon::ffi {
@@ -13,7 +14,7 @@ void check_inputs(std::string_view op, const Request& request, const Folded& x) 
           ", so it must be [..., ", request.f.inputs, ", H]");
 }
 
-// A sixth result, if there is one, is a workspace.
+// An optional sixth result is a workspace.
 void act_lu(const Place& given, Buffer x, Buffer scale, Buffer amax, Result data,
             Result columnwise_data, Result scale_inv, Result columnwise_scale_inv,
             Result updated_amax, ::xla::ffi::RemainingRets rest, const Attributes& attributes) {

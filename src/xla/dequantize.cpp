@@ -1,12 +1,12 @@
-// The XLA FFI handler that reads an encoded tensor back: data, scale_inv -> y.
+// The XLA FFI handler that decodes a tensor: data, scale_inv -> y.
 #include "xla/frame.h"
 
 namespace tenon::ffi {
 
 namespace {
 
-// Attributes: scaling_mode, columnwise (which encoding the data are), swizzled, and the size of the
-// tensor, rows x columns.
+// Attributes: scaling_mode, columnwise (the orientation of the data), swizzled, and the size of the
+// tensor as rows x columns.
 void dequantize(const Place& place, Buffer data, Buffer scale_inv, Result y,
                 const Attributes& all) {
   constexpr std::string_view kOp = "dequantize";

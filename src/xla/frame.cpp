@@ -1,3 +1,4 @@
+// Buffers as views, attributes and errors of the XLA FFI handlers.
 #include "xla/frame.h"
 
 #include <algorithm>
@@ -40,8 +41,8 @@ DType dtype(std::string_view op, std::string_view name, DataType type) {
   }
 }
 
-constexpr size_t kAlignment = 64;         // of a workspace
-constexpr size_t kBufferAlignment = 256;  // XLA's on a GPU
+constexpr size_t kAlignment = 64;         // alignment of a workspace
+constexpr size_t kBufferAlignment = 256;  // alignment of XLA buffers on a GPU
 
 }  // namespace
 
@@ -122,7 +123,7 @@ View Frame::view(std::string_view name, const Buffer& buffer, Shape shape) {
   const auto count = static_cast<int64_t>(buffer.element_count());
   require(count == shape.rows * shape.cols, op_, ": ", name, " has ", count,
           " elements; it must have ", shape.rows, "x", shape.cols);
-  // XLA gives no memory to what has no elements; it takes part nevertheless.
+  // XLA gives no memory to buffers without elements, but the call still needs a non-null address.
   static std::byte nothing;
   void* data = buffer.untyped_data();
   if (dry_) {
@@ -177,7 +178,7 @@ void Frame::carry(const Buffer& from, const Buffer& to) const {
       std::memcpy(to.untyped_data(), from.untyped_data(), from.size_bytes());
     return;
   }
-  // There a copy is a step too.
+  // On CUDA a copy is a step too.
   const auto one = [](const Buffer& b) {
     const auto count = static_cast<int64_t>(b.element_count());
     return matrix(b.untyped_data(), DType::f32, 1, count);

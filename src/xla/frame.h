@@ -1,4 +1,5 @@
-// What the XLA FFI handlers share: attributes by name, buffers as views, errors with their text.
+// Shared code of the XLA FFI handlers: attributes by name, buffers as views, errors with their
+// text.
 #pragma once
 
 #include <xla/ffi/api/ffi.h>
@@ -20,32 +21,32 @@ using Attributes = ::xla::ffi::Dictionary;
 using Stage = ::xla::ffi::ExecutionStage;
 using Scratch = ::xla::ffi::ScratchAllocator;
 
-// When and where a handler runs.
+// The stage and the device of a handler call.
 struct Place {
   Stage stage;
   Device device;
   void* stream = nullptr;
   Scratch* scratch = nullptr;
-  void* memory = nullptr;  // a result that is lent as workspace: a command buffer allocates nothing
+  void* memory = nullptr;  // a result used as workspace: a command buffer cannot allocate
   size_t bytes = 0;
 
   [[nodiscard]] bool initialises() const { return stage == Stage::kInitialize; }
   [[nodiscard]] Place with(const Buffer& workspace) const;
-  [[nodiscard]] Options options() const;  // which mention this place
+  [[nodiscard]] Options options() const;  // options that refer to this place
 };
 
-// The attributes of a call. These must be given:
+// The attributes of a call. Required:
 //   act                          a registered name or the text of a formula
-//   act_params                   f32, in the registry's order; none of them for the defaults
+//   act_params                   f32, in the order of the registry; empty for the defaults
 //   scaling_mode                 the number of a Scaling
 //   quantize_layout              0 rowwise, 1 columnwise, 2 both
-//   output_amax_when_no_scaling  whether the amax is wanted with scaling_mode 0
-//   is_dbias                     backward: whether dbias is wanted
-// and these may be: eps, power_of_two (0 as the mode does, 1, 2 for exact scales), swizzled,
+//   output_amax_when_no_scaling  whether to compute the amax with scaling_mode 0
+//   is_dbias                     backward: whether to compute dbias
+// Optional: eps, power_of_two (0: default of the mode, 1: yes, 2: exact scales), swizzled,
 // precision, rounding.
 struct Request {
   Activation f;
-  Format format;  // its dtype is that of the result
+  Format format;  // with the dtype of the result
   bool rowwise = true, columnwise = false;
   bool wants_amax = false, wants_dbias = false;
   Options options;
@@ -53,7 +54,7 @@ struct Request {
 Request request(std::string_view op, const Attributes& attributes, const Place& place,
                 bool backward);
 
-// An attribute; without a default it must be given.
+// Reads an attribute. Without a default it is required.
 template <class T>
 T attribute(std::string_view op, const Attributes& all, std::string_view name,
             std::optional<T> otherwise = std::nullopt) {
@@ -64,7 +65,7 @@ T attribute(std::string_view op, const Attributes& all, std::string_view name,
          " cannot be read: ", value.error().message());
   return *value;
 }
-// A number from 0 to count − 1.
+// Reads an integer from 0 to count − 1.
 int64_t choice(std::string_view op, const Attributes& all, std::string_view name, size_t count,
                std::optional<int64_t> otherwise = std::nullopt);
 
@@ -74,23 +75,23 @@ struct Folded {
 };
 Folded folded(std::string_view op, std::string_view name, const Buffer& buffer);
 
-// Buffers as views. Where an initialising call has no data yet, they lie where XLA may put them:
-// apart, and aligned, so that the kernels are those of the calls to come. Nobody reads there.
+// Buffers as views. In the initialise stage there is no data, so each view gets a separate aligned
+// address. This gives the same kernels as later calls. Nothing reads these addresses.
 class Frame {
  public:
   Frame(std::string_view op, const Place& place, const Buffer& x)
       : op_(op), place_(place), dry_(place.initialises() && x.untyped_data() == nullptr) {}
 
   View view(std::string_view name, const Buffer& buffer, Shape shape);
-  // The tensor of `shape` that the first four results of a handler hold, and the fifth, its amax.
+  // The tensor of `shape` in the first four results of a handler, with its amax in the fifth.
   struct Results {
     Buffer data, columnwise_data, scale_inv, columnwise_scale_inv, amax;
   };
   Tensor tensor(const Request& request, Shape shape, const Buffer& scale, const Results& results);
-  // A tensor of one encoding; the format's dtype is that of the data.
+  // A tensor with one encoding. The dtype of the format is that of the data.
   Tensor tensor(Format format, bool columnwise, Shape shape, const Buffer& data,
                 const Buffer& scale_inv);
-  // `to` starts as `from`, where the two are not one buffer; an empty `to` is not asked for.
+  // Copies `from` to `to` unless both are one buffer. An empty `to` is not needed.
   void carry(const Buffer& from, const Buffer& to) const;
 
  private:
@@ -100,13 +101,13 @@ class Frame {
   std::string_view op_;
   const Place& place_;
   bool dry_;
-  size_t taken_ = 0;  // bytes of places without data
+  size_t taken_ = 0;  // bytes of addresses without data
 };
 
-// The FFI error of an exception in flight.
+// Converts the current exception to an FFI error.
 ::xla::ffi::Error caught();
 
-// While it lives, the steps of this thread make their kernels and touch no buffer.
+// While it exists, steps of this thread make their kernels and touch no buffer.
 class Ahead {
  public:
   Ahead();
@@ -127,7 +128,7 @@ template <class F>
   }
 }
 
-// A call of a Place, buffers and attributes as a handler.
+// Wraps a call of a Place, buffers and attributes as a handler.
 template <auto call, Stage stage, Device device>
 struct Handler {
   template <class... Given>
@@ -135,7 +136,7 @@ struct Handler {
     return guarded({stage, device}, [&](const Place& place) { call(place, given...); });
   }
 };
-// The same with what executing on CUDA takes before the buffers.
+// The same for execution on CUDA, which has more arguments before the buffers.
 template <auto call>
 struct CudaHandler {
   template <class... Given>
@@ -145,8 +146,8 @@ struct CudaHandler {
   }
 };
 
-// The C symbols of a call for both platforms; `arguments` adds what it takes to a binding.
-// NOLINTBEGIN(bugprone-macro-parentheses): names cannot stand in parentheses.
+// Defines the C symbols of a call for both platforms. `arguments` adds the arguments to a binding.
+// NOLINTBEGIN(bugprone-macro-parentheses): names cannot be in parentheses.
 #define TENON_XLA_HANDLERS(name, call, arguments)                                                 \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(name, (Handler<call, Stage::kExecute, Device::cpu>{}),            \
                                 arguments(::xla::ffi::Ffi::Bind()),                               \
