@@ -55,8 +55,9 @@ struct Initial {
   friend bool operator==(const Initial&, const Initial&) = default;
 };
 
-// Spaces and newlines separate items; `#` starts a comment. In a quoted text \" means " and \\
-// means \. Throws an Error with line, column, op and the expected token.
+// Spaces and newlines separate items; `#` starts a comment. A quoted text escapes a quote and a
+// backslash with a backslash. Throws an Error with the line, the column, the op and what was
+// expected.
 Chain parse_chain(std::string_view text);
 
 // Prints the canonical text: one space between items, `name(1,"text",eps=1e-5)<in>out:label`

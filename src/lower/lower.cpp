@@ -133,7 +133,14 @@ class Lowering {
                                                    p.rows.empty() ? 1 : use.arguments.count(p.rows),
                                                    op.cols, p.initial(call)));
     extras_.add(op, chain()[op.index], use.schema->extra_outputs.size(), needs_);
-    for (const Extension& e : use.schema->forward(call))
+    const std::vector<Extension> extensions = use.schema->forward(call);
+    const auto has_formula = [](const Extension& e) {
+      return std::holds_alternative<Elementwise>(e);
+    };
+    require(!use.arguments.text("keep") || extensions.empty() ||
+                std::ranges::any_of(extensions, has_formula),
+            op.name, ": keep is for ops with a formula; take it away");
+    for (const Extension& e : extensions)
       stages_.push_back(std::visit([&](const auto& x) { return make_stage(planner_, op, x); }, e));
   }
 

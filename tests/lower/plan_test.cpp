@@ -820,6 +820,7 @@ TEST(Mistakes, NameTheOpTheValueAndTheRule) {
       {"swiglu(layout=\"interleaved(5)\")",
        "1: swiglu0: interleaved(5) needs a half width divisible by 5, it is 32"},
       {"gelu(keep=all)", "1: gelu0: keep is 'all'; it must be input, fp8 or recompute"},
+      {"linear(64,8,keep=fp8)", "1: linear0: keep is for ops with a formula; take it away"},
       {"dropout(2)", "1: dropout0: p is 2; it must be from 0 to 1"},
       {"add<r", "1: add0: nothing before it writes the channel 'r'; add make_extra_output>r"},
       {"make_extra_output>r gelu",
