@@ -60,12 +60,6 @@ struct CacheArgs : ChainArgs {
   std::string action = "list", arch;
 };
 
-struct DemoArgs {
-  int steps = 200;
-  std::string dtype = "f32", recipe = "none";
-  uint64_t seed = 1;
-};
-
 struct BenchArgs {
   std::string device = "cpu", dtype = "bf16", precision = "native", cases = "default";
   std::vector<std::string> filters, shapes;
@@ -79,7 +73,6 @@ int doctor(bool json);
 int list(bool markdown);
 int show(const std::string& text, bool backward);
 int check(const CheckArgs& args);
-int demo(const DemoArgs& args);
 int quantize(const QuantizeArgs& args);
 int plan(const PlanArgs& args);
 int run(const ChainRunArgs& args);

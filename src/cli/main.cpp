@@ -77,19 +77,6 @@ int command(int argc, char** argv) {
       ->check(CLI::Range(0, 1000000));
   check->add_option("--seed", args.seed, "of those")->capture_default_str();
 
-  cli::DemoArgs shown;
-  auto* demo = app.add_subcommand(
-      "demo", "train a small language model as one plan, and time it fused and op by op");
-  demo->add_option("--steps", shown.steps, "of training")
-      ->check(CLI::Range(2, 1000000))
-      ->capture_default_str();
-  demo->add_option("--dtype", shown.dtype, "of activations and parameters")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
-  demo->add_option("--recipe", shown.recipe, "none, delayed, current, mxfp8 or block")
-      ->capture_default_str();
-  demo->add_option("--seed", shown.seed, "of parameters and data")->capture_default_str();
-
   cli::QuantizeArgs quantise;
   auto* quantize = app.add_subcommand(
       "quantize", "what a recipe does to the tensors of an .npy or .safetensors file");
@@ -199,7 +186,6 @@ int command(int argc, char** argv) {
   if (*list) return cli::list(markdown);
   if (*show) return cli::show(text, backward);
   if (*check) return cli::check(args);
-  if (*demo) return cli::demo(shown);
   if (*quantize) return cli::quantize(quantise);
   if (*plan) return cli::plan(planned);
   timed.costs = !no_costs && !timed.json;

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""demo_command_test.py TENON: `tenon demo` learns, says what it did, and repeats itself."""
+"""demo_test.py DEMO: the demonstration learns, says what it did, and repeats itself."""
 import os
 import re
 import subprocess
 import sys
 import unittest
 
-TENON = os.path.abspath(sys.argv.pop(1))
+DEMO = os.path.abspath(sys.argv.pop(1))
 
 
-class DemoCommand(unittest.TestCase):
+class Demo(unittest.TestCase):
     def run_it(self, *args, code=0, threads="2"):
-        done = subprocess.run([TENON, "demo", *args], capture_output=True, timeout=300,
+        done = subprocess.run([DEMO, *args], capture_output=True, timeout=300,
                               env={**os.environ, "TENON_THREADS": threads})
         self.assertEqual(done.returncode, code, (args, done.stdout[-3000:], done.stderr[-2000:]))
         return done.stdout.decode(), done.stderr.decode()
@@ -31,7 +31,7 @@ class DemoCommand(unittest.TestCase):
 
     def test_it_learns(self):
         out = self.check()
-        for word in ("recipe none, seed 1", 'behind "A joiner who makes"', "A joiner who makes",
+        for word in ("recipe none, seed 1", 'after "A joiner who makes"', "A joiner who makes",
                      "The plan:", "forward: 5 passes", "gemm linear+bias+swiglu",
                      "gemm linear+bias+dropout+add", "ms a step fused", "ms op by op"):
             self.assertIn(word, out)

@@ -8,9 +8,10 @@
 
 #include "support/session.h"
 
-namespace tenon::cli {
+namespace demo {
 
-using support::RandomState, support::Runner, support::Session, support::Unfused;
+using tenon::DType, tenon::Plan;
+using tenon::support::RandomState, tenon::support::Runner, tenon::support::Session;
 
 struct ModelShape {
   int64_t context = 16, embedding = 16, hidden = 512, batch = 256;
@@ -44,7 +45,7 @@ class Model {
   double forward(Runner& runner, int64_t number);
   // Parameters and the state of the random stream, where the chain reads them.
   void begin(Runner& runner) const;
-  // `count` letters behind `start`, by a plan for one row with the parameters of `trained`.
+  // `count` letters after `start`, by a plan for one row with the parameters of `trained`.
   [[nodiscard]] std::string continued(std::string start, Session& one, const Session& trained,
                                       int count) const;
 
@@ -71,4 +72,4 @@ class Model {
   int64_t updates_ = 0;
 };
 
-}  // namespace tenon::cli
+}  // namespace demo

@@ -1,20 +1,28 @@
 // A language model around a plan.
-#include "cli/model.h"
+#include "examples/model.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "core/philox.h"
-#include "lower/data.h"
 #include "tenon/error.h"
 
-namespace tenon::cli {
+namespace demo {
+
+using tenon::Buffer, tenon::Pass, tenon::Role;
 
 namespace {
 
-// Streams of random numbers beside those of the parameters; dropout counts its own from 0.
-enum Stream : uint64_t { embeddings = uint64_t{1} << 63, batches, samples };
+// Streams of random numbers.
+enum Stream : uint64_t { embeddings = 1, batches, samples };
+
+// The n-th number of a stream: SplitMix64, so that it depends on nothing but its arguments.
+uint32_t random_number(uint64_t seed, Stream stream, uint64_t n) {
+  uint64_t z = (seed * 4 + stream) * 0xd1342543de82ef95U + n * 0x9e3779b97f4a7c15U;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+  return static_cast<uint32_t>(z >> 32);
+}
 
 float load(DType dtype, const char* from, int64_t i) {
   const auto size = info(dtype).bytes;
@@ -50,18 +58,21 @@ Corpus::Corpus(std::string_view text) : letters(text) {
 
 std::string chain_of(const ModelShape& s, const Corpus& corpus) {
   const int64_t w = s.width();
-  return str("make_extra_output>input rmsnorm(", w, ") linear(", w, ",", 2 * s.hidden,
-             "):up bias swiglu linear(", s.hidden, ",", w,
-             "):down bias dropout(0.2) add<input rmsnorm(", w, ") linear(", w, ",",
-             corpus.vocabulary(), "):head");
+  return tenon::str("make_extra_output>input rmsnorm(", w, ") linear(", w, ",", 2 * s.hidden,
+                    "):up bias swiglu linear(", s.hidden, ",", w,
+                    "):down bias dropout(0.2) add<input rmsnorm(", w, ") linear(", w, ",",
+                    corpus.vocabulary(), "):head");
 }
 
 Model::Model(const ModelShape& shape, const Corpus& corpus, const Plan& plan, uint64_t seed)
-    : shape_(shape), corpus_(corpus), seed_(seed), dtype_(plan.data().request.dtype) {
+    : shape_(shape),
+      corpus_(corpus),
+      seed_(seed),
+      dtype_(plan.buffers()[plan.with(Role::input).front()].dtype) {
   Weights& table = weights_.emplace_back();
   table.value.resize(static_cast<size_t>(corpus.vocabulary() * shape.embedding));
   for (size_t i = 0; i < table.value.size(); ++i) {
-    const uint32_t word = philox(seed, i / 4, Stream::embeddings).w[i % 4];
+    const uint32_t word = random_number(seed, Stream::embeddings, i);
     table.value[i] = static_cast<float>(word) * 0x1p-31F - 1;
   }
   for (const size_t i : plan.with(Role::param)) {
@@ -98,7 +109,7 @@ void Model::store(Runner& runner) const {
   }
 }
 
-// A window's letters, one embedding behind the other.
+// A window's letters, one embedding after the other.
 void Model::embed(const uint8_t* letters, DType dtype, char* to) const {
   for (int64_t j = 0; j < shape_.context; ++j)
     for (int64_t e = 0; e < shape_.embedding; ++e)
@@ -112,7 +123,7 @@ void Model::load_batch(Runner& runner, int64_t number) {
   batch_.clear();
   for (int64_t r = 0; r < shape_.batch; ++r) {
     const uint64_t i = static_cast<uint64_t>(number * shape_.batch + r);
-    batch_.push_back(philox(seed_, i, Stream::batches).w[0] % windows);
+    batch_.push_back(random_number(seed_, Stream::batches, i) % windows);
     embed(&corpus_.codes[batch_.back()], dtype_, x + r * shape_.width() * info(dtype_).bytes);
   }
 }
@@ -206,8 +217,8 @@ std::string Model::continued(std::string start, Session& one, const Session& tra
     for (int64_t c = 0; c < n; ++c)
       row[static_cast<size_t>(c)] = load(dtype_, static_cast<const char*>(one.at("y")), c);
     softmax(row.data(), n);
-    float left =
-        static_cast<float>(philox(seed_, static_cast<uint64_t>(i), Stream::samples).w[0] * 0x1p-32);
+    auto left = static_cast<float>(random_number(seed_, Stream::samples, static_cast<uint64_t>(i)) *
+                                   0x1p-32);
     size_t letter = 0;
     while (letter + 1 < row.size() && left >= row[letter]) left -= row[letter++];
     start += corpus_.letters[letter];
@@ -215,4 +226,4 @@ std::string Model::continued(std::string start, Session& one, const Session& tra
   return start;
 }
 
-}  // namespace tenon::cli
+}  // namespace demo
