@@ -1,44 +1,18 @@
 // A training step of a SwiGLU MLP, forward and backward: one plan, the same ops as plans of their
 // own, and oneDNN's matmuls with our element-wise kernels between, round by round in one run.
-#include <benchmark/benchmark.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstring>
-#include <functional>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
-
+#include "bench/rounds.h"
 #include "tenon/plan.h"
 #include "tenon/tenon.hpp"
 #ifdef TENON_ONEDNN
-#include "onednn.h"
+#include "bench/onednn.h"
 #endif
 
 namespace {
 
-using namespace tenon;  // NOLINT: a benchmark of the library
-using Clock = std::chrono::steady_clock;
+using namespace tenon;         // NOLINT: a benchmark of the library
+using namespace tenon::bench;  // NOLINT
 
 constexpr int64_t kRows = 4096;
-
-double median(std::vector<double> v) {
-  std::ranges::nth_element(v, v.begin() + static_cast<int64_t>(v.size() / 2));
-  return v[v.size() / 2];
-}
-
-// Numbers of about the size that a training run has.
-void fill(void* data, DType dtype, int64_t elements, float scale, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::uniform_real_distribution<float> uniform(-scale, scale);
-  for (int64_t i = 0; i < elements; ++i) {
-    const uint32_t code = encode(dtype, uniform(random));
-    std::memcpy(static_cast<char*>(data) + i * info(dtype).bytes, &code,
-                static_cast<size_t>(info(dtype).bytes));
-  }
-}
 
 // A plan with memory of its own; named tensors may be another one's.
 class Part {
@@ -50,11 +24,12 @@ class Part {
     for (size_t i = 0; i < all.size(); ++i) {
       if (all[i].role == Role::workspace) continue;
       own_[i].resize(static_cast<size_t>(all[i].bytes(kRows)));
-      memory_[i] = own_[i].data();
       const int64_t elements = all[i].bytes(kRows) / info(all[i].dtype).bytes;
+      // Numbers of about the size that a training run has.
       const float scale = all[i].role == Role::param ? 0.02F : 1.0F;
       if (all[i].role == Role::param || all[i].role == Role::input)
-        fill(memory_[i], all[i].dtype, elements, scale, static_cast<uint32_t>(i + 1));
+        own_[i] = uniform_codes(all[i].dtype, elements, static_cast<uint32_t>(i + 1), scale);
+      memory_[i] = own_[i].data();
     }
     workspace_.resize(static_cast<size_t>(plan_.workspace_bytes(kRows)));
   }
@@ -93,16 +68,15 @@ void measure(benchmark::State& state, DType dtype, int64_t width) {
   };
   join(up, act);
   join(act, down);
-  std::vector<std::pair<std::string, std::function<void()>>> calls{
-      {"fused",
-       [&] {
-         fused.run(Pass::forward);
-         fused.run(Pass::backward);
-       }},
-      {"separate", [&] {
-         for (Part* p : {&up, &act, &down}) p->run(Pass::forward);
-         for (Part* p : {&down, &act, &up}) p->run(Pass::backward);
-       }}};
+  NamedCalls calls{{"fused",
+                    [&] {
+                      fused.run(Pass::forward);
+                      fused.run(Pass::backward);
+                    }},
+                   {"separate", [&] {
+                      for (Part* p : {&up, &act, &down}) p->run(Pass::forward);
+                      for (Part* p : {&down, &act, &up}) p->run(Pass::backward);
+                    }}};
 #ifdef TENON_ONEDNN
   using onednn::product;
   const auto tensor = [&](Part& p, const char* name, int64_t rows, int64_t cols, bool turned) {
@@ -131,31 +105,12 @@ void measure(benchmark::State& state, DType dtype, int64_t width) {
     b4();
   });
 #endif
-  std::vector<std::vector<double>> times(calls.size());
-  for (const auto& [name, call] : calls) call();
-  for (auto _ : state) {  // NOLINT
-    for (size_t i = 0; i < calls.size(); ++i) {
-      // The threads of the one before, which wait busily, have gone to sleep; a first call wakes
-      // the processor up again.
-      if (calls.size() > 1) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(40));
-        calls[i].second();
-      }
-      const auto start = Clock::now();
-      calls[i].second();
-      times[i].push_back(std::chrono::duration<double>(Clock::now() - start).count());
-    }
-    state.SetIterationTime(times[0].back());
-  }
+  const auto times = rounds(state, calls);
   for (size_t i = 0; i < calls.size(); ++i)
     state.counters[calls[i].first + "_ms"] = 1e3 * median(times[i]);
-  for (size_t i = 1; i < calls.size(); ++i) {
-    std::vector<double> ratios;
-    for (size_t r = 0; r < times[i].size(); ++r) ratios.push_back(times[i][r] / times[0][r]);
-    state.counters["of_" + calls[i].first] = median(ratios);
+  for (size_t i = 1; i < calls.size(); ++i)
     state.counters["best_of_" + calls[i].first] =
         *std::ranges::min_element(times[i]) / *std::ranges::min_element(times[0]);
-  }
 }
 
 }  // namespace

@@ -1,18 +1,18 @@
 // What planning costs, and what a run costs beside its kernels.
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
-#include <chrono>
 #include <string>
 #include <vector>
 
+#include "bench/timing.h"
 #include "lower/data.h"
+#include "runtime/execute.h"
 #include "tenon/plan.h"
 
 namespace {
 
-using namespace tenon;  // NOLINT: a benchmark of the library
-using Clock = std::chrono::steady_clock;
+using namespace tenon;         // NOLINT: a benchmark of the library
+using namespace tenon::bench;  // NOLINT
 
 // Six ops; the width makes every step of it new, kernels included.
 std::string chain(int64_t width) {
@@ -89,16 +89,11 @@ class Kernels {
   std::vector<Call> calls_;
 };
 
-double median(std::vector<double> v) {
-  std::ranges::nth_element(v, v.begin() + static_cast<ptrdiff_t>(v.size() / 2));
-  return v[v.size() / 2];
-}
-
 template <class F>
 double microseconds(int times, F f) {
-  const auto start = Clock::now();
-  for (int i = 0; i < times; ++i) f();
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count() / times;
+  return 1e6 / times * seconds([&] {
+           for (int i = 0; i < times; ++i) f();
+         });
 }
 
 // Batches of runs and of the bare kernels in turns; the overhead is the median of their

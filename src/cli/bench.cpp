@@ -1,23 +1,23 @@
 // `tenon bench`: kernels as shares of the fastest data movement with the same reads and writes.
-#include "cli/bench.h"
+#include "bench/bench.h"
 
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
 #include <map>
 #include <mutex>
-#include <set>
-#include <thread>
 
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/makers.h"
-#include "cli/bench_ceiling.h"
-#include "cli/bench_cubin.h"
+#include "bench/ceiling.h"
+#include "bench/cubin.h"
+#include "cli/command.h"
+#include "cli/output_file.h"
 #include "tenon/error.h"
 
 namespace tenon::cli {
+
+using namespace bench;  // NOLINT: the command shows what it measures
 
 namespace {
 
@@ -102,109 +102,8 @@ int compile_only(const BenchArgs& args, const std::vector<Shape>& shapes) {
   return ok;
 }
 
-}  // namespace
-
-int64_t BenchEntry::bytes() const {
-  int64_t total = 0;
-  for (const BenchCall& c : calls) total += c.step.bytes(c.rows);
-  return total;
-}
-
-double BenchEntry::beyond_mixes(Shape shape) const {
-  int64_t moved = 0;
-  for (const Mix& m : mixes) moved += m.bytes() * shape.rows * shape.cols;
-  return static_cast<double>(bytes()) / static_cast<double>(moved);
-}
-
-std::string BenchEntry::makers() const {
-  std::vector<std::string> names;
-  const auto add = [&](std::string name) {
-    if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
-  };
-  for (const BenchCall& c : calls) {
-    const RunArgs args{c.rows, c.in, c.out, c.parameters};
-    const std::vector<std::string> own = c.kernel->texts_for(args);
-    const std::vector<std::string> all = c.kernel->texts();  // the last one does what others refuse
-    const bool refused = all.size() > 1 && !own.empty() && own.front() == all.back();
-    add(str(c.maker, refused ? " (does not fit: plain)" : ""));
-  }
-  std::string all;
-  for (const std::string& n : names) all += (all.empty() ? "" : ", ") + n;
-  return all;
-}
-
-std::vector<std::string> BenchEntry::texts() const {
-  std::vector<std::string> all;
-  for (const BenchCall& c : calls)
-    for (std::string& t : c.kernel->texts_for({c.rows, c.in, c.out, c.parameters}))
-      all.push_back(std::move(t));
-  return all;
-}
-
-std::string BenchEntry::mix_names() const {
-  std::string all;
-  for (const Mix& m : mixes) all += (all.empty() ? "" : ", ") + m.name();
-  return all;
-}
-
-Options bench_options(const BenchArgs& args) {
-  Options o;
-  o.device = args.device == "cuda" ? Device::cuda : Device::cpu;
-  o.precision = args.precision == "strict" ? Precision::strict : Precision::native;
-  return o;
-}
-
-std::vector<BenchEntry> bench_entries(const BenchArgs& args, Shape shape) {
-  const DType dtype = *dtype_named(args.dtype);
-  const std::vector<BenchCase> cases =
-      filtered(bench_cases(dtype, args.cases == "all"), args.filters);
-  if (cases.empty())
-    fail(Code::invalid_argument, "bench: no case has the words '", args.filters.front(),
-         "'; tenon bench --list shows the cases");
-  std::vector<BenchEntry> entries;
-  for (const BenchCase& c : cases) {
-    BenchMemory nowhere;
-    BenchEntry e{.c = c, .shape = shape};
-    e.calls = bench_calls(c, shape, dtype, bench_options(args), nowhere);
-    for (const BenchCall& call : e.calls) e.mixes.push_back(mix_of(call.step));
-    e.in_bytes = nowhere.in_bytes();
-    e.number_bytes = nowhere.number_bytes();
-    e.out_bytes = nowhere.out_bytes();
-    entries.push_back(std::move(e));
-  }
-  return entries;
-}
-
-double median(std::vector<double> v) {
-  if (v.empty()) return 0;
-  std::ranges::sort(v);
-  const size_t half = v.size() / 2;
-  return v.size() % 2 ? v[half] : (v[half - 1] + v[half]) / 2;
-}
-
-void on_all_cores(size_t count, const std::function<void(size_t)>& work) {
-  std::atomic<size_t> next{0};
-  std::exception_ptr wrong;
-  std::mutex lock;
-  const auto run = [&] {
-    for (size_t i = next++; i < count; i = next++) {
-      try {
-        work(i);
-      } catch (...) {
-        const std::lock_guard guard(lock);
-        if (!wrong) wrong = std::current_exception();
-      }
-    }
-  };
-  std::vector<std::thread> others;
-  const size_t cores = std::max(1U, std::thread::hardware_concurrency());
-  for (size_t i = 1; i < std::min(cores, count); ++i) others.emplace_back(run);
-  run();
-  for (std::thread& t : others) t.join();
-  if (wrong) std::rethrow_exception(wrong);
-}
-
-int bench(const BenchArgs& args) {
+int run(BenchArgs args, const std::string& words) {
+  if (!words.empty()) args.filters.push_back(words);
   const std::vector<Shape> shapes = shapes_of(args);
   if (args.list) return list(args, shapes);
   if (args.compile_only) return compile_only(args, shapes);
@@ -222,10 +121,52 @@ int bench(const BenchArgs& args) {
   } else {
     bench_cpu(args, shapes, report);
   }
+  if (!args.file.empty()) write_file("bench --save", args.file, report_json(args, report));
   print_summary(args, report);
   const bool wrong =
       std::ranges::any_of(report.results, [](const BenchResult& r) { return !r.error.empty(); });
   return wrong ? failed : ok;
 }
+
+// One filter of all words.
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& w : words) text += (text.empty() ? "" : " ") + w;
+  return text;
+}
+
+}  // namespace
+
+extern const Command kBenchCommand{
+    "bench", "time kernels as shares of the fastest copy with the same reads and writes",
+    []() -> Bound {
+      static BenchArgs args;
+      static std::vector<std::string> words;
+      return {{{"SUBSTRING", &words, "only cases with all of these words"},
+               {"--device", &args.device, "", {"cpu", "cuda"}},
+               {"--cases",
+                &args.cases,
+                "default, or all: every activation in every format",
+                {"default", "all"}},
+               {"--filter", &args.filters,
+                "cases with all these words, e.g. \"gelu rowcol\"; several: any of them"},
+               {"--rows", &args.rows, "16384 on cuda, 2048 on cpu"},
+               {"--cols", &args.cols, "14336 on cuda, 4096 on cpu"},
+               {"--shape", &args.shapes, "ROWSxCOLS in place of these; several are timed"},
+               {"--dtype", &args.dtype, "of inputs and plain results", {"f32", "f16", "bf16"}},
+               {"--precision", &args.precision, "", {"native", "strict"}},
+               {.name = "--shots",
+                .value = &args.shots,
+                .about = "how often each case is timed",
+                .range = {{1, 10000}}},
+               {"--json", &args.json, "one JSON object a case on stdout, in place of tables"},
+               {"--save", &args.file, "write everything to this file, as JSON"},
+               {"--list", &args.list, "print the cases and their makers, run nothing"},
+               {"--compile-only", &args.compile_only,
+                "compile every kernel and print what it takes; needs no GPU"},
+               {"--arch", &args.arch, "for --compile-only"},
+               {"--no-costs", &args.no_costs, "leave out host and compile times"}},
+              [] { return run(args, joined(words)); }};
+    }};
 
 }  // namespace tenon::cli

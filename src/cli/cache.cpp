@@ -21,6 +21,10 @@ namespace {
 
 using cuda::Cache;
 
+struct WarmArgs : ChainArgs {
+  std::string arch;
+};
+
 int list(const Cache& cache) {
   uint64_t total = 0;
   const std::vector<Cache::Entry> all = cache.entries();
@@ -36,7 +40,7 @@ int list(const Cache& cache) {
 }
 
 // Every step of both passes; equal texts once. Where the kernels will run there may be cuBLASLt.
-int warm(Cache& cache, const CacheArgs& args) {
+int warm(Cache& cache, const WarmArgs& args) {
   if (const std::string why = cache.why_off(); !why.empty())
     fail(Code::runtime, "cache warm: nothing would be kept: ", why);
   std::string arch = args.arch;
@@ -72,14 +76,30 @@ int warm(Cache& cache, const CacheArgs& args) {
        why.empty() ? "others took their place; raise TENON_CACHE_MB" : why);
 }
 
-}  // namespace
-
-int cache(const CacheArgs& args) {
-  Cache& shared = Cache::shared();
-  if (args.action == "list") return list(shared);
-  if (args.action == "warm") return warm(shared, args);
-  fmt::print("removed {} files\n", shared.clear());
+int clear(Cache& cache) {
+  fmt::print("removed {} files\n", cache.clear());
   return ok;
 }
+
+constexpr Command kList{"list", "what is there, latest used first", []() -> Bound {
+                          return {{}, [] { return list(Cache::shared()); }};
+                        }};
+constexpr Command kClear{"clear", "remove all", []() -> Bound {
+                           return {{}, [] { return clear(Cache::shared()); }};
+                         }};
+constexpr Command kWarm{
+    "warm", "compile the kernels of a chain ahead", []() -> Bound {
+      static WarmArgs args;
+      args.command = "warm";
+      return {chain_options(
+                  args, {{"--arch", &args.arch, "e.g. sm_90a; this machine's GPU unless given"}}),
+              [] { return warm(Cache::shared(), args); }};
+    }};
+
+}  // namespace
+
+extern const Command kCacheCommand{"cache", "the compiled CUDA kernels on disk", []() -> Bound {
+                                     return {.parts = {kList, kClear, kWarm}};
+                                   }};
 
 }  // namespace tenon::cli

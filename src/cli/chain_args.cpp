@@ -24,6 +24,29 @@ T named(const std::array<std::string_view, n>& names, const std::string& name) {
 
 }  // namespace
 
+std::vector<Option> chain_options(ChainArgs& args, std::vector<Option> more) {
+  std::vector<Option> all{
+      {.name = "CHAIN",
+       .value = &args.chain,
+       .about = "e.g. \"linear(512,2048) bias swiglu linear(1024,512)\", or @FILE",
+       .required = true},
+      {.name = "--rows",
+       .value = &args.rows,
+       .about = "of the input",
+       .default_text = std::to_string(ChainArgs::kRows)},
+      {"--cols", &args.cols, "of the input, where the chain does not say"},
+      {"--dtype", &args.dtype, "of the input and the parameters", {"f32", "f16", "bf16"}},
+      {"--recipe", &args.recipe, "none, delayed, current, mxfp8 or block"},
+      {"--backward", &args.backward, "the gradients too"},
+      {"--eval", &args.eval, "evaluation: dropout does nothing"},
+      {"--keep", &args.keep, "what an op keeps for its backward", {"input", "fp8", "recompute"}},
+      {"--precision", &args.precision, "", {"native", "strict"}},
+      {"--rounding", &args.rounding, "", {"once", "eager"}},
+      {"--device", &args.device, "", {"cpu", "cuda", "null"}}};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
 std::string chain_file(const ChainArgs& args) {
   return args.chain.starts_with('@') ? args.chain.substr(1) : "";
 }

@@ -1,10 +1,26 @@
 // What the commands with a chain share.
 #pragma once
 
-#include "cli/commands.h"
+#include "cli/command.h"
 #include "tenon/plan.h"
 
 namespace tenon::cli {
+
+// A chain and how it is planned.
+struct ChainArgs {
+  static constexpr int64_t kRows = 256;  // unless said
+
+  std::string command;  // for messages
+  std::string chain;    // its text, or @FILE
+  std::optional<int64_t> rows;
+  int64_t cols = 0;
+  std::string dtype = "f32", recipe = "none", keep = "input";
+  std::string precision = "native", rounding = "once", device = "cpu";
+  bool backward = false, eval = false;
+};
+
+// The options of a chain, and then a command's own.
+std::vector<Option> chain_options(ChainArgs& args, std::vector<Option> more);
 
 // The text of the argument, or of the file that it names.
 std::string chain_text(const ChainArgs& args);

@@ -14,9 +14,9 @@
 #include "backend/cuda/driver.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/nvrtc.h"
-#include "cli/commands.h"
-#include "cli/progress.h"
+#include "cli/command.h"
 #include "support/cases.h"
+#include "support/progress.h"
 #include "support/trial.h"
 #include "support/verify.h"
 #include "tenon/error.h"
@@ -26,6 +26,16 @@ namespace tenon::cli {
 using namespace support;  // NOLINT: the command runs its cases and references
 
 namespace {
+
+struct CheckArgs {
+  std::vector<std::string> substrings;
+  bool list = false;
+  std::string device = "cpu";
+  std::string precision;  // empty: both
+  int every = 1;
+  int random = 0;  // how many cases by chance, in place of the list
+  uint64_t seed = 1;
+};
 
 constexpr size_t kMostTexts = 1400;       // compiled for a list; more kernels than that share texts
 constexpr size_t kMostRandomTexts = 400;  // for cases by chance
@@ -285,8 +295,6 @@ int check_cuda(std::vector<Case> chosen, const CheckArgs& args) {
   return wrong == 0 ? ok : failed;
 }
 
-}  // namespace
-
 int check(const CheckArgs& args) {
   const bool cuda = args.device == "cuda";
   std::vector<Case> all;
@@ -315,5 +323,28 @@ int check(const CheckArgs& args) {
   fmt::print("{} passed, {} failed\n", passed, chosen.size() - passed);
   return passed == chosen.size() ? ok : failed;
 }
+
+}  // namespace
+
+extern const Command kCheckCommand{
+    "check", "run the conformance cases against float64", []() -> Bound {
+      static CheckArgs args;
+      constexpr std::pair kMany{0, 1000000};
+      return {{{"SUBSTRING", &args.substrings, "only cases that contain all of these"},
+               {"--list", &args.list, "print the cases, run nothing"},
+               {"--device", &args.device, "", {"cpu", "cuda"}},
+               {"--precision", &args.precision, "", {"strict", "native"}},
+               {.name = "--every",
+                .value = &args.every,
+                .about = "only each Nth of the cases",
+                .range = {{1, kMany.second}}},
+               {.name = "--random",
+                .value = &args.random,
+                .about = "so many strict cases by chance, in place of the list; on cuda over at "
+                         "most 400 kernel texts",
+                .range = kMany},
+               {"--seed", &args.seed, "of those"}},
+              [] { return check(args); }};
+    }};
 
 }  // namespace tenon::cli

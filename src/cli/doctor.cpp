@@ -7,10 +7,12 @@
 #include "backend/cpu/loops.h"
 #include "backend/cuda/makers.h"
 #include "choice/backends.h"
-#include "cli/commands.h"
+#include "cli/command.h"
 #include "tenon/tenon.hpp"
 
 namespace tenon::cli {
+
+namespace {
 
 int doctor(bool json) {
   const cuda::Status cuda = cuda::status();
@@ -36,5 +38,13 @@ int doctor(bool json) {
   for (const std::string& line : cuda::doctor_lines()) fmt::print("{}\n", line);
   return ok;
 }
+
+}  // namespace
+
+extern const Command kDoctorCommand{
+    "doctor", "what this machine offers: CPU, threads, CUDA", []() -> Bound {
+      static bool json = false;
+      return {{{"--json", &json, "one JSON object"}}, [] { return doctor(json); }};
+    }};
 
 }  // namespace tenon::cli

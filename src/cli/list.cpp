@@ -1,7 +1,7 @@
 // `tenon list`: the registry, for people or as the page docs/activations.md.
 #include <fmt/core.h>
 
-#include "cli/commands.h"
+#include "cli/command.h"
 #include "tenon/tenon.hpp"
 
 namespace tenon::cli {
@@ -38,8 +38,6 @@ void print_markdown() {
   }
 }
 
-}  // namespace
-
 int list(bool markdown) {
   if (markdown) {
     print_markdown();
@@ -53,5 +51,14 @@ int list(bool markdown) {
   }
   return ok;
 }
+
+}  // namespace
+
+extern const Command kListCommand{"list", "every registered activation", []() -> Bound {
+                                    static bool markdown = false;
+                                    return {
+                                        {{"--markdown", &markdown, "the page docs/activations.md"}},
+                                        [] { return list(markdown); }};
+                                  }};
 
 }  // namespace tenon::cli

@@ -11,6 +11,13 @@
 
 namespace tenon::cli {
 
+namespace {
+
+struct PlanArgs : ChainArgs {
+  std::string format = "text", output;
+  double gbps = 0, tflops = 0;
+};
+
 int plan(const PlanArgs& args) {
   require(std::isfinite(args.gbps) && args.gbps >= 0, "plan --gbps ", args.gbps,
           ": it must be a positive number");
@@ -31,5 +38,20 @@ int plan(const PlanArgs& args) {
     write_file("plan -o", args.output, text);
   return ok;
 }
+
+}  // namespace
+
+extern const Command kPlanCommand{
+    "plan", "what a chain of ops becomes: passes, bytes and memory", []() -> Bound {
+      static PlanArgs args;
+      args.command = "plan";
+      return {
+          chain_options(
+              args, {{"--gbps", &args.gbps, "a bandwidth in GB/s: shows the floor of each pass"},
+                     {"--tflops", &args.tflops, "a rate for products, part of the floor"},
+                     {"--format", &args.format, "", {"text", "json", "html"}},
+                     {"-o,--output", &args.output, "write to this file"}}),
+          [] { return plan(args); }};
+    }};
 
 }  // namespace tenon::cli

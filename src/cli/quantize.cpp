@@ -6,17 +6,23 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "cli/commands.h"
+#include "cli/command.h"
 #include "cli/measure.h"
 #include "cli/output_file.h"
 #include "cli/picture.h"
-#include "cli/progress.h"
 #include "cli/tensor_file.h"
+#include "support/progress.h"
 #include "tenon/tenon.hpp"
 
 namespace tenon::cli {
 
 namespace {
+
+struct QuantizeArgs {
+  std::string file, recipe, tensor, svg;
+  float eps = 0, scale = 0;
+  bool exact_scales = false, columnwise = false, json = false;
+};
 
 constexpr size_t kMostPanels = 16;
 
@@ -161,8 +167,6 @@ std::vector<Recipe> recipes_of(const QuantizeArgs& args) {
                                      .columnwise = args.columnwise});
 }
 
-}  // namespace
-
 int quantize(const QuantizeArgs& args) {
   const std::vector<Recipe> recipes = recipes_of(args);
   if (!args.svg.empty()) require_other_file("quantize --svg", args.svg, args.file);
@@ -175,7 +179,7 @@ int quantize(const QuantizeArgs& args) {
   if (!args.json) print_heading(name, tensors.size(), args.columnwise);
 
   std::vector<Report> drawn;
-  Progress progress(tensors.size() * recipes.size());
+  support::Progress progress(tensors.size() * recipes.size());
   for (const StoredTensor& t : tensors) {
     Report r{clean(t.name), shape_text(t.shape), t.type, take_census(t), {}};
     for (const Recipe& recipe : recipes) {
@@ -199,5 +203,28 @@ int quantize(const QuantizeArgs& args) {
              " tensors; choose with --tensor"));
   return ok;
 }
+
+}  // namespace
+
+extern const Command kQuantizeCommand{
+    "quantize", "what a recipe does to the tensors of an .npy or .safetensors file", []() -> Bound {
+      static QuantizeArgs args;
+      return {{{.name = "FILE", .value = &args.file, .required = true},
+               {.name = "--recipe",
+                .value = &args.recipe,
+                .about = "[e4m3:|e5m2:]MODE; delayed, current, mxfp8, block1x128, block128x128, "
+                         "all; several with commas",
+                .required = true},
+               {"--tensor", &args.tensor, "the tensor of this name, or all whose names contain it"},
+               {"--eps", &args.eps, "current, block: the least amax"},
+               {"--scale", &args.scale,
+                "delayed: the multiplier (default: from the tensor's own amax, as a warm history "
+                "gives it)"},
+               {"--exact-scales", &args.exact_scales, "block: scales need not be powers of two"},
+               {"--columnwise", &args.columnwise, "the columnwise encoding"},
+               {"--json", &args.json, "one JSON object a line, tensor and recipe"},
+               {"--svg", &args.svg, "write a picture to this file"}},
+              [] { return quantize(args); }};
+    }};
 
 }  // namespace tenon::cli

@@ -12,10 +12,10 @@
 #include "backend/cuda/makers.h"
 #include "cli/chain_args.h"
 #include "cli/output_file.h"
-#include "cli/progress.h"
 #include "cli/tensor_file.h"
 #include "report/describe.h"
 #include "runtime/execute.h"
+#include "support/progress.h"
 #include "support/reference.h"
 #include "support/session.h"
 #include "tenon/error.h"
@@ -26,6 +26,14 @@ namespace tenon::cli {
 using namespace support;  // NOLINT: the command runs its cases and references
 
 namespace {
+
+struct ChainRunArgs : ChainArgs {
+  std::string input, output;  // files
+  uint64_t seed = 1;
+  int repeat = 5;
+  std::optional<double> tolerance;  // in place of what the formats allow
+  bool no_check = false, json = false;
+};
 
 using Json = nlohmann::ordered_json;
 
@@ -451,8 +459,6 @@ std::string results(const Session& s) {
   return safetensors_file(list);
 }
 
-}  // namespace
-
 int run(const ChainRunArgs& given) {
   ChainRunArgs args = given;
   require(args.device != "null", "run --device null: it runs nothing; `tenon plan --device null` ",
@@ -492,7 +498,7 @@ int run(const ChainRunArgs& given) {
     if (!last) session.update_scales();
   }
   if (!args.output.empty()) write_file("run --output", args.output, results(session));
-  if (args.check) report.check = check(session, random, args.tolerance);
+  if (!args.no_check) report.check = check(session, random, args.tolerance);
   if (args.repeat > 0) report.times = time(session, random, args.repeat);
   if (args.json)
     print_json(report);
@@ -504,5 +510,31 @@ int run(const ChainRunArgs& given) {
       fmt::print(stderr, "tenon: run: '{}' is not what float64 gives: {}\n", t.name, t.wrong());
   return failed;
 }
+
+}  // namespace
+
+extern const Command kRunCommand{
+    "run", "run a chain of ops, check it against the unfused chain in float64, and time it",
+    []() -> Bound {
+      static ChainRunArgs args;
+      args.command = "run";
+      return {
+          chain_options(
+              args,
+              {{"--input", &args.input,
+                "tensors by the names that `tenon plan` shows: .safetensors, or an .npy with "
+                "x; all others are random"},
+               {"--output", &args.output, "write outputs and gradients to this .safetensors file"},
+               {"--seed", &args.seed, "of what is random"},
+               {.name = "--repeat",
+                .value = &args.repeat,
+                .about = "how often it is timed; 0: not at all; on the cpu only",
+                .range = {{0, 100000}}},
+               {"--tolerance", &args.tolerance,
+                "the relative error that is allowed, in place of what the formats allow"},
+               {"--no-check", &args.no_check, "do not compare with float64"},
+               {"--json", &args.json, "one JSON object"}}),
+          [] { return run(args); }};
+    }};
 
 }  // namespace tenon::cli

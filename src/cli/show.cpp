@@ -1,14 +1,24 @@
 // `tenon show`: an activation's formula, derivative, error bound and code.
 #include <fmt/core.h>
 
-#include "cli/commands.h"
+#include "cli/command.h"
 #include "tenon/tenon.hpp"
 
 namespace tenon::cli {
 
-int show(const std::string& text, bool backward) {
-  fmt::print("{}", tenon::show(activation(text), backward));
-  return ok;
-}
+extern const Command kShowCommand{
+    "show", "formula, derivative, error bound and printed code", []() -> Bound {
+      static std::string text;
+      static bool backward = false;
+      return {{{.name = "ACTIVATION",
+                .value = &text,
+                .about = "a name, gated(…), or a formula (after -- if it starts with a minus)",
+                .required = true},
+               {"--backward", &backward, "print the code of the derivative"}},
+              [] {
+                fmt::print("{}", tenon::show(activation(text), backward));
+                return ok;
+              }};
+    }};
 
 }  // namespace tenon::cli

@@ -13,6 +13,7 @@ struct Amounts {
   uint32_t spread = 64;  // chunks of fp32 numbers spread over all bit patterns
   uint32_t others = 64;  // values of one gated input that meet all values of the other
 };
+inline constexpr Amounts kUsual{.spread = 16, .others = 16};
 inline constexpr Amounts kQuick{.spread = 3, .others = 4};
 
 // Calls made in any order by any thread give the chunk they stand for.

@@ -42,7 +42,8 @@ std::vector<std::unique_ptr<Report>> measure_all(const std::vector<Function>& li
 namespace {
 
 struct Asked {
-  bool quick = false, cuda = false;
+  Amounts amounts = {};
+  bool cuda = false;
   size_t every = 1;  // of the functions, each n-th
   std::string table;
   std::vector<std::string> exhaustive;
@@ -51,10 +52,9 @@ struct Asked {
 int check_all(const Asked& asked) {
   std::vector<Function> all = all_functions(), list;
   for (size_t i = 0; i < all.size(); i += asked.every) list.push_back(std::move(all[i]));
-  const Amounts amounts = asked.quick ? kQuick : Amounts{};
-  if (asked.cuda) return run_cuda(list, amounts);
+  if (asked.cuda) return run_cuda(list, asked.amounts);
   const auto start = std::chrono::steady_clock::now();
-  const auto reports = measure_all(list, amounts);
+  const auto reports = measure_all(list, asked.amounts);
   size_t passed = 0;
   size_t failed = 0;
   for (size_t i = 0; i < list.size(); ++i)
@@ -79,9 +79,9 @@ int check_all(const Asked& asked) {
 
 int usage() {
   std::fputs(
-      "accuracy [--quick] [--table FILE]      everything on the CPU\n"
-      "accuracy [--quick] --every N           each n-th function\n"
-      "accuracy [--quick] --device cuda       CUDA against the CPU, strict, bit by bit\n"
+      "accuracy [--quick|--usual] [--table FILE]   everything on the CPU, on fewer fp32 numbers\n"
+      "accuracy [--quick|--usual] --every N        each n-th function\n"
+      "accuracy [--quick|--usual] --device cuda    CUDA against the CPU, strict, bit by bit\n"
       "accuracy [--device cuda] --exhaustive NAME...   all fp32 inputs of unary activations\n",
       stderr);
   return 2;
@@ -92,7 +92,9 @@ int run(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view arg = argv[i];
     if (arg == "--quick") {
-      asked.quick = true;
+      asked.amounts = kQuick;
+    } else if (arg == "--usual") {
+      asked.amounts = kUsual;
     } else if (arg == "--every" && i + 1 < argc && std::atol(argv[i + 1]) > 0) {
       asked.every = static_cast<size_t>(std::atol(argv[++i]));
     } else if (arg == "--table" && i + 1 < argc) {

@@ -10,8 +10,6 @@
 namespace tenon::test {
 namespace {
 
-constexpr Options kStrict{.precision = Precision::strict};
-
 // Half a unit of the last place that the format keeps, as a relative error.
 Real unit(DType d) { return d == DType::f32 ? 0x1p-24L : d == DType::f16 ? 0x1p-11L : 0x1p-8L; }
 
@@ -177,7 +175,6 @@ TEST(Api, ARunTimeActivationFromAFunctionWithParameters) {
 
 // eager: one fused call equals op-by-op calls with the chain's dtype stored in between.
 TEST(Api, EagerEqualsOpByOp) {
-  constexpr Options kEager{.precision = Precision::strict, .rounding = Rounding::eager};
   const Fused add = fuse([](Expr x, Expr b) { return x + b; });
   for (const DType d : {DType::bf16, DType::f16, DType::f32})
     for (const char* act : {"gelu", "mish", "srelu"}) {

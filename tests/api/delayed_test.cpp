@@ -174,7 +174,6 @@ TEST(Delayed, ALoopWithCalls) {
       if (step == 20) x.set(3, 4, kInf);
       if (step == 30) x.fill(0, false, 0);
       const Mat y(DType::f32, m, k), dx(DType::f32, m, k);
-      constexpr Options kStrict{.precision = Precision::strict};
       forward(f, {.x = x.view(), .y = y.view()}, kStrict);
       backward(f, {.grad = g.view(), .x = x.view(), .dx = dx.view()}, kStrict);
       const auto cell = [](const Mat& of, int64_t c) {

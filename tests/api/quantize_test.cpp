@@ -14,9 +14,6 @@
 namespace tenon::test {
 namespace {
 
-constexpr Options kStrict{.precision = Precision::strict};
-constexpr Options kEager{.precision = Precision::strict, .rounding = Rounding::eager};
-
 // quantize(x → s) against the reference on the numbers of x.
 void expect_quantised(const Spec& s, const Mat& x, const std::string& what, bool odd = false) {
   if (!chosen()) return;

@@ -12,7 +12,6 @@
 namespace tenon::test {
 namespace {
 
-constexpr Options kStrict{.precision = Precision::strict};
 bool large = false;
 
 enum class Fill : uint8_t { uniform, zeros, subnormals, near_max, infinities, all };

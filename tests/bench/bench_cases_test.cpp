@@ -1,17 +1,16 @@
 // What `tenon bench` times: every activation, the mixes of bytes, and that each case has a kernel.
-#include "cli/bench_cases.h"
-
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
 
 #include "backend/cuda/nvrtc.h"
-#include "cli/bench_ceiling.h"
-#include "cli/bench_cubin.h"
+#include "bench/cases.h"
+#include "bench/ceiling.h"
+#include "bench/cubin.h"
 #include "tenon/activation.h"
 
-namespace tenon::cli {
+namespace tenon::bench {
 namespace {
 
 constexpr Shape kShape{256, 512};
@@ -160,4 +159,4 @@ extern "C" __global__ void local(float* x, const int* at, int n) {
 }
 
 }  // namespace
-}  // namespace tenon::cli
+}  // namespace tenon::bench

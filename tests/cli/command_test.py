@@ -9,23 +9,12 @@ import select
 import signal
 import struct
 import subprocess
-import sys
-import tempfile
 import time
 import unittest
 
-TENON = os.path.abspath(sys.argv.pop(1))
+from command import TENON, CommandTest, safetensors
+
 BENCH = ["bench", "--shots", "1", "--no-costs", "--rows", "16", "--cols", "64"]
-
-
-def safetensors(tensors):
-    header, body = {}, b""
-    for name, (shape, raw) in tensors.items():
-        header[name] = {"dtype": "F32", "shape": shape,
-                        "data_offsets": [len(body), len(body) + len(raw)]}
-        body += raw
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + body
 
 
 def shown(raw):
@@ -45,25 +34,7 @@ def shown(raw):
     return lines + [line]
 
 
-class Command(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-
-    def path(self, name, content=None):
-        path = os.path.join(self.folder, name)
-        if content is not None:
-            with open(path, "wb") as f:
-                f.write(content)
-        return path
-
-    def run_it(self, *args, code=0, **options):
-        done = subprocess.run([TENON, *args], capture_output=True, text=True, timeout=300,
-                              **options)
-        self.assertEqual(done.returncode, code, (args, done.stdout[-2000:], done.stderr[-2000:]))
-        return done.stdout, done.stderr
-
+class Command(CommandTest):
     def on_a_terminal(self, *args):
         """All that a terminal gets from the command, as text."""
         leader, follower = pty.openpty()
@@ -84,7 +55,7 @@ class Command(unittest.TestCase):
 
     def test_rows_do_not_follow_the_bar(self):
         x = self.path("x.safetensors", safetensors(
-            {f"t{i}": ([4, 8], bytes(128)) for i in range(30)}))
+            {f"t{i}": ("F32", [4, 8], bytes(128)) for i in range(30)}))
         for args, rows, row in (
                 ((*BENCH, "relu"), 2, r"relu(\.bwd)? bf16 .*executor"),
                 ((*BENCH, "relu", "--json"), 2, r'\{"case":'),
@@ -137,7 +108,7 @@ class Command(unittest.TestCase):
         self.assertIn("--rows", err)
 
     def test_full_disks(self):
-        x = self.path("x.safetensors", safetensors({"x": ([2, 8], bytes(64))}))
+        x = self.path("x.safetensors", safetensors({"x": ("F32", [2, 8], bytes(64))}))
         run = ["run", "gelu", "--input", x, "--repeat", "0"]
         full = "No space left on device"
         for args, option in (([*run, "--output"], "run --output"),
@@ -162,7 +133,7 @@ class Command(unittest.TestCase):
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
-        x = self.path("x.safetensors", safetensors({"x": ([2, 8], bytes(64))}))
+        x = self.path("x.safetensors", safetensors({"x": ("F32", [2, 8], bytes(64))}))
         old, link = self.path("old", b"an old good file"), self.path("link")
         os.chmod(old, 0o640)
         os.symlink("old", link)
@@ -186,7 +157,7 @@ class Command(unittest.TestCase):
             self.assertEqual(sorted(os.listdir(self.folder)), before)
 
     def test_no_output_is_the_input(self):
-        data = safetensors({"x": ([2, 8], bytes(64))})
+        data = safetensors({"x": ("F32", [2, 8], bytes(64))})
         x = self.path("x.safetensors", data)
         chain = self.path("chain.txt", b"gelu")
         for file, args, option in (
@@ -214,8 +185,8 @@ class Command(unittest.TestCase):
     def test_a_file_that_shrinks(self):
         """The first tensor's line is the sign that the second is being read."""
         rows = 1 << 12
-        x = self.path("x.safetensors", safetensors({"a": ([1, 8], bytes(32)),
-                                                    "b": ([rows, 4096], b"")}))
+        x = self.path("x.safetensors", safetensors({"a": ("F32", [1, 8], bytes(32)),
+                                                    "b": ("F32", [rows, 4096], b"")}))
         with open(x, "rb") as f:
             head = f.read()
         end = 32 + rows * 4096 * 4

@@ -2,15 +2,13 @@
 """plan_command_test.py TENON: `tenon plan` as text, JSON and page."""
 import html.parser
 import itertools
-import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import unittest
 
-TENON = os.path.abspath(sys.argv.pop(1))
+from command import CommandTest, strict_json
+
 SIZES = {"f32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "e8m0": 1, "u64": 8}
 MLP = "linear(512,2048) bias swiglu linear(1024,512)"
 CHAINS = [
@@ -90,20 +88,13 @@ class Page(html.parser.HTMLParser):
             self.first_of.setdefault(self.open[-1], []).append(data)
 
 
-class PlanCommand(unittest.TestCase):
-    def run_it(self, *args, code=0, **env):
-        done = subprocess.run([TENON, "plan", *args], capture_output=True,
-                              env={**os.environ, **env}, timeout=300)
-        self.assertEqual(done.returncode, code, (args, done.stdout[-2000:], done.stderr[-2000:]))
-        return done.stdout.decode(), done.stderr.decode()
+class PlanCommand(CommandTest):
+    NAME = ("plan",)
 
     def plan(self, chain, *args, device="null", backward=True):
-        def refuse(word):
-            raise ValueError(word)  # JSON has no NaN
-
         more = ["--backward"] if backward else []
         text = self.run_it(chain, "--format", "json", "--device", device, *more, *args)[0]
-        return json.loads(text, parse_constant=refuse)
+        return strict_json(text)
 
     def check_step(self, step, buffers, ops, what):
         self.assertEqual(list(step), STEP, what)
@@ -255,7 +246,8 @@ class PlanCommand(unittest.TestCase):
                      "(when the weights changed)", "linear3.x (e4m3 delayed row)", "saved   "):
             self.assertIn(word, out)
         again, _ = self.run_it(MLP, "--rows", "4096", "--dtype", "bf16", "--recipe", "delayed",
-                               "--backward", "--device", "null", LC_ALL="de_DE.UTF-8")
+                               "--backward", "--device", "null",
+                               env={"LC_ALL": "de_DE.UTF-8"})
         self.assertEqual(out, again)
         out, _ = self.run_it("gelu", "--cols", "8")
         self.assertIn("forward: 1 pass\n", out)

@@ -6,13 +6,11 @@ import math
 import os
 import random
 import struct
-import subprocess
-import sys
-import tempfile
 import unittest
 import xml.etree.ElementTree as xml
 
-TENON = os.path.abspath(sys.argv.pop(1))
+from command import CommandTest, safetensors, strict_json
+
 INF, NAN = math.inf, math.nan
 
 
@@ -139,16 +137,6 @@ def npy_bytes(values, shape, descr="<f4", code="f", fortran=False, version=1):
     return b"\x93NUMPY" + bytes([version, 0]) + length + header + data
 
 
-def safetensors_bytes(tensors):
-    header, data = {}, b""
-    for name, (dtype, shape, raw) in tensors.items():
-        offsets = [len(data), len(data) + len(raw)]
-        header[name] = dict(dtype=dtype, shape=shape, data_offsets=offsets)
-        data += raw
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + data
-
-
 def sample(n, seed):
     """Values over many octaves, with zeros, as fp32."""
     rng = random.Random(seed)
@@ -159,28 +147,11 @@ def sample(n, seed):
 HOSTILE = "a<b>&\"'\u001b[31m\u202e]]>\ufffe"
 
 
-class QuantizeCommand(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-
-    def write(self, name, data):
-        path = os.path.join(self.folder, name)
-        with open(path, "wb") as f:
-            f.write(data)
-        return path
-
-    def run_it(self, *args, code=0, **env):
-        done = subprocess.run([TENON, "quantize", *args], capture_output=True,
-                              env={**os.environ, **env}, timeout=300)
-        self.assertEqual(done.returncode, code, (args, done.stdout[-2000:], done.stderr[-2000:]))
-        return done.stdout.decode(), done.stderr.decode()
+class QuantizeCommand(CommandTest):
+    NAME = ("quantize",)
 
     def lines(self, *args):
-        def refuse(word):
-            raise ValueError(word)  # JSON has no NaN
-        return [json.loads(line, parse_constant=refuse)
+        return [strict_json(line)
                 for line in self.run_it("--json", *args)[0].splitlines()]
 
     def compare(self, got, want, what):
@@ -195,7 +166,7 @@ class QuantizeCommand(unittest.TestCase):
     def test_numbers_follow_the_specification(self):
         rows, cols = 70, 200
         values = sample(rows * cols, 1)
-        path = self.write("x.npy", npy_bytes(values, (7, 10, cols)))
+        path = self.path("x.npy", npy_bytes(values, (7, 10, cols)))
         for columnwise in (False, True):
             flag = ["--columnwise"] if columnwise else []
             for fmt in FORMATS:
@@ -210,7 +181,7 @@ class QuantizeCommand(unittest.TestCase):
 
     def test_options_of_the_scale(self):
         values = sample(40 * 130, 2)
-        path = self.write("x.npy", npy_bytes(values, (40, 130)))
+        path = self.path("x.npy", npy_bytes(values, (40, 130)))
         for mode in ("current", "block1x128", "block128x128"):
             got, = self.lines(path, "--recipe", mode, "--exact-scales", "--eps", "64")
             self.compare(got, expected(values, 40, 130, "e4m3", mode, eps=64.0, exact=True), mode)
@@ -228,7 +199,7 @@ class QuantizeCommand(unittest.TestCase):
         self.assertEqual(warm["relative_rms"], current["relative_rms"])
 
     def test_bytes_and_scales(self):
-        path = self.write("x.npy", npy_bytes([1.0] * 40 * 130, (40, 130)))
+        path = self.path("x.npy", npy_bytes([1.0] * 40 * 130, (40, 130)))
         want = {"e4m3:delayed": (5204, 1), "e4m3:current": (5204, 1),
                 "e4m3:mxfp8": (5200 + 128 * 8, 200), "e4m3:block1x128": (5200 + 2 * 40 * 4, 80),
                 "e4m3:block128x128": (5200 + 4 * 4, 2)}
@@ -242,7 +213,7 @@ class QuantizeCommand(unittest.TestCase):
     def test_not_finite(self):
         values = sample(4 * 64, 3)
         values[5], values[70], values[200] = NAN, INF, -INF
-        path = self.write("x.npy", npy_bytes(values, (4, 64)))
+        path = self.path("x.npy", npy_bytes(values, (4, 64)))
         for mode in ("current", "mxfp8", "block1x128", "block128x128"):
             got, = self.lines(path, "--recipe", mode)
             self.compare(got, expected(values, 4, 64, "e4m3", mode), mode)
@@ -251,13 +222,13 @@ class QuantizeCommand(unittest.TestCase):
 
     def test_tiles_give_what_the_whole_gives(self):
         values = sample(2 * 16500, 4)
-        path = self.write("wide.npy", npy_bytes(values, (2, 16500)))
+        path = self.path("wide.npy", npy_bytes(values, (2, 16500)))
         for mode in ("current", "mxfp8", "block1x128"):
             got, = self.lines(path, "--recipe", mode)
             self.compare(got, expected(values, 2, 16500, "e4m3", mode), mode)
         period, times = sample(256, 5), 16384 + 3
-        small = self.write("small.npy", npy_bytes(period, (256, 1)))
-        large = self.write("large.npy", npy_bytes([], (times * 256, 1)) +
+        small = self.path("small.npy", npy_bytes(period, (256, 1)))
+        large = self.path("large.npy", npy_bytes([], (times * 256, 1)) +
                            struct.pack("<256f", *period) * times)
         for recipe in ("current", "block128x128", "mxfp8"):
             a, = self.lines(small, "--recipe", recipe, "--columnwise")
@@ -278,16 +249,16 @@ class QuantizeCommand(unittest.TestCase):
                 "f8": npy_bytes(exact, (24, 40), "<f8", "d", version=2),
                 "v2": npy_bytes(brain, (24, 40), "|V2", "H", version=3),
                 "fortran": npy_bytes(fortran, (24, 40), fortran=True)}.items():
-            got, = self.lines(self.write("x.npy", data), "--recipe", "mxfp8")
+            got, = self.lines(self.path("x.npy", data), "--recipe", "mxfp8")
             got = {k: got[k] for k in ("relative_rms", "max_abs_error", "flushed", "zeros", "amax")}
             want = want or got
             self.assertEqual(got, want, name)
-        f64 = self.write("x.npy", npy_bytes(exact, (24, 40), "<f8", "d"))
+        f64 = self.path("x.npy", npy_bytes(exact, (24, 40), "<f8", "d"))
         self.assertIn("f64 is rounded to f32", self.run_it("--recipe", "mxfp8", f64)[1])
 
     def model(self):
         floats = struct.pack("<64f", *sample(64, 7))
-        return self.write("m.safetensors", safetensors_bytes({
+        return self.path("m.safetensors", safetensors({
             "layer.0.weight": ("F32", [2, 32], floats), "layer.1.weight": ("F32", [64], floats),
             "ids": ("I64", [2], bytes(16)), "q": ("F8_E5M2", [3], bytes(3)),
             HOSTILE: ("F16", [4, 8], struct.pack("<32e", *range(32))),
@@ -318,7 +289,8 @@ class QuantizeCommand(unittest.TestCase):
         out, _ = self.run_it("--recipe", "all", path)
         self.assertNotIn("\x1b", out)
         self.assertNotIn("\u202e", out)
-        again, _ = self.run_it("--recipe", "all", path, LC_ALL="de_DE.UTF-8", TENON_THREADS="3")
+        again, _ = self.run_it("--recipe", "all", path, 
+                               env={"LC_ALL": "de_DE.UTF-8", "TENON_THREADS": "3"})
         self.assertEqual(out, again)
 
     def test_picture(self):
@@ -340,13 +312,13 @@ class QuantizeCommand(unittest.TestCase):
                 for key in {"x", "y", "width", "height", "x1", "x2", "y1", "y2"} & set(e.attrib):
                     self.assertTrue(-1 <= float(e.attrib[key]) < 1e5, e.attrib)
         values = [1e30, *sample(64, 8), 1e-44, INF, NAN]
-        wild = self.write("w.npy", npy_bytes(values, (68,)))
+        wild = self.path("w.npy", npy_bytes(values, (68,)))
         self.run_it("--recipe", "all", wild, "--svg", svg, "--json")
         xml.parse(svg)
 
     def test_mistakes(self):
         good = npy_bytes(sample(6, 9), (2, 3))
-        path, model = self.write("x.npy", good), self.model()
+        path, model = self.path("x.npy", good), self.model()
 
         def refused(args, *words):
             out, err = self.run_it(*args, code=2)
@@ -379,8 +351,8 @@ class QuantizeCommand(unittest.TestCase):
                 ("ints.npy", good.replace(b"<f4", b"<i4"), "<i4"),
                 ("big.npy", good.replace(b"<f4", b">f4"), "big-endian"),
                 ("lie.safetensors", struct.pack("<Q", 1 << 62) + b"{}", "at most"),
-                ("ints.safetensors", safetensors_bytes({"i": ("I8", [1], b"1")}), "no tensor of")):
-            refused(["--recipe", "mxfp8", self.write(name, data)], name, word)
+                ("ints.safetensors", safetensors({"i": ("I8", [1], b"1")}), "no tensor of")):
+            refused(["--recipe", "mxfp8", self.path(name, data)], name, word)
         _, err = self.run_it("--recipe", "mxfp8", path, "--svg",
                              os.path.join(self.folder, "no", "p.svg"), code=2)
         self.assertIn("cannot be opened", err)

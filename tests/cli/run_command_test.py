@@ -5,11 +5,10 @@ import math
 import os
 import struct
 import subprocess
-import sys
-import tempfile
 import unittest
 
-TENON = os.path.abspath(sys.argv.pop(1))
+from command import TENON, CommandTest, safetensors, strict_json
+
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "I32": 4}
 RESIDUAL = "make_extra_output>r layernorm linear(96,64) bias silu linear(64,96) bias add<r"
 CHAINS = [
@@ -54,39 +53,24 @@ def read_safetensors(path):
 
 
 def write_safetensors(path, tensors):
-    header, body = {}, b""
-    for name, (dtype, shape, values) in tensors.items():
-        code = {"F32": "f", "F16": "e", "F64": "d", "I32": "i"}[dtype]
-        raw = struct.pack(f"<{len(values)}{code}", *values)
-        header[name] = {"dtype": dtype, "shape": shape,
-                        "data_offsets": [len(body), len(body) + len(raw)]}
-        body += raw
-    text = json.dumps(header).encode()
+    """Names to (dtype, shape, numbers)."""
+    codes = {"F32": "f", "F16": "e", "F64": "d", "I32": "i"}
     with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + body)
+        f.write(safetensors({
+            name: (dtype, shape, struct.pack(f"<{len(values)}{codes[dtype]}", *values))
+            for name, (dtype, shape, values) in tensors.items()}))
 
 
-class RunCommand(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.folder.name, name)
+class RunCommand(CommandTest):
+    NAME = ("run",)
 
     def run_it(self, *args, code=0, repeat="0"):
-        done = subprocess.run([TENON, "run", *args, "--repeat", repeat], capture_output=True,
-                              timeout=300)
-        self.assertEqual(done.returncode, code, (args, done.stdout[-3000:], done.stderr[-2000:]))
-        return done.stdout.decode(), done.stderr.decode()
+        return super().run_it(*args, "--repeat", repeat, code=code)
 
     def json(self, *args, code=0, repeat="0"):
-        def refuse(word):
-            raise ValueError(word)  # JSON has no NaN
-
         out, _ = self.run_it(*args, "--json", code=code, repeat=repeat)
         self.assertEqual(out.count("\n"), 1)
-        return json.loads(out, parse_constant=refuse)
+        return strict_json(out)
 
     def checked(self, chain, rows, cols, dtype, recipe, *more):
         what = (chain, rows, cols, dtype, recipe, *more)

@@ -12,12 +12,14 @@
 #include <vector>
 
 #include "expr/evaluate.h"
+#include "support/support.h"
 #include "tenon/activation.h"
 #include "tenon/error.h"
 
 namespace {
 
 using namespace tenon;
+using test::error_of;
 
 const std::vector<std::string> kInputs{"x", "a", "b"};
 
@@ -31,16 +33,6 @@ double value(std::string_view text, float x = 0, float a = 0, float b = 0) {
   return Oracle(*f.graph, std::span(&f.root, 1), 0).run(1, pointers).value[0][0];
 }
 
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Code::invalid_argument);
-    return e.what();
-  }
-  return "no error";
-}
 std::string parse_error(std::string_view text) {
   return error_of([&] { parse(text, kInputs); });
 }

@@ -12,22 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "support/support.h"
 #include "tenon/error.h"
 
 namespace {
 
 using namespace tenon;
+using test::error_of;
 
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Code::invalid_argument);
-    return e.what();
-  }
-  return "no error";
-}
 std::string parse_error(std::string_view text) {
   return error_of([&] { parse_chain(text); });
 }

@@ -20,8 +20,6 @@
 namespace tenon::test {
 namespace {
 
-constexpr Options kStrict{.precision = Precision::strict};
-constexpr Options kEager{.precision = Precision::strict, .rounding = Rounding::eager};
 constexpr uint64_t kBig = uint64_t{1} << 40;
 
 // Philox as Random123 tells it: the key moves on before every round but the first.

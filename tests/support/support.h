@@ -25,6 +25,9 @@ inline constexpr float kSpecials[] = {
     0.0F,  -0.0F,    kInf,     -kInf,     kNan, 0x1p-149F, -0x1p-140F, 0x1p-127F, 0x1.fffffep127F,
     -3.0F, 0x1p-24F, 65504.0F, -65520.0F, 1.0F, -1.0F};
 
+inline constexpr Options kStrict{.precision = Precision::strict};
+inline constexpr Options kEager{.precision = Precision::strict, .rounding = Rounding::eager};
+
 inline uint32_t bits(float v) { return __builtin_bit_cast(uint32_t, v); }
 inline float from_bits(uint32_t b) { return __builtin_bit_cast(float, b); }
 
@@ -183,6 +186,18 @@ void expect_error(F f, Code code, std::initializer_list<std::string_view> parts)
     return;
   }
   ADD_FAILURE() << "no error, expected one with '" << (parts.size() ? *parts.begin() : "") << "'";
+}
+
+// The message of f, which must throw an Error of a user's mistake.
+template <class F>
+std::string error_of(F f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_argument);
+    return e.what();
+  }
+  return "no error";
 }
 
 // The thread count for a scope.

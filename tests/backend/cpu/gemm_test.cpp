@@ -6,6 +6,7 @@
 #include "backend/cpu/executor.h"
 #include "backend/cpu/loops.h"
 #include "lazy/builder.h"
+#include "support/formula.h"
 #include "support/quantize_reference.h"
 #include "support/support.h"
 #include "support/verify.h"
@@ -13,6 +14,7 @@
 namespace tenon::test {
 namespace {
 
+using support::call;
 using From = Load::From;
 using To = Store::To;
 using cpu::GemmKernel;
@@ -332,15 +334,6 @@ Memory filled(DType d, int64_t rows, int64_t cols, unsigned seed, int64_t pad = 
 }
 
 constexpr Size kBodySizes[] = {{1, 31, 40}, {7, 520, 33}, {70, 96, 65}, {300, 1056, 70}};
-
-Expr call(const char* name, Expr x, Expr b = {}) {
-  const Activation f = activation(name);
-  std::vector<Expr> values;
-  for (const Parameter& p : f.parameters) values.emplace_back(p.value);
-  return f.inputs == 1
-             ? f.body({.x = x, .a = {}, .b = {}, .parameters = f.parameters, .values = values})
-             : f.body({.x = {}, .a = x, .b = b, .parameters = f.parameters, .values = values});
-}
 
 // Bias, gelu, dropout's numbers, the sum into what the output held, and every kind of sum.
 TEST(Gemm, BodyIsTheExecutors) {

@@ -8,6 +8,7 @@
 #include "backend/cuda/nvrtc.h"
 #include "lazy/builder.h"
 #include "runtime/execute.h"
+#include "support/formula.h"
 #include "support/gpu_graph.h"
 #include "support/support.h"
 #include "support/verify.h"
@@ -15,6 +16,7 @@
 namespace tenon::test {
 namespace {
 
+using support::call;
 using From = Load::From;
 using To = Store::To;
 using cuda::LtForm;
@@ -61,15 +63,6 @@ struct Case {
                static_cast<int>(body));
   }
 };
-
-Expr call(const char* name, Expr x, Expr b = {}) {
-  const Activation f = activation(name);
-  std::vector<Expr> values;
-  for (const Parameter& p : f.parameters) values.emplace_back(p.value);
-  return f.inputs == 1
-             ? f.body({.x = x, .a = {}, .b = {}, .parameters = f.parameters, .values = values})
-             : f.body({.x = {}, .a = x, .b = b, .parameters = f.parameters, .values = values});
-}
 
 // A step with host memory for all that it reads and writes. Inputs: a, b, bias, what is added.
 struct Problem {

@@ -12,10 +12,11 @@
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/nvrtc.h"
-#include "cli/bench_cubin.h"
+#include "bench/cubin.h"
 #include "lazy/builder.h"
 #include "lower/single_dropout.h"
 #include "runtime/execute.h"
+#include "support/formula.h"
 #include "support/gpu_graph.h"
 #include "support/support.h"
 #include "support/verify.h"
@@ -24,6 +25,7 @@ namespace tenon::test {
 namespace {
 
 using cuda::GemmProgram;
+using support::call;
 using From = Load::From;
 using To = Store::To;
 
@@ -38,15 +40,6 @@ bool turns_b(Form f) { return f == Form::nt || f == Form::tt; }
 
 // Inputs of all bodies.
 enum In : uint32_t { in_a, in_b, in_bias, in_tile, in_column, in_scalar, inputs };
-
-Expr call(const char* name, Expr x, Expr b = {}) {
-  const Activation f = activation(name);
-  std::vector<Expr> values;
-  for (const Parameter& p : f.parameters) values.emplace_back(p.value);
-  return f.inputs == 1
-             ? f.body({.x = x, .a = {}, .b = {}, .parameters = f.parameters, .values = values})
-             : f.body({.x = {}, .a = x, .b = b, .parameters = f.parameters, .values = values});
-}
 
 // Where an output's numbers are, for those who make its memory.
 struct Out {
@@ -561,7 +554,7 @@ TEST(CudaGemm, TextsCompile) {
     SCOPED_TRACE(name);
     const cuda::Compiled made = cuda::compile(text, "sm_90a");
     EXPECT_EQ(made.log.find("C7514"), std::string::npos) << made.log;
-    const auto uses = cli::kernel_uses(made.image);
+    const auto uses = bench::kernel_uses(made.image);
     ASSERT_TRUE(uses.contains("tenon_gemm_kernel"));
     EXPECT_EQ(uses.at("tenon_gemm_kernel").local_bytes, 0);
   }

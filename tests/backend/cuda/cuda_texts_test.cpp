@@ -9,8 +9,8 @@
 
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/nvrtc.h"
-#include "cli/bench_cases.h"
-#include "cli/bench_cubin.h"
+#include "bench/cases.h"
+#include "bench/cubin.h"
 #include "lower/data.h"
 #include "support/golden_plans.h"
 #include "support/support.h"
@@ -40,7 +40,7 @@ void compile_all(
       const std::vector<std::string>& group = groups[i / archs.size()];
       const char* const arch = archs[i % archs.size()];
       try {
-        const auto uses = cli::kernel_uses(cuda::compile(cuda::joined(group), arch).image);
+        const auto uses = bench::kernel_uses(cuda::compile(cuda::joined(group), arch).image);
         const std::lock_guard guard(telling);
         EXPECT_FALSE(uses.empty());
         for (size_t k = 0; k < group.size(); ++k) {
@@ -78,11 +78,11 @@ std::map<std::string, std::set<std::string>> bench_texts() {
   std::map<std::string, std::set<std::string>> cases;
   Options options;
   options.device = Device::cuda;
-  for (const cli::BenchCase& c : cli::bench_cases(DType::bf16, false))
+  for (const bench::BenchCase& c : bench::bench_cases(DType::bf16, false))
     for (const int64_t rows : {16384, 16390}) {
-      cli::BenchMemory nowhere;
-      for (const cli::BenchCall& call :
-           cli::bench_calls(c, {rows, 14336}, DType::bf16, options, nowhere))
+      bench::BenchMemory nowhere;
+      for (const bench::BenchCall& call :
+           bench::bench_calls(c, {rows, 14336}, DType::bf16, options, nowhere))
         for (const std::string& text :
              call.kernel->texts_for({call.rows, call.in, call.out, call.parameters}))
           cases[text].insert(c.name());

@@ -12,12 +12,13 @@
 
 #include "backend/cuda/driver.h"
 #include "backend/cuda/kernels.h"
-#include "cli/bench.h"
-#include "cli/bench_ceiling.h"
-#include "cli/progress.h"
+#include "bench/bench.h"
+#include "bench/ceiling.h"
+#include "bench/timing.h"
+#include "support/progress.h"
 #include "tenon/error.h"
 
-namespace tenon::cli {
+namespace tenon::bench {
 
 namespace {
 
@@ -141,17 +142,8 @@ struct Arena {
   std::unique_ptr<cuda::DeviceBuffer> in, numbers, out, workspace, random;
 };
 
-// N(0, 1) in the dtype, a piece of a length that no shape divides, again and again.
 void fill_normal(const cuda::DeviceBuffer& buffer, DType dtype) {
-  constexpr size_t kElements = (1 << 23) + 4099;
-  const auto size = static_cast<size_t>(info(dtype).bytes);
-  std::vector<uint8_t> piece(kElements * size);
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal(0, 1);
-  for (size_t i = 0; i < kElements; ++i) {
-    const uint32_t code = encode(dtype, normal(random));
-    std::memcpy(piece.data() + i * size, &code, size);
-  }
+  const std::vector<char> piece = normal_piece(dtype, SIZE_MAX);
   auto* const to = static_cast<char*>(buffer.data());
   for (size_t at = 0; at < buffer.size(); at += piece.size())
     check(driver().memcpy_to_device(to + at, piece.data(),
@@ -189,7 +181,7 @@ class Bench {
     allocate();
     std::map<std::vector<Mix>, std::vector<const BenchEntry*>> groups;
     for (const BenchEntry& e : entries_) groups[e.mixes].push_back(&e);
-    Progress progress(groups.size());
+    support::Progress progress(groups.size());
     std::map<std::string, BenchResult> done;
     for (const auto& [mixes, members] : groups) {
       progress.step(members.front()->mix_names());
@@ -398,23 +390,9 @@ class Bench {
   }
 
   [[nodiscard]] BenchResult result(const Case& c, std::vector<double> ceiling) const {
-    const BenchEntry& e = *c.entry;
-    for (double& us : ceiling) us *= e.beyond_mixes(shape_);
-    BenchResult r{.c = e.c,
-                  .shape = shape_,
-                  .mix = e.mix_names(),
-                  .makers = e.makers(),
-                  .mixes = e.mixes,
-                  .bytes = e.bytes(),
-                  .checked = true};
-    std::vector<double> shares;
-    const std::vector<double>& times = c.replay->times;
-    for (size_t i = 0; i < ceiling.size(); ++i)
-      shares.push_back(ceiling[i] / times[std::min(i, times.size() - 1)]);
-    r.microseconds = median(times);
-    r.ceiling_microseconds = median(ceiling);
-    set_shares(r, std::move(shares));
-    r.terabytes = static_cast<double>(e.bytes()) / r.microseconds * 1e-6;
+    for (double& us : ceiling) us *= c.entry->beyond_mixes();
+    BenchResult r = result_of(*c.entry, c.replay->times, ceiling);
+    r.checked = true;
     const std::vector<cuda::KernelNode> kernels = c.replay->kernels();
     const auto size = [](const cuda::KernelNode& k) {
       return static_cast<uint64_t>(k.grid_x) * k.grid_y * k.grid_z * k.block_x;
@@ -456,10 +434,10 @@ void bench_cuda(const BenchArgs& args, const std::vector<Shape>& shapes, BenchRe
   report.device = str(device.name, ", ", device.arch());
   print_head(args, report);
   // First, while nothing has been compiled yet.
-  if (args.costs) report.costs = bench_compile_costs(device.arch());
+  if (args.costs()) report.costs = bench_compile_costs(device.arch());
   for (const Shape& shape : shapes) Bench(args, shape, report).run();
-  if (args.costs)
+  if (args.costs())
     for (BenchNumber& n : bench_launch_costs()) report.costs.push_back(std::move(n));
 }
 
-}  // namespace tenon::cli
+}  // namespace tenon::bench

@@ -5,12 +5,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "cli/bench.h"
-#include "cli/output_file.h"
+#include "bench/bench.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 
-namespace tenon::cli {
+namespace tenon::bench {
 
 namespace {
 
@@ -95,42 +94,32 @@ nlohmann::ordered_json json_of(const BenchNumber& n) {
   return {{"what", n.what}, {"value", n.value}, {"unit", n.unit}};
 }
 
-void save(const BenchArgs& args, const BenchReport& report) {
-  nlohmann::ordered_json all{{"tenon", version()},
-                             {"device", report.device},
-                             {"dtype", args.dtype},
-                             {"precision", args.precision},
-                             {"shots", args.shots}};
-  for (const BenchResult& r : report.results) {
-    nlohmann::ordered_json j{{"case", r.c.name()},
-                             {"op", r.c.op},
-                             {"direction", r.c.backward ? "bwd" : "fwd"},
-                             {"dtype", info(r.c.out.dtype).name},
-                             {"scaling", info(r.c.out.scaling).name},
-                             {"columnwise", r.c.columnwise},
-                             {"dbias", r.c.dbias},
-                             {"rows", r.shape.rows},
-                             {"cols", r.shape.cols},
-                             {"mix", r.mix},
-                             {"us", r.microseconds},
-                             {"ceiling_us", r.ceiling_microseconds},
-                             {"tbps", r.terabytes},
-                             {"share", r.share},
-                             {"share_lo", r.share_lo},
-                             {"share_hi", r.share_hi},
-                             {"maker", r.makers},
-                             {"error", r.error}};
-    if (report.on_gpu)
-      j.update({{"kernel", r.kernel},
-                {"kernels", r.kernels},
-                {"threads", r.threads},
-                {"registers", r.registers},
-                {"local_bytes", r.local_bytes}});
-    all["cases"].push_back(std::move(j));
-  }
-  for (const BenchNumber& n : report.ceilings) all["ceilings"].push_back(json_of(n));
-  for (const BenchNumber& n : report.costs) all["costs"].push_back(json_of(n));
-  write_file("bench --save", args.file, all.dump(1) + "\n");
+nlohmann::ordered_json json_of(const BenchReport& report, const BenchResult& r) {
+  nlohmann::ordered_json j{{"case", r.c.name()},
+                           {"op", r.c.op},
+                           {"direction", r.c.backward ? "bwd" : "fwd"},
+                           {"dtype", info(r.c.out.dtype).name},
+                           {"scaling", info(r.c.out.scaling).name},
+                           {"columnwise", r.c.columnwise},
+                           {"dbias", r.c.dbias},
+                           {"rows", r.shape.rows},
+                           {"cols", r.shape.cols},
+                           {"mix", r.mix},
+                           {"us", r.microseconds},
+                           {"ceiling_us", r.ceiling_microseconds},
+                           {"tbps", r.terabytes},
+                           {"share", r.share},
+                           {"share_lo", r.share_lo},
+                           {"share_hi", r.share_hi},
+                           {"maker", r.makers},
+                           {"error", r.error}};
+  if (report.on_gpu)
+    j.update({{"kernel", r.kernel},
+              {"kernels", r.kernels},
+              {"threads", r.threads},
+              {"registers", r.registers},
+              {"local_bytes", r.local_bytes}});
+  return j;
 }
 
 // "2:0, 4:1+1" as "2r0w 4r2w".
@@ -169,12 +158,16 @@ std::string line_of(const BenchArgs& args, const BenchResult& r) {
 
 }  // namespace
 
-void set_shares(BenchResult& r, std::vector<double> shares) {
-  std::ranges::sort(shares);
-  const size_t last = shares.size() - 1;
-  r.share = median(shares);
-  r.share_lo = shares[last / 4];
-  r.share_hi = shares[last - last / 4];
+std::string report_json(const BenchArgs& args, const BenchReport& report) {
+  nlohmann::ordered_json all{{"tenon", version()},
+                             {"device", report.device},
+                             {"dtype", args.dtype},
+                             {"precision", args.precision},
+                             {"shots", args.shots}};
+  for (const BenchResult& r : report.results) all["cases"].push_back(json_of(report, r));
+  for (const BenchNumber& n : report.ceilings) all["ceilings"].push_back(json_of(n));
+  for (const BenchNumber& n : report.costs) all["costs"].push_back(json_of(n));
+  return all.dump(1) + "\n";
 }
 
 void print_head(const BenchArgs& args, const BenchReport& report) {
@@ -202,7 +195,6 @@ void print_case(const BenchArgs& args, const BenchReport& report, const BenchRes
 }
 
 void print_summary(const BenchArgs& args, const BenchReport& report) {
-  if (!args.file.empty()) save(args, report);
   if (args.json) return;
   if (!report.ceilings.empty()) fmt::print("\n");
   for (const BenchNumber& n : report.ceilings)
@@ -213,4 +205,4 @@ void print_summary(const BenchArgs& args, const BenchReport& report) {
     fmt::print("{:<56} {:>9.3f} {}\n", n.what, n.value, n.unit);
 }
 
-}  // namespace tenon::cli
+}  // namespace tenon::bench

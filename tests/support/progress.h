@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <string>
 
-namespace tenon::cli {
+namespace tenon::support {
 
 class Progress {
  public:
@@ -47,4 +47,4 @@ class Progress {
   bool on_, lines_;
 };
 
-}  // namespace tenon::cli
+}  // namespace tenon::support

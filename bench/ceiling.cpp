@@ -1,9 +1,9 @@
 // Prints the kernels of a mix.
-#include "cli/bench_ceiling.h"
+#include "bench/ceiling.h"
 
 #include "tenon/error.h"
 
-namespace tenon::cli {
+namespace tenon::bench {
 
 namespace {
 
@@ -123,4 +123,4 @@ Ceiling ceiling_of(const Mix& mix) {
   return c;
 }
 
-}  // namespace tenon::cli
+}  // namespace tenon::bench

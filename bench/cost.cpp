@@ -1,28 +1,20 @@
 // What a launch costs the host, and what a new kernel costs before it runs.
 #include <unistd.h>
 
-#include <chrono>
 #include <filesystem>
 
 #include "backend/cuda/cache.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/kernels.h"
-#include "cli/bench.h"
+#include "bench/bench.h"
+#include "bench/timing.h"
 #include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 
-namespace tenon::cli {
+namespace tenon::bench {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds(const std::function<void()>& f) {
-  const auto start = Clock::now();
-  f();
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // NVRTC remembers texts, so each one is made unlike all before it.
 std::string made_unique(const std::string& text) {
@@ -169,4 +161,4 @@ std::vector<BenchNumber> bench_launch_costs() {
           {"host: the public call forward()", us[2], "us"}};
 }
 
-}  // namespace tenon::cli
+}  // namespace tenon::bench

@@ -11,7 +11,7 @@
 #include "tenon/format.h"
 #include "tenon/options.h"
 
-namespace tenon::cli {
+namespace tenon::bench {
 
 // An op with its direction, the encoding of its result and what else it gives.
 struct BenchCase {
@@ -27,8 +27,8 @@ struct BenchCase {
   [[nodiscard]] std::string name() const;
 };
 
-// Generated from the activations and the scaling modes. `all` has every activation in every mode,
-// else only gelu, swiglu and quantize are quantised.
+// Generated from the activations and the scaling modes. `all` has every activation in every mode
+// and with its bias gradient, else gelu, swiglu and quantize alone.
 std::vector<BenchCase> bench_cases(DType dtype, bool all);
 
 // Whether each word of the filter is a word of the case (its op and its direction, fwd or bwd, are
@@ -96,4 +96,4 @@ struct Mix {
 };
 Mix mix_of(const Step& step);
 
-}  // namespace tenon::cli
+}  // namespace tenon::bench

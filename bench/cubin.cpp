@@ -1,5 +1,5 @@
 // Reads the attributes that the compiler writes beside the code, an ELF section named .nv.info.
-#include "cli/bench_cubin.h"
+#include "bench/cubin.h"
 
 #include <elf.h>
 
@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tenon::cli {
+namespace tenon::bench {
 
 namespace {
 
@@ -78,4 +78,4 @@ std::map<std::string, KernelUse> kernel_uses(const std::string& bytes) {
   return uses;
 }
 
-}  // namespace tenon::cli
+}  // namespace tenon::bench

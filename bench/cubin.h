@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-namespace tenon::cli {
+namespace tenon::bench {
 
 struct KernelUse {
   int registers = 0;
@@ -14,4 +14,4 @@ struct KernelUse {
 // By the names of the kernels; empty where the image is no machine code.
 std::map<std::string, KernelUse> kernel_uses(const std::string& image);
 
-}  // namespace tenon::cli
+}  // namespace tenon::bench

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/bench_cases.h"
+#include "bench/cases.h"
 
-namespace tenon::cli {
+namespace tenon::bench {
 
 // One way to move the bytes.
 struct CeilingWay {
@@ -33,4 +33,4 @@ struct CeilingArguments {
   unsigned long long vectors = 0;  // of a read stream
 };
 
-}  // namespace tenon::cli
+}  // namespace tenon::bench

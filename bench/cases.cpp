@@ -1,5 +1,5 @@
 // Public calls and norm steps, taken from the observer instead of being run.
-#include "cli/bench_cases.h"
+#include "bench/cases.h"
 
 #include <algorithm>
 #include <set>
@@ -12,7 +12,7 @@
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 
-namespace tenon::cli {
+namespace tenon::bench {
 
 namespace {
 
@@ -120,18 +120,19 @@ void call_norm(const Call& call) {
   using A = NormArgs;
   const auto [rows, cols] = call.shape;
   const bool layer = call.c.op == "layernorm";
+  const bool l2 = call.c.op == "l2norm";
   const bool backward = call.c.backward;
   NormForm form;
-  form.kind = layer ? NormKind::layer : NormKind::rms;
+  form.kind = layer ? NormKind::layer : l2 ? NormKind::l2 : NormKind::rms;
   form.cols = cols;
   form.precision = call.options.precision;
   form.rounding = call.options.rounding;
   form.x = form.grad = call.dtype;
-  form.gamma = call.dtype;
+  if (!l2) form.gamma = call.dtype;
   std::vector<View> in(A::inputs);
   std::vector<View> out(A::outputs);
   in[A::x] = call.in(rows, cols);
-  in[A::gamma] = call.in(1, cols);
+  if (!l2) in[A::gamma] = call.in(1, cols);
   const Tensor y = call.result(rows, cols);
   form.y = Operand(y);
   place_output(y, out.data() + A::y);
@@ -139,8 +140,10 @@ void call_norm(const Call& call) {
   if (backward) {
     in[A::grad] = call.in(rows, cols);
     in[A::rstdev_in] = call.memory.numbers(rows, 1);
-    out[A::dgamma] = call.out(1, cols);
-    form.dgamma = call.dtype;
+    if (!l2) {
+      out[A::dgamma] = call.out(1, cols);
+      form.dgamma = call.dtype;
+    }
     if (layer) {
       in[A::mean_in] = call.memory.numbers(rows, 1);
       out[A::dbeta] = call.out(1, cols);
@@ -166,11 +169,9 @@ struct Op {
   std::string_view name;
   void (*call)(const Call&);
 };
-constexpr Op kOps[] = {{"quantize", call_quantize},
-                       {"dropout", call_dropout},
-                       {"bias_dropout_add", call_dropout},
-                       {"rmsnorm", call_norm},
-                       {"layernorm", call_norm}};
+constexpr Op kOps[] = {{"quantize", call_quantize},        {"dropout", call_dropout},
+                       {"bias_dropout_add", call_dropout}, {"rmsnorm", call_norm},
+                       {"layernorm", call_norm},           {"l2norm", call_norm}};
 
 // One alike with another name is left out: gated(silu) is swiglu.
 std::vector<std::string> activations() {
@@ -215,20 +216,21 @@ std::string BenchCase::name() const {
 std::vector<BenchCase> bench_cases(DType dtype, bool all) {
   std::vector<BenchCase> list;
   const Format plain{.dtype = dtype};
+  const std::vector<std::string> some =
+      all ? activations() : std::vector<std::string>{"gelu", "swiglu"};
   for (const std::string& name : activations())
     for (const bool backward : {false, true}) list.push_back({name, backward, plain});
-  for (const char* name : {"gelu", "swiglu"}) {
+  for (const char* name : {"gelu", "swiglu"})
     list.push_back({.op = name, .out = plain, .bias = true});
+  for (const std::string& name : some)
     list.push_back({.op = name, .backward = true, .out = plain, .dbias = true});
-  }
   list.push_back({"dropout", false, plain});
   list.push_back({"bias_dropout_add", false, plain});
   list.push_back({"bias_dropout_add", true, plain, false, true});
-  for (const char* norm : {"rmsnorm", "layernorm"})
+  for (const char* norm : {"rmsnorm", "layernorm", "l2norm"})
     for (const bool backward : {false, true}) list.push_back({norm, backward, plain});
 
-  std::vector<std::string> quantised =
-      all ? activations() : std::vector<std::string>{"gelu", "swiglu"};
+  std::vector<std::string> quantised = some;
   quantised.insert(quantised.begin(), "quantize");
   for (const bool columnwise : {false, true})
     for (size_t s = 1; s < kScalings.size(); ++s) {
@@ -340,4 +342,4 @@ Mix mix_of(const Step& step) {
   return mix;
 }
 
-}  // namespace tenon::cli
+}  // namespace tenon::bench

@@ -1,0 +1,166 @@
+// The cases on the CPU.
+#include "bench/cpu.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/cpu/pool.h"
+#include "support/progress.h"
+#include "tenon/error.h"
+#include "tenon/tenon.hpp"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace tenon::bench {
+
+namespace {
+
+constexpr int64_t kPiece = 1 << 16;
+
+using CopyPiece = void (*)(char* to, const char* from, int64_t bytes);
+
+void copy_plainly(char* to, const char* from, int64_t bytes) {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+#if defined(__x86_64__)
+// Writes past the cache; `pages` at a time, the next ones prefetched.
+template <int pages>
+[[gnu::target("avx512f")]] void copy_streaming(char* to, const char* from, int64_t bytes) {
+  constexpr int64_t kStep = pages == 1 ? 64 : 4096;
+  constexpr int64_t kBlock = pages == 1 ? 64 : pages * 4096;
+  constexpr int64_t kAhead = pages == 1 ? 4096 : kBlock;
+  const int64_t whole = bytes / kBlock * kBlock;
+  for (int64_t block = 0; block < whole; block += kBlock)
+    for (int64_t line = 0; line < kStep; line += 64) {
+      __m512i v[pages];
+      for (int k = 0; k < pages; ++k) {
+        const int64_t at = block + line + k * 4096;
+        __builtin_prefetch(from + at + kAhead);
+        v[k] = _mm512_loadu_si512(from + at);
+      }
+      for (int k = 0; k < pages; ++k)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + block + line + k * 4096), v[k]);
+    }
+  _mm_sfence();
+  copy_plainly(to + whole, from + whole, bytes - whole);
+}
+#endif
+
+std::vector<CopyPiece> ways_to_copy() {
+  std::vector<CopyPiece> ways{copy_plainly};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f"))
+    ways.insert(ways.end(), {copy_streaming<1>, copy_streaming<4>});
+#endif
+  return ways;
+}
+
+// Copies what is written and reads the rest of what is read.
+void move(CopyPiece copy_piece, char* out, const char* in, int64_t read, int64_t write) {
+  const int64_t copied = std::min(read, write);
+  const int64_t all = std::max(read, write);
+  cpu::parallel_for(cdiv(all, kPiece), [&](int64_t begin, int64_t end) {
+    uint64_t folded = 0;
+    for (int64_t i = begin * kPiece; i < std::min(end * kPiece, all); i += kPiece) {
+      const int64_t copy = std::clamp<int64_t>(copied - i, 0, kPiece);
+      const int64_t rest = std::clamp<int64_t>(read - i, 0, kPiece);
+      copy_piece(out + i, in + i, copy);
+      const auto* const words = reinterpret_cast<const uint64_t*>(in + i);
+      for (int64_t k = copy / 8; k < rest / 8; ++k) folded ^= words[k];
+    }
+    if (folded == 0x9e3779b97f4a7c15U) out[0] = 1;  // so that the reads are needed
+  });
+}
+
+void fill_normal(const Memory& m, DType dtype) {
+  const auto size = static_cast<size_t>(info(dtype).bytes);
+  const std::vector<char> piece = normal_piece(dtype, std::max<size_t>(m.size() / size, 1));
+  for (size_t at = 0; at < m.size(); at += piece.size())
+    std::memcpy(m.data() + at, piece.data(), std::min(piece.size(), m.size() - at));
+}
+
+}  // namespace
+
+CpuArena::CpuArena(const std::vector<BenchEntry>& entries, Shape shape, DType dtype)
+    : shape_(shape), dtype_(dtype), random_{1, 0, 0, 0, static_cast<uint64_t>(shape.cols)} {
+  size_t in = 4096, numbers = 4096, out = 4096, workspace = 4096;
+  for (const BenchEntry& e : entries) {
+    in = std::max(in, e.in_bytes);
+    out = std::max(out, e.out_bytes);
+    numbers = std::max(numbers, e.number_bytes);
+    for (const BenchCall& c : e.calls) workspace = std::max(workspace, c.kernel->workspace(c.rows));
+  }
+  in_ = std::make_unique<Memory>(in, "inputs");
+  numbers_ = std::make_unique<Memory>(numbers, "scales");
+  out_ = std::make_unique<Memory>(out, "results");
+  workspace_ = std::make_unique<Memory>(workspace, "workspace");
+  fill_normal(*in_, dtype);
+  std::fill_n(reinterpret_cast<float*>(numbers_->data()), numbers / sizeof(float), 1.0F);
+  std::memset(out_->data(), 0, out);
+}
+
+std::vector<BenchCall> CpuArena::placed(const BenchEntry& e, const Options& options) const {
+  BenchMemory memory({.in = in_->data(),
+                      .numbers = numbers_->data(),
+                      .out = out_->data(),
+                      .random = random_.data()});
+  return bench_calls(e.c, shape_, dtype_, options, memory);
+}
+
+std::vector<std::function<void()>> CpuArena::copies(const BenchEntry& e) const {
+  std::vector<std::function<void()>> list;
+  const int64_t elements = shape_.rows * shape_.cols;
+  for (const CopyPiece way : ways_to_copy())
+    list.emplace_back([this, way, elements, mixes = e.mixes] {
+      for (const Mix& m : mixes)
+        move(way, out_->data(), in_->data(), m.read * elements,
+             (m.write + m.columnwise) * elements);
+    });
+  return list;
+}
+
+CpuCase::CpuCase(const CpuArena& arena, const BenchEntry& entry, const Options& options)
+    : calls_(arena.placed(entry, options)),
+      copies_(arena.copies(entry)),
+      workspace_(arena.workspace()),
+      beyond_mixes_(entry.beyond_mixes()) {
+  (void)round();
+}
+
+CpuCase::Round CpuCase::round() const {
+  Round r;
+  r.seconds = seconds([&] {
+    for (const BenchCall& c : calls_) c.run(workspace_, nullptr);
+  });
+  r.copy = seconds(copies_.front());
+  for (size_t i = 1; i < copies_.size(); ++i) r.copy = std::min(r.copy, seconds(copies_[i]));
+  r.copy *= beyond_mixes_;
+  return r;
+}
+
+void bench_cpu(const BenchArgs& args, const std::vector<Shape>& shapes, BenchReport& report) {
+  report.device = str("cpu, ", threads(), " threads");
+  print_head(args, report);
+  for (const Shape& shape : shapes) {
+    const std::vector<BenchEntry> entries = bench_entries(args, shape);
+    const CpuArena arena(entries, shape, *dtype_named(args.dtype));
+    support::Progress progress(entries.size());
+    for (const BenchEntry& e : entries) {
+      progress.step(e.c.name());
+      const CpuCase c(arena, e, bench_options(args));
+      std::vector<double> times, ceiling;
+      for (int i = 0; i < args.shots; ++i) {
+        const CpuCase::Round round = c.round();
+        times.push_back(1e6 * round.seconds);
+        ceiling.push_back(1e6 * round.copy);
+      }
+      report.results.push_back(result_of(e, times, ceiling));
+      progress.hide();
+      print_case(args, report, report.results.back());
+    }
+  }
+}
+
+}  // namespace tenon::bench

@@ -1,0 +1,48 @@
+// Cases on the CPU, and the fastest copies with the same reads and writes.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "bench/bench.h"
+#include "bench/timing.h"
+
+namespace tenon::bench {
+
+// The memory that all cases of a shape share.
+class CpuArena {
+ public:
+  CpuArena(const std::vector<BenchEntry>& entries, Shape shape, DType dtype);
+
+  [[nodiscard]] std::vector<BenchCall> placed(const BenchEntry& e, const Options& options) const;
+  // The ways to move the bytes of a case; each does all of its passes.
+  [[nodiscard]] std::vector<std::function<void()>> copies(const BenchEntry& e) const;
+  [[nodiscard]] void* workspace() const { return workspace_->data(); }
+
+ private:
+  Shape shape_;
+  DType dtype_;
+  std::unique_ptr<Memory> in_, numbers_, out_, workspace_;
+  std::array<uint64_t, 5> random_;
+};
+
+// One case: its time and the time of the best copy, round by round.
+class CpuCase {
+ public:
+  CpuCase(const CpuArena& arena, const BenchEntry& entry, const Options& options);
+
+  struct Round {
+    double seconds = 0, copy = 0;
+  };
+  Round round() const;
+
+ private:
+  std::vector<BenchCall> calls_;
+  std::vector<std::function<void()>> copies_;
+  void* workspace_;
+  double beyond_mixes_;
+};
+
+}  // namespace tenon::bench

@@ -1,0 +1,44 @@
+// Products with bodies: one list of bodies and shapes for the CPU and for CUDA.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "step/step.h"
+
+namespace tenon::bench {
+
+// Arguments that a body may read.
+enum ProductIn : uint32_t { in_a, in_b, in_bias, in_tile, in_scalar, product_inputs };
+
+struct ProductCase {
+  const char* body;
+  int64_t m, n, k;          // n columns of the product; a gated body keeps half of them
+  const char* form = "nt";  // whether a and b are transposed: b is a weight [n, k] in "nt"
+  DType dtype = DType::bf16;
+
+  [[nodiscard]] bool transposed(int side) const { return form[side] == 't'; }
+  [[nodiscard]] double flops() const {
+    return 2 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  }
+  // "bias+gelu 8192x16384x4096 nt"
+  [[nodiscard]] std::string name() const;
+};
+std::vector<ProductCase> cpu_products();
+std::vector<ProductCase> cuda_products();
+
+// A tensor that a product stores; no rows: the argument is not used.
+struct ProductOutput {
+  DType dtype = DType::bf16;
+  int64_t rows = 0, cols = 0;
+};
+struct Product {
+  Step step;
+  std::vector<ProductOutput> outputs;
+};
+Product make_product(const ProductCase& c);
+// Of in_tile.
+DType tile_dtype(const ProductCase& c);
+
+}  // namespace tenon::bench

@@ -1,0 +1,86 @@
+// What all benchmarks share: clocks, medians, and memory with numbers of ordinary size.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include "tenon/dtype.h"
+#include "tenon/error.h"
+
+namespace tenon::bench {
+
+using Clock = std::chrono::steady_clock;
+
+template <class F>
+double seconds(const F& f) {
+  const auto start = Clock::now();
+  f();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Medians, not means: on a shared machine a neighbour's minute must not decide a row.
+inline double median(std::vector<double> v) {
+  if (v.empty()) return 0;
+  std::ranges::sort(v);
+  const size_t half = v.size() / 2;
+  return v.size() % 2 ? v[half] : (v[half - 1] + v[half]) / 2;
+}
+
+// Host memory that starts at a page.
+class Memory {
+ public:
+  explicit Memory(size_t bytes, std::string_view what = "tensors")
+      : bytes_(bytes), all_(allocated(what, bytes)) {}
+  [[nodiscard]] char* data() const {
+    const auto address = reinterpret_cast<uintptr_t>(all_.get());
+    return all_.get() + (kPage - address % kPage) % kPage;
+  }
+  [[nodiscard]] size_t size() const { return bytes_; }
+
+ private:
+  static constexpr size_t kPage = 4096;
+  static char* allocated(std::string_view what, size_t bytes) {
+    try {
+      return new char[bytes + kPage];
+    } catch (const std::bad_alloc&) {
+      fail(Code::runtime, "bench: there is no memory for the ", what, ", ", bytes,
+           " bytes; give fewer --rows or --cols");
+    }
+  }
+  size_t bytes_;
+  std::unique_ptr<char[]> all_;
+};
+
+// Codes of `elements` numbers that `next` gives; zeros or constants would flatter branches.
+template <class Next>
+std::vector<char> codes_of(DType dtype, size_t elements, Next next) {
+  const auto size = static_cast<size_t>(info(dtype).bytes);
+  std::vector<char> codes(elements * size);
+  for (size_t i = 0; i < elements; ++i) {
+    const uint32_t code = encode(dtype, next());
+    std::memcpy(codes.data() + i * size, &code, size);
+  }
+  return codes;
+}
+
+// N(0, 1), a piece of a length that no shape divides, to be repeated.
+inline std::vector<char> normal_piece(DType dtype, size_t most_elements) {
+  constexpr size_t kElements = (1 << 20) + 4099;
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 1);
+  return codes_of(dtype, std::min(most_elements, kElements), [&] { return normal(random); });
+}
+
+inline std::vector<char> uniform_codes(DType dtype, int64_t elements, uint32_t seed,
+                                       float most = 1) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-most, most);
+  return codes_of(dtype, static_cast<size_t>(elements), [&] { return uniform(random); });
+}
+
+}  // namespace tenon::bench
