@@ -17,12 +17,12 @@ bool same(const Slot& a, const Slot& b) {
          a.orientation == b.orientation;
 }
 
-Slot data_slot(const Place& p, Orientation o) {
+Slot data_slot(const StoredTensor& p, Orientation o) {
   const int buffer = o == Orientation::rowwise ? p.row_data : p.col_data;
   return {Slot::Form::data, buffer, p.operand.format, o, p.cols, p.rows};
 }
 
-Slot scale_slot(const Place& p, Orientation o) {
+Slot scale_slot(const StoredTensor& p, Orientation o) {
   const int buffer = o == Orientation::rowwise ? p.row_scale : p.col_scale;
   if (buffer == kNoBuffer) return {};
   return {Slot::Form::scale, buffer, p.operand.format, o, p.cols, p.rows};
@@ -35,11 +35,11 @@ Slot scalar_slot(int buffer) {
 
 }  // namespace
 
-Value in_memory(const Place& place) {
+Value in_memory(const StoredTensor& tensor) {
   auto lazy = std::make_shared<Lazy>();
-  lazy->cols = place.cols;
-  lazy->place = &place;
-  lazy->make = [&place](Assembly& a, const ColumnMap& m) { return a.load(place, m); };
+  lazy->cols = tensor.cols;
+  lazy->stored = &tensor;
+  lazy->make = [&tensor](Assembly& a, const ColumnMap& m) { return a.load(tensor, m); };
   return lazy;
 }
 
@@ -71,9 +71,9 @@ uint32_t Assembly::output(const Slot& slot) {
   return static_cast<uint32_t>(made_.out.size() - 1);
 }
 
-void Assembly::reads(const Place& place) {
-  if (std::ranges::find(made_.reads, place.name) == made_.reads.end())
-    made_.reads.push_back(place.name);
+void Assembly::reads(const StoredTensor& tensor) {
+  if (std::ranges::find(made_.reads, tensor.name) == made_.reads.end())
+    made_.reads.push_back(tensor.name);
 }
 
 Expr Assembly::once(const Load& load) {
@@ -84,20 +84,20 @@ Expr Assembly::once(const Load& load) {
   return e;
 }
 
-uint32_t Assembly::matrix(const Place& place, Orientation o) {
-  const Slot data = data_slot(place, o);
-  reads(place);
+uint32_t Assembly::matrix(const StoredTensor& tensor, Orientation o) {
+  const Slot data = data_slot(tensor, o);
+  reads(tensor);
   for (uint32_t i = 0; i < made_.in.size(); ++i)
     if (same(made_.in[i], data)) return i;
   const uint32_t arg = input(data);
-  input(scale_slot(place, o));
+  input(scale_slot(tensor, o));
   return arg;
 }
 
-Expr Assembly::load(const Place& place, const ColumnMap& columns) {
-  const Orientation o = place.operand.read();
-  const uint32_t arg = matrix(place, o);
-  const Format& f = place.operand.format;
+Expr Assembly::load(const StoredTensor& tensor, const ColumnMap& columns) {
+  const Orientation o = tensor.operand.read();
+  const uint32_t arg = matrix(tensor, o);
+  const Format& f = tensor.operand.format;
   Load codes{Load::From::tile, arg + in_data, f.dtype, columns};
   codes.transposed = o == Orientation::columnwise && info(f.scaling).transposes;
   const Expr code = once(codes);
@@ -112,19 +112,19 @@ Expr Assembly::load(const Place& place, const ColumnMap& columns) {
   return code * once(scale);
 }
 
-Expr Assembly::row(const Place& place, const ColumnMap& columns) {
-  return once(
-      {Load::From::row, matrix(place, Orientation::rowwise), place.operand.format.dtype, columns});
+Expr Assembly::row(const StoredTensor& tensor, const ColumnMap& columns) {
+  return once({Load::From::row, matrix(tensor, Orientation::rowwise), tensor.operand.format.dtype,
+               columns});
 }
 
-Expr Assembly::column(const Place& place) {
+Expr Assembly::column(const StoredTensor& tensor) {
   return once(
-      {Load::From::column, matrix(place, Orientation::rowwise), place.operand.format.dtype, {}});
+      {Load::From::column, matrix(tensor, Orientation::rowwise), tensor.operand.format.dtype, {}});
 }
 
-Expr Assembly::scalar(const Place& place) {
+Expr Assembly::scalar(const StoredTensor& tensor) {
   return once(
-      {Load::From::scalar, matrix(place, Orientation::rowwise), place.operand.format.dtype, {}});
+      {Load::From::scalar, matrix(tensor, Orientation::rowwise), tensor.operand.format.dtype, {}});
 }
 
 Expr Assembly::parameter(float value) {
@@ -153,58 +153,58 @@ Expr Assembly::total(Expr value) {
   return e;
 }
 
-void Assembly::store(const Place& place, std::span<const StepBuilder::Part> parts) {
-  const uint32_t scale = place.scale == kNoBuffer ? 0 : input(scalar_slot(place.scale));
+void Assembly::store(const StoredTensor& tensor, std::span<const StepBuilder::Part> parts) {
+  const uint32_t scale = tensor.scale == kNoBuffer ? 0 : input(scalar_slot(tensor.scale));
   const uint32_t arg =
-      output(place.row_data == kNoBuffer ? Slot{} : data_slot(place, Orientation::rowwise));
-  output(scale_slot(place, Orientation::rowwise));
-  output(place.col_data == kNoBuffer ? Slot{} : data_slot(place, Orientation::columnwise));
-  output(scale_slot(place, Orientation::columnwise));
-  output(scalar_slot(place.health));
-  build_.store(place.operand, arg, scale, place.cols, parts);
-  made_.writes.push_back({place.name, place.operand});
-  if (place.amax != kNoBuffer) store_amax(place, place.amax, parts, true);
+      output(tensor.row_data == kNoBuffer ? Slot{} : data_slot(tensor, Orientation::rowwise));
+  output(scale_slot(tensor, Orientation::rowwise));
+  output(tensor.col_data == kNoBuffer ? Slot{} : data_slot(tensor, Orientation::columnwise));
+  output(scale_slot(tensor, Orientation::columnwise));
+  output(scalar_slot(tensor.health));
+  build_.store(tensor.operand, arg, scale, tensor.cols, parts);
+  made_.writes.push_back({tensor.name, tensor.operand});
+  if (tensor.amax != kNoBuffer) store_amax(tensor, tensor.amax, parts, true);
 }
 
-void Assembly::store_amax(const Place& place, int buffer, std::span<const StepBuilder::Part> parts,
-                          bool join) {
+void Assembly::store_amax(const StoredTensor& tensor, int buffer,
+                          std::span<const StepBuilder::Part> parts, bool join) {
   Expr most = parts[0].value;
   for (const StepBuilder::Part& p : parts.subspan(1)) most = max(abs(most), abs(p.value));
   const uint32_t arg = output(scalar_slot(buffer));
   build_.store({.to = Store::To::amax, .arg = arg, .dtype = DType::f32, .join = join}, most);
-  made_.writes.push_back({place.name + ".amax", Operand(DType::f32)});
+  made_.writes.push_back({tensor.name + ".amax", Operand(DType::f32)});
 }
 
-void Assembly::store_columns_sum(const Place& place, const ColumnMap& columns, Expr value,
+void Assembly::store_columns_sum(const StoredTensor& tensor, const ColumnMap& columns, Expr value,
                                  bool ordered) {
-  const Slot slot = data_slot(place, Orientation::rowwise);
+  const Slot slot = data_slot(tensor, Orientation::rowwise);
   uint32_t arg = 0;
   while (arg < made_.out.size() && !same(made_.out[arg], slot)) ++arg;
   if (arg == made_.out.size()) {
     output(slot);
-    made_.writes.push_back({place.name, place.operand});
+    made_.writes.push_back({tensor.name, tensor.operand});
   }
   build_.store({.to = Store::To::column_sum,
                 .arg = arg,
-                .dtype = place.operand.format.dtype,
+                .dtype = tensor.operand.format.dtype,
                 .columns = columns,
                 .ordered = ordered},
                value);
 }
 
-void Assembly::store_one(Store::To to, const Place& place, Expr value) {
-  const uint32_t arg = output(data_slot(place, Orientation::rowwise));
-  build_.store({.to = to, .arg = arg, .dtype = place.operand.format.dtype}, value);
-  made_.writes.push_back({place.name, place.operand});
+void Assembly::store_one(Store::To to, const StoredTensor& tensor, Expr value) {
+  const uint32_t arg = output(data_slot(tensor, Orientation::rowwise));
+  build_.store({.to = to, .arg = arg, .dtype = tensor.operand.format.dtype}, value);
+  made_.writes.push_back({tensor.name, tensor.operand});
 }
-void Assembly::store_column(const Place& place, Expr value) {
-  store_one(Store::To::column, place, value);
+void Assembly::store_column(const StoredTensor& tensor, Expr value) {
+  store_one(Store::To::column, tensor, value);
 }
-void Assembly::store_row_sum(const Place& place, Expr value) {
-  store_one(Store::To::row_sum, place, value);
+void Assembly::store_row_sum(const StoredTensor& tensor, Expr value) {
+  store_one(Store::To::row_sum, tensor, value);
 }
-void Assembly::store_sum(const Place& place, Expr value) {
-  store_one(Store::To::sum, place, value);
+void Assembly::store_sum(const StoredTensor& tensor, Expr value) {
+  store_one(Store::To::sum, tensor, value);
 }
 
 PlanStep Assembly::finish(std::optional<Gemm> gemm, int64_t fixed_rows) {

@@ -16,11 +16,11 @@ class Assembly;
 struct Lazy {
   std::function<Expr(Assembly&, const ColumnMap&)> make;
   int64_t cols = 0;
-  const Place* place = nullptr;  // a plain tensor in memory, as it is
+  const StoredTensor* stored = nullptr;  // a plain tensor in memory, as it is
 };
 using Value = std::shared_ptr<const Lazy>;
 // A tensor in memory, as it is.
-Value in_memory(const Place& place);
+Value in_memory(const StoredTensor& tensor);
 // As it would be read back from memory.
 Value rounded(const Value& value, DType dtype);
 
@@ -32,10 +32,10 @@ class Assembly {
 
   Expr at(const Value& value, const ColumnMap& columns);
 
-  Expr load(const Place& place, const ColumnMap& columns);
-  Expr row(const Place& place, const ColumnMap& columns);  // a vector along the columns
-  Expr column(const Place& place);                         // one value per row
-  Expr scalar(const Place& place);                         // one value
+  Expr load(const StoredTensor& tensor, const ColumnMap& columns);
+  Expr row(const StoredTensor& tensor, const ColumnMap& columns);  // a vector along the columns
+  Expr column(const StoredTensor& tensor);                         // one value per row
+  Expr scalar(const StoredTensor& tensor);                         // one value
   Expr parameter(float value);
   Expr random(uint32_t ordinal);
   Expr product(const ColumnMap& columns);
@@ -45,15 +45,16 @@ class Assembly {
   void norm(const Norm::Part& part) { build_.norm(part); }
   void norm_grad(size_t op, const NormGrad::Part& part) { build_.norm_grad(op, part); }
 
-  void store(const Place& place, std::span<const StepBuilder::Part> parts);
-  void store_columns_sum(const Place& place, const ColumnMap& columns, Expr value, bool ordered);
-  void store_column(const Place& place, Expr value);
-  void store_row_sum(const Place& place, Expr value);
-  void store_sum(const Place& place, Expr value);  // over all elements
-  void store_amax(const Place& place, int buffer, std::span<const StepBuilder::Part> parts,
+  void store(const StoredTensor& tensor, std::span<const StepBuilder::Part> parts);
+  void store_columns_sum(const StoredTensor& tensor, const ColumnMap& columns, Expr value,
+                         bool ordered);
+  void store_column(const StoredTensor& tensor, Expr value);
+  void store_row_sum(const StoredTensor& tensor, Expr value);
+  void store_sum(const StoredTensor& tensor, Expr value);  // over all elements
+  void store_amax(const StoredTensor& tensor, int buffer, std::span<const StepBuilder::Part> parts,
                   bool join);
 
-  uint32_t matrix(const Place& place, Orientation o);  // views of a product's operand
+  uint32_t matrix(const StoredTensor& tensor, Orientation o);  // views of a product's operand
   std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
     return build_.grad(out, seed, wrt);
   }
@@ -61,10 +62,10 @@ class Assembly {
   PlanStep finish(std::optional<Gemm> gemm, int64_t fixed_rows);
 
  private:
-  void store_one(Store::To to, const Place& place, Expr value);
+  void store_one(Store::To to, const StoredTensor& tensor, Expr value);
   uint32_t input(const Slot& slot);
   uint32_t output(const Slot& slot);
-  void reads(const Place& place);
+  void reads(const StoredTensor& tensor);
   Expr once(const Load& load);
 
   StepBuilder build_;

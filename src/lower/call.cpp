@@ -42,16 +42,16 @@ Call::Call(const CallSettings& settings)
   step_.precision = settings.precision;
 }
 
-const Place& Call::in(const Operand& o, uint32_t view, int64_t cols) {
+const StoredTensor& Call::in(const Operand& o, uint32_t view, int64_t cols) {
   const auto data = static_cast<int>(view + in_data), scale = static_cast<int>(view + in_scale_inv);
-  Place p{.operand = o, .cols = cols};
+  StoredTensor p{.operand = o, .cols = cols};
   const bool row = o.read() == Orientation::rowwise;
   (row ? p.row_data : p.col_data) = data;
   if (o.format.scaling != Scaling::none) (row ? p.row_scale : p.col_scale) = scale;
   return given(std::move(p));
 }
 
-const Place& Call::out(const Operand& o, uint32_t view, int64_t cols) {
+const StoredTensor& Call::out(const Operand& o, uint32_t view, int64_t cols) {
   const auto at = [&](bool has, Encoder::Out part) {
     return has ? static_cast<int>(view + part) : kNoBuffer;
   };
@@ -65,8 +65,8 @@ const Place& Call::out(const Operand& o, uint32_t view, int64_t cols) {
                 .health = at(o.counts, Encoder::health)});
 }
 
-const Place& Call::out(const Operand& o, uint32_t view, int64_t cols, uint32_t scale) {
-  Place p = out(o, view, cols);
+const StoredTensor& Call::out(const Operand& o, uint32_t view, int64_t cols, uint32_t scale) {
+  StoredTensor p = out(o, view, cols);
   if (o.format.scaling == Scaling::delayed || o.format.scaling == Scaling::current)
     p.scale = static_cast<int>(scale);
   return given(std::move(p));
@@ -88,7 +88,7 @@ Stage& Call::extend(OpState& op, const Extension& e) {
   return stage;
 }
 
-void Call::parameter(OpState& op, const Place* value, const Place* grad) {
+void Call::parameter(OpState& op, const StoredTensor* value, const StoredTensor* grad) {
   op.parameters.push_back({.value = value, .grad = grad, .request = {}});
 }
 
@@ -111,7 +111,7 @@ void Call::take(Pass /*pass*/, PlanStep made) {
 }
 
 void store_amax(Assembly& a, uint32_t view, const Flow::Parts& parts, bool join) {
-  const Place one{.operand = DType::f32, .cols = 1};
+  const StoredTensor one{.operand = DType::f32, .cols = 1};
   a.store_amax(one, static_cast<int>(view), parts, join);
 }
 

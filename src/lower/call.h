@@ -26,16 +26,16 @@ class Call final : public Planner {
 
   // Tensors by the number of their first view. An input has the views of OperandIn, an output those
   // of Encoder::Out.
-  const Place& in(const Operand& o, uint32_t view, int64_t cols);
-  const Place& out(const Operand& o, uint32_t view, int64_t cols);
+  const StoredTensor& in(const Operand& o, uint32_t view, int64_t cols);
+  const StoredTensor& out(const Operand& o, uint32_t view, int64_t cols);
   // An output that reads its scale or amax from an input view.
-  const Place& out(const Operand& o, uint32_t view, int64_t cols, uint32_t scale);
+  const StoredTensor& out(const Operand& o, uint32_t view, int64_t cols, uint32_t scale);
 
   // An op of the call; `extend` adds what it says.
   OpState& op(int64_t cols, int64_t out_cols);
   Stage& extend(OpState& op, const Extension& e);
   // A parameter of the op; either may be absent.
-  static void parameter(OpState& op, const Place* value, const Place* grad);
+  static void parameter(OpState& op, const StoredTensor* value, const StoredTensor* grad);
 
   // The number of a call's parameter as a value that tells it from others.
   static float numbered(size_t parameter) { return static_cast<float>(parameter); }

@@ -48,7 +48,7 @@ struct Factor {
 };
 
 // A tensor of the plan: how it is encoded, and the buffers that hold it.
-struct Place {
+struct StoredTensor {
   std::string name = {};
   Operand operand;
   int64_t cols = 0;

@@ -188,9 +188,9 @@ class ElementwiseStage final : public Stage {
     const Value& v = op_.extra_in[number];
     switch (op_.extras[number].kind) {
       case ExtraSchema::Kind::column:
-        return a.column(*v->place);
+        return a.column(*v->stored);
       case ExtraSchema::Kind::scalar:
-        return a.scalar(*v->place);
+        return a.scalar(*v->stored);
       case ExtraSchema::Kind::tensor:
         break;
     }
@@ -203,7 +203,7 @@ class ElementwiseStage final : public Stage {
       return;
     }
     const DType dtype = planner_.request().dtype;
-    if (op_.keep == Keep::recompute && !flow.value()->place) {
+    if (op_.keep == Keep::recompute && !flow.value()->stored) {
       // The backward pass computes from the stored input, so the forward pass does too.
       flow.apply([dtype](Assembly&, Expr e, const ColumnMap&) { return round(e, dtype); });
       flow.why(name + " is carried on as stored, since backward computes from it again");

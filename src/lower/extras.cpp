@@ -14,17 +14,17 @@ class Extras::Tap {
         serial_(flow.serial()),
         rows_(flow.rows()),
         readers_(readers) {
-    if (value_->place) return;
+    if (value_->stored) return;
     flow.side([this, &flow, name = std::move(name)](Assembly& a) {
       if (readers_ <= 0) return;
       const Operand plain(planner_.request().dtype);
-      place_ = &planner_.place(name, Role::workspace, plain, value_->cols, rows_);
-      a.store(*place_, flow.parts(a, value_));
+      stored_ = &planner_.tensor(name, Role::workspace, plain, value_->cols, rows_);
+      a.store(*stored_, flow.parts(a, value_));
     });
   }
   Value take(const Flow& flow) {
     --readers_;
-    return value_->place || flow.serial() == serial_ ? value_ : in_memory(*place_);
+    return value_->stored || flow.serial() == serial_ ? value_ : in_memory(*stored_);
   }
 
  private:
@@ -32,7 +32,7 @@ class Extras::Tap {
   Value value_;
   int64_t serial_;
   Factor rows_;
-  const Place* place_ = nullptr;
+  const StoredTensor* stored_ = nullptr;
   int readers_;
 };
 
@@ -108,7 +108,8 @@ void Extras::read_input(OpState& state, bool column) {
   if (inputs_ < r.extra_grads.size()) grad = r.extra_grads[inputs_];
   const std::string name = str("extra", inputs_++);
   const int64_t width = column ? 1 : state.cols;
-  const Place& p = planner_.place(name, Role::extra_in, Operand(r.dtype), width, state.rows);
+  const StoredTensor& p =
+      planner_.tensor(name, Role::extra_in, Operand(r.dtype), width, state.rows);
   sources_[state.index].emplace_back([&p](Flow&) { return in_memory(p); });
   if (!r.backward || !grad.wanted) {
     state.give_extra_grad.emplace_back();
@@ -116,12 +117,12 @@ void Extras::read_input(OpState& state, bool column) {
   }
   require(!grad.accumulate || !column, state.name, ": the gradient of ", name,
           " is a sum over a row, which is not added to what is there; give it memory of its own");
-  const Place& to = planner_.place("d" + name, Role::grad, Operand(grad.dtype.value_or(r.dtype)),
-                                   width, state.rows);
+  const StoredTensor& to = planner_.tensor(
+      "d" + name, Role::grad, Operand(grad.dtype.value_or(r.dtype)), width, state.rows);
   state.give_extra_grad.push_back(gradient_into(to, grad.accumulate, column));
 }
 
-Extras::Gradient Extras::gradient_into(const Place& to, bool accumulate, bool column) const {
+Extras::Gradient Extras::gradient_into(const StoredTensor& to, bool accumulate, bool column) const {
   if (column)
     return [&to](Flow& flow, const Value& v) {
       flow.side([&to, v](Assembly& a) { a.store_row_sum(to, a.at(v, {})); });
@@ -153,7 +154,7 @@ void Extras::write_channel(OpState& state, const std::string& channel, bool need
 void Extras::write_output(OpState& state, bool needs_input) {
   const Operand plain(planner_.request().dtype);
   const std::string name = str("extra_out", outputs_++);
-  const Place& out = planner_.place(name, Role::extra_out, plain, state.cols, state.rows);
+  const StoredTensor& out = planner_.tensor(name, Role::extra_out, plain, state.cols, state.rows);
   state.give_extra.emplace_back([&out](Flow& flow, const Value& v) {
     flow.side([&flow, &out, v](Assembly& a) { a.store(out, flow.parts(a, v)); });
   });
@@ -161,7 +162,7 @@ void Extras::write_output(OpState& state, bool needs_input) {
     state.take_extra_grad.emplace_back([](Flow&) -> Value { return nullptr; });
     return;
   }
-  const Place& g = planner_.place("d" + name, Role::input, plain, state.cols, state.rows);
+  const StoredTensor& g = planner_.tensor("d" + name, Role::input, plain, state.cols, state.rows);
   state.take_extra_grad.emplace_back([&g](Flow&) { return in_memory(g); });
 }
 

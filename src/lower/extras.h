@@ -38,7 +38,7 @@ class Extras {
   void read_input(OpState& state, bool column);
   void write_channel(OpState& state, const std::string& channel, bool needs_input);
   void write_output(OpState& state, bool needs_input);
-  [[nodiscard]] Gradient gradient_into(const Place& to, bool accumulate, bool column) const;
+  [[nodiscard]] Gradient gradient_into(const StoredTensor& to, bool accumulate, bool column) const;
 
   Planner& planner_;
   std::map<std::string, Channel> channels_;

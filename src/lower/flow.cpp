@@ -11,16 +11,16 @@ namespace tenon {
 namespace {
 
 // Whether a tensor has the encodings that are asked for.
-bool holds(const Place& p, const Operand& as) {
+bool holds(const StoredTensor& p, const Operand& as) {
   return p.operand.format == as.format && (!as.rowwise || p.operand.rowwise) &&
          (!as.columnwise || p.operand.columnwise);
 }
 
 }  // namespace
 
-void Flow::begin(const Place& place) {
-  rows_ = place.rows;
-  begin(in_memory(place));
+void Flow::begin(const StoredTensor& tensor) {
+  rows_ = tensor.rows;
+  begin(in_memory(tensor));
 }
 
 void Flow::begin(const Value& value) {
@@ -101,7 +101,7 @@ void Flow::ungate(const std::array<ColumnMap, 2>& halves,
   value_ = lazy;
 }
 
-void Flow::product(const Place& a, Orientation ao, bool a_transposed, const Place& b,
+void Flow::product(const StoredTensor& a, Orientation ao, bool a_transposed, const StoredTensor& b,
                    Orientation bo, bool b_transposed, int64_t cols, int64_t inner, Factor rows) {
   ops_.clear();
   touch();
@@ -129,9 +129,9 @@ Flow::Parts Flow::parts(Assembly& a, const Value& v) const {
   return list;
 }
 
-const Place* Flow::adopt(const std::string& name, Role role) {
-  if (!value_->place || !value_->place->plain() || !sides_.empty()) return nullptr;
-  Buffer& b = planner_.data().buffers[static_cast<size_t>(value_->place->row_data)];
+const StoredTensor* Flow::adopt(const std::string& name, Role role) {
+  if (!value_->stored || !value_->stored->plain() || !sides_.empty()) return nullptr;
+  Buffer& b = planner_.data().buffers[static_cast<size_t>(value_->stored->row_data)];
   if (b.role != Role::workspace) return nullptr;
   for (PlanStep& s : planner_.steps(pass_))
     for (PlanStep::Write& w : s.writes)
@@ -139,17 +139,18 @@ const Place* Flow::adopt(const std::string& name, Role role) {
   b.role = role;
   b.name = name;
   // As the caller sees it: a reshape may lie between.
-  const Place& seen = *value_->place;
+  const StoredTensor& seen = *value_->stored;
   b.cols = seen.cols;
   b.rows =
       seen.rows.fixed ? RowCount{0, 1, 1, seen.rows.fixed} : RowCount{seen.rows.mul, seen.rows.div};
-  return value_->place;
+  return value_->stored;
 }
 
-const Place& Flow::keep(const Value& v, const Operand& as, Role role, const std::string& name) {
+const StoredTensor& Flow::keep(const Value& v, const Operand& as, Role role,
+                               const std::string& name) {
   // What lies in memory serves as it is, encoded or not.
-  if (v->place && as.plain()) return *v->place;
-  const Place& to = planner_.place(name, role, as, v->cols, rows_);
+  if (v->stored && as.plain()) return *v->stored;
+  const StoredTensor& to = planner_.tensor(name, role, as, v->cols, rows_);
   side([this, v, &to](Assembly& a) { a.store(to, parts(a, v)); });
   return to;
 }
@@ -194,7 +195,7 @@ void Flow::emit(const std::function<void(Assembly&)>& body) {
   sides_.clear();
 }
 
-void Flow::close(const Place& to) {
+void Flow::close(const StoredTensor& to) {
   emit([&](Assembly& a) { a.store(to, parts(a, value_)); });
   begin(to);
   later_now();
@@ -210,22 +211,22 @@ void Flow::later_now() {
   for (const auto& emit : std::exchange(later_, {})) emit();
 }
 
-const Place& Flow::materialise(const std::string& name, Role role, const Operand& as) {
-  if (value_->place && holds(*value_->place, as)) {
-    const Place& there = *value_->place;
+const StoredTensor& Flow::materialise(const std::string& name, Role role, const Operand& as) {
+  if (value_->stored && holds(*value_->stored, as)) {
+    const StoredTensor& there = *value_->stored;
     finish();
     begin(there);
     return there;
   }
   if (as.format.scaling != Scaling::current) {
-    const Place& to = planner_.place(name, role, as, value_->cols, rows_);
+    const StoredTensor& to = planner_.tensor(name, role, as, value_->cols, rows_);
     close(to);
     return to;
   }
   // The amax comes first: of the tensor where it lies in memory, else of what is stored on the way.
   const Operand plain(planner_.request().dtype);
-  Place encoded = planner_.place(name, role, as, value_->cols, rows_);
-  const bool in_memory = value_->place != nullptr;
+  StoredTensor encoded = planner_.tensor(name, role, as, value_->cols, rows_);
+  const bool in_memory = value_->stored != nullptr;
   const int amax = encoded.scale;
   if (in_memory) {
     emit([&](Assembly& a) { a.store_amax(encoded, amax, parts(a, value_), false); });
@@ -235,11 +236,11 @@ const Place& Flow::materialise(const std::string& name, Role role, const Operand
       a.store_amax(encoded, amax, parts(a, v), false);
     });
     why("current scaling needs the amax first, so the value is stored as it is on the way");
-    close(planner_.place(name + ".plain", Role::workspace, plain, value_->cols, rows_));
+    close(planner_.tensor(name + ".plain", Role::workspace, plain, value_->cols, rows_));
   }
-  const Place& source = *value_->place;
+  const StoredTensor& source = *value_->stored;
   begin(source);
-  const Place& to = planner_.given(encoded);
+  const StoredTensor& to = planner_.given(encoded);
   close(to);
   return to;
 }

@@ -23,7 +23,7 @@ class Flow {
   [[nodiscard]] int64_t serial() const { return serial_; }  // of the open step
 
   // The value is a tensor in memory, or any other that needs no step before.
-  void begin(const Place& place);
+  void begin(const StoredTensor& tensor);
   void begin(const Value& value);
 
   // value := f(value), element by element.
@@ -42,8 +42,8 @@ class Flow {
   void ungate(const std::array<ColumnMap, 2>& halves,
               std::function<std::array<Expr, 2>(Assembly&, Expr)> f);
   // value := a·b, the head of a new step. `fixed` rows, or the rows that a has.
-  void product(const Place& a, Orientation ao, bool a_transposed, const Place& b, Orientation bo,
-               bool b_transposed, int64_t cols, int64_t inner, Factor rows);
+  void product(const StoredTensor& a, Orientation ao, bool a_transposed, const StoredTensor& b,
+               Orientation bo, bool b_transposed, int64_t cols, int64_t inner, Factor rows);
   void uses_random() { random_ = true; }
 
   // Something else that the open step stores.
@@ -53,14 +53,14 @@ class Flow {
   }
   [[nodiscard]] Parts parts(Assembly& a, const Value& v) const;
   // A value of the open step as a plain tensor in memory; where it is one already, that one.
-  const Place& keep(const Value& v, const Operand& as, Role role, const std::string& name);
+  const StoredTensor& keep(const Value& v, const Operand& as, Role role, const std::string& name);
 
   // A value that lies in workspace already becomes the caller's; null where it does not.
-  const Place* adopt(const std::string& name, Role role);
+  const StoredTensor* adopt(const std::string& name, Role role);
   // Stores the value and ends the step; the value is then what was stored.
-  void close(const Place& to);
+  void close(const StoredTensor& to);
   // The value in memory, as an operand; nothing is stored where it is there already.
-  const Place& materialise(const std::string& name, Role role, const Operand& as);
+  const StoredTensor& materialise(const std::string& name, Role role, const Operand& as);
   // Ends the open step where it has something to store beside its value.
   void finish();
   // A step of its own, once the open one is closed.
@@ -79,8 +79,8 @@ class Flow {
   void emit(const std::function<void(Assembly&)>& body);
 
   struct Product {
-    const Place* a;
-    const Place* b;
+    const StoredTensor* a;
+    const StoredTensor* b;
     Gemm gemm;
   };
 

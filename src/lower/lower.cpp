@@ -47,7 +47,7 @@ class Lowering {
     check_request(r);
     find_columns();
     const Operand plain(r.dtype);
-    const Place& x = planner_.place("x", Role::input, plain, r.cols, {});
+    const StoredTensor& x = planner_.tensor("x", Role::input, plain, r.cols, {});
     make_stages();
     forward(x);
     if (r.backward && needs_) backward();
@@ -129,9 +129,9 @@ class Lowering {
     op.keep = keep_of(use, r.keep);
     op.extras = use.schema->extra_inputs;
     for (const ParameterSchema& p : use.schema->parameters)
-      op.parameters.push_back(ParameterPlace::make(planner_, str(op.name, ".", p.name),
-                                                   p.rows.empty() ? 1 : use.arguments.count(p.rows),
-                                                   op.cols, p.initial(call)));
+      op.parameters.push_back(ParameterTensor::make(
+          planner_, str(op.name, ".", p.name), p.rows.empty() ? 1 : use.arguments.count(p.rows),
+          op.cols, p.initial(call)));
     extras_.add(op, chain()[op.index], use.schema->extra_outputs.size(), needs_);
     const std::vector<Extension> extensions = use.schema->forward(call);
     const auto has_formula = [](const Extension& e) {
@@ -178,7 +178,7 @@ class Lowering {
                      Operand(planner_.request().dtype));
   }
 
-  void forward(const Place& x) {
+  void forward(const StoredTensor& x) {
     Flow flow(planner_, Pass::forward);
     flow.begin(x);
     for (const auto& stage : stages_) {
@@ -191,14 +191,14 @@ class Lowering {
     }
     if (!flow.adopt("y", Role::output))
       flow.close(
-          planner_.place("y", Role::output, Operand(planner_.request().dtype), cols_, rows_));
+          planner_.tensor("y", Role::output, Operand(planner_.request().dtype), cols_, rows_));
   }
 
   void backward() {
     const PlanRequest& r = planner_.request();
     const Operand plain(r.dtype);
     Flow flow(planner_, Pass::backward);
-    flow.begin(planner_.place("dy", Role::input, plain, cols_, rows_));
+    flow.begin(planner_.tensor("dy", Role::input, plain, cols_, rows_));
     for (size_t i = stages_.size(); i-- > 0;) {
       Stage& stage = *stages_[i];
       if (!needs_input_[i] && !stage.trains()) break;
@@ -210,7 +210,7 @@ class Lowering {
     if (!r.input_grad)
       flow.finish();
     else if (!flow.adopt("dx", Role::grad))
-      flow.close(planner_.place("dx", Role::grad, plain, r.cols, {}));
+      flow.close(planner_.tensor("dx", Role::grad, plain, r.cols, {}));
     flow.later_now();
   }
 

@@ -36,7 +36,7 @@ class MultipliedStage final : public Stage {
     const Operand as =
         r.recipe.quantises() ? encoded(r.recipe.gradient, needs_input, train) : Operand(r.dtype);
     const Factor rows = flow.rows();
-    const Place& dy = flow.materialise(op_.name + ".dy", Role::workspace, as);
+    const StoredTensor& dy = flow.materialise(op_.name + ".dy", Role::workspace, as);
     if (train) {
       // The open step may be what computes x again, so the product waits for its end.
       if (again_) {
@@ -56,8 +56,8 @@ class MultipliedStage final : public Stage {
       flow.apply([this](Assembly&, Expr e, const ColumnMap&) { return leaving_backward(e); });
     if (!pending_) return;
     // Beside the gradient of the op before this one, from the same loads.
-    x_ = &planner_.place(op_.name + ".x.again", Role::workspace, input(false, true), op_.cols, rows,
-                         first_);
+    x_ = &planner_.tensor(op_.name + ".x.again", Role::workspace, input(false, true), op_.cols,
+                          rows, first_);
     Value y = again_->again();
     // Forward found the amax of what it had stored on the way.
     if (r.recipe.input.scaling == Scaling::current) y = rounded(y, r.dtype);
@@ -87,24 +87,24 @@ class MultipliedStage final : public Stage {
       planner_.data().forward[i].weights = true;
   }
 
-  void weight_gradient(const Place& dy) {
+  void weight_gradient(const StoredTensor& dy) {
     Flow flow(planner_, Pass::backward);
     flow.op(op_.index);
     const bool split = differs(dy.operand.format);
     const Orientation side = split ? Orientation::columnwise : Orientation::rowwise;
     flow.product(dy, side, true, *x_, side, false, op_.cols, 0, {.fixed = op_.out_cols});
-    const Place* grad = weight_.grad;
+    const StoredTensor* grad = weight_.grad;
     if (weight_.request.accumulate)
       flow.apply([grad](Assembly& a, Expr e, const ColumnMap& m) { return a.load(*grad, m) + e; });
     flow.close(*grad);
   }
 
-  const ParameterPlace& weight_;
+  const ParameterTensor& weight_;
   const Stage* again_ = nullptr;  // what computes x again, if it was not kept
   bool input_grad_ = false, pending_ = false;
-  const Place* x_ = nullptr;
-  const Place* first_ = nullptr;  // x of the forward pass, where x is computed again
-  const Place* w_ = nullptr;
+  const StoredTensor* x_ = nullptr;
+  const StoredTensor* first_ = nullptr;  // x of the forward pass, where x is computed again
+  const StoredTensor* w_ = nullptr;
 };
 
 }  // namespace

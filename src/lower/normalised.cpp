@@ -32,9 +32,9 @@ class NormalisedStage final : public Stage {
     });
     if (saves_ && !planner_.keeps_nothing()) {
       saved_ = &flow.keep(x, Operand(planner_.request().dtype), Role::saved, op_.name + ".in");
-      r_ = &planner_.place(op_.name + ".rstdev", Role::saved, Operand(DType::f32), 1, flow.rows());
+      r_ = &planner_.tensor(op_.name + ".rstdev", Role::saved, Operand(DType::f32), 1, flow.rows());
       if (norm_.kind == NormKind::layer)
-        m_ = &planner_.place(op_.name + ".mean", Role::saved, Operand(DType::f32), 1, flow.rows());
+        m_ = &planner_.tensor(op_.name + ".mean", Role::saved, Operand(DType::f32), 1, flow.rows());
     }
     if (!m_ && !r_) return;
     flow.side([this, x](Assembly& a) {
@@ -94,11 +94,11 @@ class NormalisedStage final : public Stage {
   }
 
   Normalised norm_;
-  ParameterPlace gamma_, beta_;
+  ParameterTensor gamma_, beta_;
   bool saves_ = false;
-  const Place* saved_;
-  const Place* m_;
-  const Place* r_;
+  const StoredTensor* saved_;
+  const StoredTensor* m_;
+  const StoredTensor* r_;
 };
 
 }  // namespace

@@ -34,17 +34,17 @@ class OutsideStage : public Stage {
   }
 
   // The value in memory, under the op's name.
-  const Place& taken(Flow& flow, const char* what) {
+  const StoredTensor& taken(Flow& flow, const char* what) {
     return flow.materialise(op_.name + what, Role::workspace, Operand(planner_.request().dtype));
   }
 
   // A step that makes the value.
-  void given(Flow& flow, Pass pass, const std::vector<const Place*>& in, Body body) {
+  void given(Flow& flow, Pass pass, const std::vector<const StoredTensor*>& in, Body body) {
     const bool forward = pass == Pass::forward;
-    const Place& out = planner_.place(
+    const StoredTensor& out = planner_.tensor(
         op_.name + (forward ? ".out" : ".dx"), Role::workspace, Operand(planner_.request().dtype),
         forward ? op_.out_cols : op_.cols, forward ? op_.out_rows : op_.rows);
-    const auto slot = [](const Place& p) {
+    const auto slot = [](const StoredTensor& p) {
       return Slot{Slot::Form::data,     p.row_data, p.operand.format,
                   Orientation::rowwise, p.cols,     p.rows};
     };
@@ -55,7 +55,7 @@ class OutsideStage : public Stage {
     s.chosen.maker = maker_;
     s.rows = op_.rows;
     s.ops = {op_.index};
-    for (const Place* p : in) {
+    for (const StoredTensor* p : in) {
       s.in.push_back(slot(*p));
       s.reads.push_back(p->name);
     }
@@ -88,14 +88,14 @@ class OpaqueStage final : public OutsideStage {
   void backward(Flow& flow, bool) override {
     require(static_cast<bool>(own_.backward), op_.name,
             ": it has no backward; give one, or plan the forward pass alone");
-    const Place& dy = taken(flow, ".dy");
+    const StoredTensor& dy = taken(flow, ".dy");
     given(flow, Pass::backward, {x_, &dy},
           [own = own_](const RunArgs& a) { own.backward(a.rows, a.in[0], a.in[1], a.out[0]); });
   }
 
  private:
   OpaqueOp own_;
-  const Place* x_ = nullptr;
+  const StoredTensor* x_ = nullptr;
 };
 
 using Exchange = void (Collectives::*)(const View& in, const View& out, void* stream);
@@ -118,7 +118,7 @@ class ExchangedStage final : public OutsideStage {
   void exchange(Flow& flow, Pass pass, const char* what, Exchanged::Kind kind) {
     const Exchange f = kExchanges[static_cast<size_t>(kind)];
     if (!f) return;
-    const Place& in = taken(flow, what);
+    const StoredTensor& in = taken(flow, what);
     given(flow, pass, {&in}, [group = planner_.request().collectives, f](const RunArgs& a) {
       (*group.*f)(a.in[0], a.out[0], a.stream);
     });

@@ -7,30 +7,30 @@
 
 namespace tenon {
 
-ParameterPlace ParameterPlace::make(Planner& planner, const std::string& name, int64_t rows,
-                                    int64_t cols, const Initial& initial) {
+ParameterTensor ParameterTensor::make(Planner& planner, const std::string& name, int64_t rows,
+                                      int64_t cols, const Initial& initial) {
   const PlanRequest& r = planner.request();
   std::vector<Buffer>& buffers = planner.data().buffers;
   const auto number = static_cast<size_t>(std::ranges::count(buffers, Role::param, &Buffer::role));
   const DType dtype = r.parameter_dtype.value_or(r.dtype);
-  ParameterPlace made;
+  ParameterTensor made;
   if (number < r.parameter_grads.size()) made.request = r.parameter_grads[number];
   if (!r.backward) made.request.wanted = false;
-  made.value = &planner.place(name, Role::param, Operand(dtype), cols, {.fixed = rows});
+  made.value = &planner.tensor(name, Role::param, Operand(dtype), cols, {.fixed = rows});
   buffers[static_cast<size_t>(made.value->row_data)].initial = initial;
   if (made.request.wanted)
-    made.grad = &planner.place("d" + name, Role::grad, Operand(made.request.dtype.value_or(dtype)),
-                               cols, {.fixed = rows});
+    made.grad = &planner.tensor("d" + name, Role::grad, Operand(made.request.dtype.value_or(dtype)),
+                                cols, {.fixed = rows});
   return made;
 }
 
-void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterPlace& p, const Value& v,
+void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterTensor& p, const Value& v,
               bool ordered) {
   if (!p.grad) return;
-  const Place* to = p.grad;
+  const StoredTensor* to = p.grad;
   if (p.request.accumulate)
-    to = &planner.place(p.grad->name + ".sum", Role::workspace, Operand(DType::f32), p.grad->cols,
-                        {.fixed = 1});
+    to = &planner.tensor(p.grad->name + ".sum", Role::workspace, Operand(DType::f32), p.grad->cols,
+                         {.fixed = 1});
   flow.side([&flow, to, v, ordered](Assembly& a) {
     for (const StepBuilder::Part& part : flow.parts(a, v))
       a.store_columns_sum(*to, part.columns, part.value, ordered);

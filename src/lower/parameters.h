@@ -8,17 +8,17 @@
 namespace tenon {
 
 // A parameter of an op: a row vector or a weight, and its gradient if it is wanted.
-struct ParameterPlace {
-  const Place* value = nullptr;
-  const Place* grad = nullptr;
+struct ParameterTensor {
+  const StoredTensor* value = nullptr;
+  const StoredTensor* grad = nullptr;
   GradRequest request;
 
-  static ParameterPlace make(Planner& planner, const std::string& name, int64_t rows, int64_t cols,
-                             const Initial& initial);
+  static ParameterTensor make(Planner& planner, const std::string& name, int64_t rows, int64_t cols,
+                              const Initial& initial);
 };
 
 // The column sum of a gradient into a parameter's gradient.
-void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterPlace& p, const Value& v,
+void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterTensor& p, const Value& v,
               bool ordered);
 
 // Whether the two encodings of a format hold different codes, so that each product needs its own.

@@ -60,9 +60,9 @@ int Planner::buffer(Buffer b) {
   return static_cast<int>(data_->buffers.size() - 1);
 }
 
-const Place& Planner::place(const std::string& name, Role role, const Operand& as, int64_t cols,
-                            Factor rows, const Place* first) {
-  Place p{.name = name, .operand = as, .cols = cols, .rows = rows};
+const StoredTensor& Planner::tensor(const std::string& name, Role role, const Operand& as,
+                                    int64_t cols, Factor rows, const StoredTensor* first) {
+  StoredTensor p{.name = name, .operand = as, .cols = cols, .rows = rows};
   const Format& f = as.format;
   const RowCount count = rows.fixed ? RowCount{0, 1, 1, rows.fixed} : RowCount{rows.mul, rows.div};
   const auto add = [&](Orientation o, bool has, int& data, int& scale) {
@@ -105,14 +105,14 @@ const Place& Planner::place(const std::string& name, Role role, const Operand& a
     b.name = name + ".amax";
     p.scale = buffer(b);
   }
-  return places_.emplace_back(std::move(p));
+  return tensors_.emplace_back(std::move(p));
 }
 
-const Place& Planner::alias(const Place& of, int64_t cols, Factor rows) {
-  Place p = of;
+const StoredTensor& Planner::alias(const StoredTensor& of, int64_t cols, Factor rows) {
+  StoredTensor p = of;
   p.cols = cols;
   p.rows = rows;
-  return places_.emplace_back(std::move(p));
+  return tensors_.emplace_back(std::move(p));
 }
 
 }  // namespace tenon

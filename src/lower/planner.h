@@ -25,11 +25,11 @@ class Planner {
   Planner& operator=(const Planner&) = delete;
 
   // A tensor with buffers of its own. One made again has the scale of the first, and no amax.
-  const Place& place(const std::string& name, Role role, const Operand& as, int64_t cols,
-                     Factor rows, const Place* first = nullptr);
+  const StoredTensor& tensor(const std::string& name, Role role, const Operand& as, int64_t cols,
+                             Factor rows, const StoredTensor* first = nullptr);
   // The same memory under another shape.
-  const Place& alias(const Place& of, int64_t cols, Factor rows);
-  const Place& given(Place p) { return places_.emplace_back(std::move(p)); }
+  const StoredTensor& alias(const StoredTensor& of, int64_t cols, Factor rows);
+  const StoredTensor& given(StoredTensor p) { return tensors_.emplace_back(std::move(p)); }
   int buffer(Buffer b);
 
   PlanData& data() { return *data_; }
@@ -54,7 +54,7 @@ class Planner {
  private:
   std::shared_ptr<PlanData> data_;
   std::vector<Cut> cuts_;
-  std::deque<Place> places_;
+  std::deque<StoredTensor> tensors_;
 };
 
 // A step that no maker takes: the planner cuts it and starts again.

@@ -17,7 +17,7 @@ class ReshapedStage final : public Stage {
 
  private:
   void change(Flow& flow, const char* what, int64_t cols, Factor rows) {
-    const Place& p =
+    const StoredTensor& p =
         flow.materialise(op_.name + what, Role::workspace, Operand(planner_.request().dtype));
     flow.begin(planner_.alias(p, cols, rows));
   }

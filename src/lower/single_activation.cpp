@@ -60,7 +60,7 @@ class ActivationCall {
     act.extra_in = {in_memory(call_.in(*form_.scale, A::scale, 1))};
     act.give_extra_grad.resize(1);
     if (!form_.dscale || form_.amax_only) return;
-    const Place& to = call_.out(*form_.dscale, A::dscale, 1);
+    const StoredTensor& to = call_.out(*form_.dscale, A::dscale, 1);
     act.give_extra_grad[0] = [&to](Flow& flow, const Value& v) {
       flow.side([&to, v](Assembly& a) { a.store_row_sum(to, a.at(v, {})); });
     };
@@ -68,9 +68,9 @@ class ActivationCall {
 
   // Two tensors are the halves of one that is nowhere in memory.
   Value input() {
-    const Place& x = call_.in(form_.x, A::x, form_.separate ? form_.cols : wide_);
+    const StoredTensor& x = call_.in(form_.x, A::x, form_.separate ? form_.cols : wide_);
     if (!form_.separate) return in_memory(x);
-    const Place& b = call_.in(*form_.b, A::b, form_.cols);
+    const StoredTensor& b = call_.in(*form_.b, A::b, form_.cols);
     auto both = std::make_shared<Lazy>();
     both->cols = wide_;
     both->make = [&x, &b, first = halves(layout_, form_.cols)[0]](Assembly& a, const ColumnMap& m) {
@@ -99,8 +99,8 @@ class ActivationCall {
   // two the tensor holds.
   void store(Flow& flow, const Operand& o, bool second, const Value& v,
              const std::optional<ColumnMap>& half) {
-    const Place& to = call_.out(o, second ? A::db : A::y, half ? form_.cols : v->cols,
-                                second ? A::db_scale : A::y_scale);
+    const StoredTensor& to = call_.out(o, second ? A::db : A::y, half ? form_.cols : v->cols,
+                                       second ? A::db_scale : A::y_scale);
     const bool amax = second ? form_.db_amax : form_.y_amax;
     flow.side([this, &flow, &to, v, half, amax, second](Assembly& a) {
       const Flow::Parts parts = half ? Flow::Parts{{a.at(v, *half), {}}} : flow.parts(a, v);

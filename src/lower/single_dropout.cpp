@@ -20,7 +20,7 @@ class DropoutCall {
     const int64_t n = form.cols;
     if (form.bias) {
       OpState& bias = call_.op(n, n);
-      const Place& b = backward ? call_.out(*form.bias, 1, n) : call_.in(*form.bias, 1, n);
+      const StoredTensor& b = backward ? call_.out(*form.bias, 1, n) : call_.in(*form.bias, 1, n);
       Call::parameter(bias, backward ? nullptr : &b, backward ? &b : nullptr);
       stages_.push_back(&call_.extend(bias, Elementwise{bias_formula()}));
     }
@@ -33,7 +33,7 @@ class DropoutCall {
       add.extras = {{.name = "residual"}};
       add.give_extra_grad.resize(1);
       if (backward) {
-        const Place& to = call_.out(*form.residual, 2, n);
+        const StoredTensor& to = call_.out(*form.residual, 2, n);
         add.give_extra_grad[0] = [&to](Flow& flow, const Value& v) {
           flow.side([&flow, &to, v](Assembly& a) { a.store(to, flow.parts(a, v)); });
         };

@@ -13,7 +13,7 @@ ExtraSchema::Kind kind_of(Load::From from) {
                                       : ExtraSchema::Kind::tensor;
 }
 
-void give(Flow& flow, ExtraSchema::Kind kind, const Place& to, const Value& v) {
+void give(Flow& flow, ExtraSchema::Kind kind, const StoredTensor& to, const Value& v) {
   flow.side([&flow, kind, &to, v](Assembly& a) {
     if (kind == ExtraSchema::Kind::column)
       a.store_row_sum(to, a.at(v, {}));
@@ -66,8 +66,8 @@ class FuseCall {
   void add(const FuseForm::Argument& a, uint32_t view) {
     const ExtraSchema::Kind kind = kind_of(a.from);
     const int64_t cols = kind == ExtraSchema::Kind::tensor ? form_.cols : 1;
-    const Place& value = call_.in(a.dtype, view, cols);
-    const Place* grad = a.gradient ? &call_.out(*a.gradient, view, cols) : nullptr;
+    const StoredTensor& value = call_.in(a.dtype, view, cols);
+    const StoredTensor* grad = a.gradient ? &call_.out(*a.gradient, view, cols) : nullptr;
     if (a.from == Load::From::row) return Call::parameter(op_, &value, grad);
     op_.extras.push_back({.name = "argument", .kind = kind});
     op_.extra_in.push_back(in_memory(value));

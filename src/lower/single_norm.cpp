@@ -39,7 +39,7 @@ class NormCall {
     call_.extend(op_, norm()).forward(flow);
     store(flow);
     if (form_.sum && !form_.amax_only) {
-      const Place& to = call_.out(*form_.sum, A::sum, form_.cols, A::sum_scale);
+      const StoredTensor& to = call_.out(*form_.sum, A::sum, form_.cols, A::sum_scale);
       flow.side([&flow, &to, x](Assembly& a) { a.store(to, flow.parts(a, x)); });
     }
     flow.finish();
@@ -70,7 +70,7 @@ class NormCall {
             .eps = Call::numbered(0),
             .zero_centered_gamma = form_.zero_centered_gamma};
   }
-  [[nodiscard]] const Place& gamma() { return call_.in(*form_.gamma, A::gamma, form_.cols); }
+  [[nodiscard]] const StoredTensor& gamma() { return call_.in(*form_.gamma, A::gamma, form_.cols); }
 
   void add_residual(Flow& flow) {
     OpState& add = call_.op(form_.cols, form_.cols);
@@ -82,14 +82,14 @@ class NormCall {
   // The input of the norm has another reader, whose gradient this is.
   void add_gradient(Flow& flow) {
     OpState& shared = call_.op(form_.cols, form_.cols);
-    const Place& other = call_.in(*form_.added, A::added, form_.cols);
+    const StoredTensor& other = call_.in(*form_.added, A::added, form_.cols);
     shared.take_extra_grad.emplace_back([&other](Flow&) { return in_memory(other); });
     call_.extend(shared, Shared{}).backward(flow, true);
   }
 
   void store(Flow& flow) {
     if (!form_.y) return;
-    const Place& to = call_.out(*form_.y, A::y, form_.cols, A::y_scale);
+    const StoredTensor& to = call_.out(*form_.y, A::y, form_.cols, A::y_scale);
     flow.side([this, &flow, &to, v = flow.value()](Assembly& a) {
       const Flow::Parts parts = flow.parts(a, v);
       if (!form_.amax_only) a.store(to, parts);

@@ -21,12 +21,12 @@ struct OpState {
   int64_t cols = 0, out_cols = 0;  // of its input and output
   Factor rows, out_rows;
   Keep keep = Keep::input;
-  std::vector<ParameterPlace> parameters;
+  std::vector<ParameterTensor> parameters;
   std::vector<ExtraSchema> extras;
   // Of a norm in a call: the input and its statistics, where the caller keeps them.
-  const Place* kept_input = nullptr;
-  const Place* kept_mean = nullptr;
-  const Place* kept_rstdev = nullptr;
+  const StoredTensor* kept_input = nullptr;
+  const StoredTensor* kept_mean = nullptr;
+  const StoredTensor* kept_rstdev = nullptr;
 
   std::vector<Value> extra_in;  // lazy if a channel of the open step feeds it
   std::vector<std::function<void(Flow&, const Value&)>> give_extra;       // extra outputs

@@ -24,18 +24,18 @@ int64_t kernel_bytes(const PlanData& d, int64_t rows) {
 }
 
 // The workspace: where its slots begin, where the memory of kernels does, and its size.
-struct Parts {
+struct Workspace {
   std::vector<int64_t> slots = {};
   int64_t kernels = 0, bytes = 0;
 };
-Parts parts_of(const PlanData& d, int64_t rows) {
+Workspace workspace_of(const PlanData& d, int64_t rows) {
   std::vector<int64_t> size(static_cast<size_t>(d.slots), 0);
   for (size_t b = 0; b < d.buffers.size(); ++b)
     if (d.slot_of[b] != kNoBuffer) {
       int64_t& s = size[static_cast<size_t>(d.slot_of[b])];
       s = std::max(s, rup(d.buffers[b].bytes(rows), kWorkspaceAlignment));
     }
-  Parts p;
+  Workspace p;
   for (const int64_t s : size) {
     p.slots.push_back(p.kernels);
     p.kernels += s;
@@ -95,7 +95,7 @@ std::vector<size_t> Plan::with(Role role) const {
 
 int64_t Plan::workspace_bytes(int64_t rows) const {
   check_rows(rows);
-  return parts_of(*data_, rows).bytes;
+  return workspace_of(*data_, rows).bytes;
 }
 
 int64_t Plan::saved_bytes(int64_t rows) const {
@@ -140,7 +140,7 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
                              : "it was planned for the forward pass alone; plan both");
   require(memory.size() == d.buffers.size(), "plan: ", memory.size(), " addresses; it has ",
           d.buffers.size(), " buffers");
-  const Parts parts = parts_of(d, rows);
+  const Workspace parts = workspace_of(d, rows);
   const int64_t bytes = parts.bytes;
   require(workspace || bytes == 0, "plan: no workspace; it needs ", bytes, " bytes");
   const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(workspace));
