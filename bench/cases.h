@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "step/backend.h"
+#include "choice/choose.h"
 #include "tenon/format.h"
 #include "tenon/options.h"
 
@@ -70,7 +70,7 @@ class BenchMemory {
 // One step of a call with all it needs to run.
 struct BenchCall {
   Step step;
-  std::shared_ptr<const Kernel> kernel;
+  std::shared_ptr<const Choice> kernel;
   std::string_view maker;
   int64_t rows = 0;
   std::vector<View> in = {}, out = {};

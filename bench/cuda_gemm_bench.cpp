@@ -178,17 +178,30 @@ class ProductBench {
   // The plain product in bf16, and the product in fp32 with the body as a map after it.
   void add_cublaslt() {
     lt_.lt.create(&handle_);
-    const cuda::LtForm form(product_.step);
-    wide_memory_ = std::make_unique<cuda::DeviceBuffer>(form.product_bytes(case_.m));
-    const cuda::LtProduct wide = form.product(args_, wide_memory_->data());
+    const Attempt attempt = cuda::make_cublaslt_split(product_.step, named_target("sm_90a"));
+    const auto* const split = std::get_if<Split>(&attempt);
+    rest_args_ = args_;
+    if (split) {
+      wide_memory_ = std::make_unique<cuda::DeviceBuffer>(
+          static_cast<size_t>(case_.m * split->stride * info(split->dtype).bytes));
+      rest_in_ = in_;
+      rest_out_ = out_;
+      rest_in_.resize(split->in + 1);
+      rest_out_.resize(split->out + 1);
+      rest_in_.back() = rest_out_.back() =
+          matrix(wide_memory_->data(), split->dtype, case_.m, split->stride);
+      rest_args_.in = rest_in_;
+      rest_args_.out = rest_out_;
+    }
+    const cuda::LtProduct wide =
+        *cuda::LtForm(split ? split->first : product_.step).whole(rest_args_);
     cuda::LtProduct plain = wide;
     plain.d = {array(DType::bf16, case_.m, case_.n).data, DType::bf16, case_.n, case_.m, case_.n};
     plain_ = all_.size();
     all_.push_back(
         {"cublaslt plain", [this, plain, choice = best(plain)] { multiply(choice, plain); }});
-    if (std::string_view(case_.body) == "plain") return;
-    const Chosen rest = kernel_for(form.rest(), Device::cuda);
-    rest_args_ = form.rest_args(args_, wide_memory_->data(), rest_in_);
+    if (!split) return;
+    const Chosen rest = kernel_for(split->second, Device::cuda);
     rest_memory_ = std::make_unique<cuda::DeviceBuffer>(rest.kernel->workspace(case_.m));
     rest_args_.workspace = rest_memory_->data();
     all_.push_back({"cublaslt + map", [this, wide, rest, choice = best(wide)] {
@@ -199,14 +212,13 @@ class ProductBench {
 
   // What a step gets without a GEMM of its own: the first heuristic, and the body as a map.
   void add_maker() {
-    const Attempt made = cuda::make_cublaslt(product_.step);
-    const auto* const kernel = std::get_if<std::shared_ptr<const Kernel>>(&made);
-    if (!kernel) return;
-    maker_memory_ = std::make_unique<cuda::DeviceBuffer>((*kernel)->workspace(case_.m));
-    all_.push_back({"maker cublaslt", [this, kernel = *kernel] {
+    const Chosen made = kernel_for(product_.step, named_target("sm_80"));
+    if (made.maker != "cublaslt") return;
+    maker_memory_ = std::make_unique<cuda::DeviceBuffer>(made.kernel->workspace(case_.m));
+    all_.push_back({"maker cublaslt", [this, made] {
                       RunArgs args = args_;
                       args.workspace = maker_memory_->data();
-                      kernel->run(args);
+                      made.kernel->run(args);
                     }});
   }
 

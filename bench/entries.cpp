@@ -30,10 +30,8 @@ std::string BenchEntry::makers() const {
   };
   for (const BenchCall& c : calls) {
     const RunArgs args{c.rows, c.in, c.out, c.parameters};
-    const std::vector<std::string> own = c.kernel->texts_for(args);
-    const std::vector<std::string> all = c.kernel->texts();  // the last one does what others refuse
-    const bool refused = all.size() > 1 && !own.empty() && own.front() == all.back();
-    add(str(c.maker, refused ? " (does not fit: plain)" : ""));
+    const std::string_view way = c.kernel->way(args).maker;
+    add(str(c.maker, way == c.maker ? "" : str(" (does not fit: ", way, ")")));
   }
   std::string all;
   for (const std::string& n : names) all += (all.empty() ? "" : ", ") + n;

@@ -81,6 +81,8 @@ struct PlanRequest {
   std::map<std::string, OpaqueOp> opaque = {};    // by the names that the chain uses for them
   std::shared_ptr<Collectives> collectives = {};  // of this rank's group; one rank unless given
   Options options = {};
+  // A machine to plan for, e.g. "sm_90a": the plan can be described, not run. Empty: this one.
+  std::string target = {};
 };
 
 // rup(cdiv(rows·mul, div), round) + add, of rows that Plan::check_rows takes.

@@ -358,6 +358,7 @@ typedef struct tenon_plan_request {
   const tenon_opaque_op* opaque_ops;
   size_t opaque_op_count;
   const tenon_collectives* collectives; /* NULL: one rank */
+  const char* target; /* a machine to plan for, e.g. "sm_90a": described, not run; NULL: this one */
 } tenon_plan_request;
 
 typedef struct tenon_plan tenon_plan;

@@ -324,6 +324,7 @@ class PlanRequest(Sized):
         ("opaque_ops", POINTER(OpaqueOp)),
         ("opaque_op_count", c_size_t),
         ("collectives", POINTER(Collectives)),
+        ("target", c_char_p),
     )
 
 

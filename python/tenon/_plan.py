@@ -73,6 +73,7 @@ class Plan:
         precision: str = "native",
         rounding: str = "once",
         device: str = "cpu",
+        target: str | None = None,
         rows: int = 256,
     ) -> None:
         for name, value in (("dtype", dtype), ("parameter_dtype", parameter_dtype)):
@@ -95,6 +96,7 @@ class Plan:
             parameter_grad_count=len(parameter_grads),
             extra_grads=_requests("extra_grads", extra_grads),
             extra_grad_count=len(extra_grads),
+            target=None if target is None else encoded(target, "plan: the target"),
         )
         handle = ctypes.c_void_p()
         chosen = options(precision, rounding, device)
@@ -210,6 +212,7 @@ def plan(chain: str, **request: Any) -> Plan:
     ('none', 'delayed', 'current', 'mxfp8', 'block'), keep ('input', 'fp8', 'recompute'), training,
     backward, input_grad, parameter_grads and extra_grads (for each whether it is wanted, or the
     dtype that it is wanted in), precision, rounding, device ('cpu', or 'cuda', which needs no GPU
-    here), and the rows that descriptions are for. Nothing is computed.
+    here), target (a machine to plan for, e.g. 'sm_90a' or 'avx512'; such a plan does not run), and
+    the rows that descriptions are for. Nothing is computed.
     """
     return Plan(chain, **request)

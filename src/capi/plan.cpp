@@ -161,6 +161,7 @@ int tenon_plan_build(const char* chain, const tenon_plan_request* request,
     }
     if (r.collectives) wanted.collectives = std::make_shared<Group>(*r.collectives, kName);
     wanted.options = options(given, kName);
+    if (r.target) wanted.target = r.target;
     *plan = new tenon_plan{tenon::Plan::build(text(chain, kName, "chain"), wanted)};
   });
 }

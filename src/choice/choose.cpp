@@ -1,6 +1,7 @@
 // Makers in order, and the kernel cache.
 #include "choice/choose.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "choice/backends.h"
@@ -19,26 +20,163 @@ Memo<Chosen>& kernels() {
   return made;
 }
 
-Chosen make(const Step& step, Device device) {
-  const Backend& backend = backend_for(device);
-  std::string reasons;
-  for (const Maker& maker : backend.makers) {
-    Attempt attempt = maker.make(step);
-    if (auto* kernel = std::get_if<std::shared_ptr<const Kernel>>(&attempt))
-      return {std::move(*kernel), maker.name};
-    reasons += str(reasons.empty() ? "" : "; ", maker.name, ": ", std::get<Refusal>(attempt).why);
+size_t aligned(size_t bytes) {
+  return static_cast<size_t>(rup(static_cast<int64_t>(bytes), kWorkspaceLine));
+}
+
+Way way_of(const Maker& maker, Attempt attempt, const Target& target) {
+  Way way{.maker = maker.name};
+  if (auto* kernel = std::get_if<std::shared_ptr<const Kernel>>(&attempt)) {
+    way.kernel = std::move(*kernel);
+    way.least_rows = way.kernel->least_rows();
+    way.fits_all = way.kernel->fits_all();
+  } else if (auto* split = std::get_if<Split>(&attempt)) {
+    Chosen first = kernel_for(split->first, target);
+    Chosen second = kernel_for(split->second, target);
+    way.halves = std::make_shared<const Way::Halves>(
+        Way::Halves{std::move(*split), std::move(first.kernel), std::move(second.kernel)});
   }
+  return way;
+}
+
+Chosen make(const Step& step, const Target& target) {
+  const Backend& backend = backend_for(target.device);
+  std::vector<Way> ways;
+  std::vector<Choice::Refused> refused;
+  for (const Maker& maker : backend.makers) {
+    Attempt attempt = maker.make(step, target);
+    if (auto* refusal = std::get_if<Refusal>(&attempt)) {
+      // A library's two makers give one reason.
+      const bool again = !refused.empty() && refused.back().maker == maker.name &&
+                         refused.back().refusal.why == refusal->why;
+      if (ways.empty() && !again) refused.push_back({maker.name, std::move(*refusal)});
+      continue;
+    }
+    ways.push_back(way_of(maker, std::move(attempt), target));
+    if (ways.back().fits_all && ways.back().least_rows == 0) {
+      const std::string_view name = ways.front().maker;
+      return {std::make_shared<const Choice>(step, backend, std::move(ways), std::move(refused)),
+              name};
+    }
+  }
+  std::string reasons;
+  for (const Choice::Refused& r : refused)
+    if (!r.refusal.other_head)
+      reasons += str(reasons.empty() ? "" : "; ", r.maker, ": ", r.refusal.why);
   fail(Code::unsupported, step.name, " on ", backend.name, ": ", reasons,
        ". Run it on the cpu device");
 }
 
 }  // namespace
 
-Chosen kernel_for(const Step& step, Device device) {
+size_t Way::Halves::buffer_bytes(const Step& step, int64_t rows) const {
+  const int64_t elements = split.count * split.stride * step.body_rows(rows);
+  return aligned(static_cast<size_t>(elements * info(split.dtype).bytes));
+}
+
+void Choice::each_half(const Way::Halves& halves, const RunArgs& call, const Part& f) const {
+  const Split& split = halves.split;
+  const int64_t rows = step_.body_rows(call.rows);
+  std::vector<View> in(call.in.begin(), call.in.end()), out(call.out.begin(), call.out.end());
+  in.resize(std::max<size_t>(in.size(), split.in + split.count));
+  out.resize(std::max<size_t>(out.size(), split.out + split.count));
+  auto* const memory = static_cast<std::byte*>(call.workspace);
+  const int64_t bytes = rows * split.stride * info(split.dtype).bytes;
+  for (uint32_t i = 0; i < split.count; ++i)
+    in[split.in + i] = out[split.out + i] =
+        matrix(memory ? memory + i * bytes : nullptr, split.dtype, rows, split.stride);
+  RunArgs args = call;
+  args.in = in;
+  args.out = out;
+  if (memory) args.workspace = memory + halves.buffer_bytes(step_, call.rows);
+  halves.first->each(args, f);
+  args.rows = rows;
+  halves.second->each(args, f);
+}
+
+void Choice::each(const RunArgs& call, const Part& f) const {
+  const Way& w = way(call);
+  if (w.kernel)
+    f(step_, *w.kernel, call);
+  else
+    each_half(*w.halves, call, f);
+}
+
+size_t Choice::workspace(int64_t rows) const {
+  size_t most = 0;
+  for (const Way& w : ways_) {
+    if (w.kernel) {
+      most = std::max(most, w.kernel->workspace(rows));
+      continue;
+    }
+    const size_t after = std::max(w.halves->first->workspace(rows),
+                                  w.halves->second->workspace(step_.body_rows(rows)));
+    most = std::max(most, w.halves->buffer_bytes(step_, rows) + after);
+  }
+  return most;
+}
+
+void Choice::prepare() const {
+  const Way& w = ways_.front();
+  if (w.kernel) return w.kernel->prepare();
+  w.halves->first->prepare();
+  w.halves->second->prepare();
+}
+
+void Choice::prepare_for(const RunArgs& call) const {
+  each(call, [](const Step&, const Kernel& k, const RunArgs& args) { k.prepare_for(args); });
+}
+
+std::vector<std::string> Choice::texts() const {
+  std::vector<std::string> all;
+  const auto add = [&](const Kernel& k) {
+    for (std::string& text : k.texts())
+      if (std::ranges::find(all, text) == all.end()) all.push_back(std::move(text));
+  };
+  for (const Way& w : ways_) {
+    if (w.kernel) {
+      add(*w.kernel);
+    } else {
+      add(*w.halves->first);
+      add(*w.halves->second);
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> Choice::texts_for(const RunArgs& call) const {
+  std::vector<std::string> all;
+  each(call, [&](const Step&, const Kernel& k, const RunArgs& args) {
+    for (std::string& text : k.texts_for(args)) all.push_back(std::move(text));
+  });
+  return all;
+}
+
+void Choice::run(const RunArgs& call) const {
+  const Way& w = way(call);
+  if (w.kernel) return w.kernel->run(call);
+  const auto go = [](const Step&, const Kernel& k, const RunArgs& args) { k.run(args); };
+  if (call.workspace) return each_half(*w.halves, call, go);
+  RunArgs args = call;
+  args.workspace = backend_.take(workspace(call.rows), call.stream);
+  try {
+    each_half(*w.halves, args, go);
+  } catch (...) {
+    backend_.give(args.workspace, call.stream);
+    throw;
+  }
+  backend_.give(args.workspace, call.stream);
+}
+
+Chosen kernel_for(const Step& step, const Target& target) {
   const FpMode ieee;  // makers fold constants
-  const std::string key = str(kDevices[static_cast<size_t>(device)], " ", step.key());
+  const std::string key = str(reinterpret_cast<uintptr_t>(&target), " ", step.key());
   if (std::optional<Chosen> found = kernels().find(key)) return *std::move(found);
-  return kernels().keep(key, make(step, device));
+  return kernels().keep(key, make(step, target));
+}
+
+Chosen kernel_for(const Step& step, Device device) {
+  return kernel_for(step, backend_for(device).here());
 }
 
 }  // namespace tenon

@@ -1,19 +1,90 @@
-// The kernel of a step: the first maker of the device's backend that does not refuse.
+// The kernels of a step: makers of the target's backend asked in order, and the kernel cache.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "step/backend.h"
 
 namespace tenon {
 
-struct Chosen {
-  std::shared_ptr<const Kernel> kernel;
+class Choice;
+
+// One way to run a call: a kernel, or two steps with memory between them.
+struct Way {
   std::string_view maker;
+  std::shared_ptr<const Kernel> kernel = nullptr;
+  struct Halves;
+  std::shared_ptr<const Halves> halves = nullptr;  // where there is no kernel
+
+  // Calls that it leaves to the next way.
+  int64_t least_rows = 0;
+  bool fits_all = true;
+  [[nodiscard]] bool takes(const RunArgs& call) const {
+    return call.rows >= least_rows && (fits_all || kernel->fits(call));
+  }
 };
 
-// Throws with every maker's reason if all refuse. Kernels are cached by the step's key.
+struct Way::Halves {
+  Split split;
+  std::shared_ptr<const Choice> first, second;
+  [[nodiscard]] size_t buffer_bytes(const Step& step, int64_t rows) const;
+};
+
+// All ways that calls may need, best first; the last one takes every call.
+class Choice final : public Kernel {
+ public:
+  struct Refused {
+    std::string_view maker;
+    Refusal refusal;
+  };
+  Choice(Step step, const Backend& backend, std::vector<Way> ways, std::vector<Refused> refused)
+      : step_(std::move(step)),
+        backend_(backend),
+        ways_(std::move(ways)),
+        refused_(std::move(refused)) {}
+
+  [[nodiscard]] const std::vector<Way>& ways() const { return ways_; }
+  // Makers before the first way.
+  [[nodiscard]] const std::vector<Refused>& refused() const { return refused_; }
+  [[nodiscard]] const Way& way(const RunArgs& call) const {
+    for (const Way& w : ways_)
+      if (w.takes(call)) return w;
+    return ways_.back();
+  }
+
+  // Calls f(step, kernel, args) for each kernel of a call, in order.
+  using Part = std::function<void(const Step&, const Kernel&, const RunArgs&)>;
+  void each(const RunArgs& call, const Part& f) const;
+  // The same for a way in two steps, whose buffer is at the front of the call's workspace.
+  void each_half(const Way::Halves& halves, const RunArgs& call, const Part& f) const;
+
+  [[nodiscard]] size_t workspace(int64_t rows) const override;
+  void prepare() const override;
+  void prepare_for(const RunArgs& call) const override;
+  [[nodiscard]] std::vector<std::string> texts() const override;
+  [[nodiscard]] std::vector<std::string> texts_for(const RunArgs& call) const override;
+  void run(const RunArgs& call) const override;
+
+ private:
+  Step step_;
+  const Backend& backend_;
+  std::vector<Way> ways_;
+  std::vector<Refused> refused_;
+};
+
+struct Chosen {
+  std::shared_ptr<const Choice> kernel;
+  std::string_view maker;  // of the first way
+};
+
+// Throws with every maker's reason if all refuse. Kernels are cached by the step's key and the
+// target.
+Chosen kernel_for(const Step& step, const Target& target);
+// For the device of this thread's calls.
 Chosen kernel_for(const Step& step, Device device);
 
 }  // namespace tenon

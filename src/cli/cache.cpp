@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <set>
 
-#include "backend/cuda/cublaslt.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/makers.h"
@@ -43,6 +42,8 @@ int list(const Cache& cache) {
 int warm(Cache& cache, const WarmArgs& args) {
   if (const std::string why = cache.why_off(); !why.empty())
     fail(Code::runtime, "cache warm: nothing would be kept: ", why);
+  require(args.target.empty(), "cache warm --target ", args.target,
+          ": --arch says what kernels are compiled for; give --arch ", args.target);
   std::string arch = args.arch;
   if (arch.empty()) {
     const auto why = cuda::why_no_gpu();
@@ -51,14 +52,15 @@ int warm(Cache& cache, const WarmArgs& args) {
   }
   ChainArgs chain = args;
   chain.device = "cuda";
-  const Plan made = build(parse_chain(chain_text(chain)), request_of(chain));
+  PlanRequest request = request_of(chain);
+  if (is_target(arch)) request.target = arch;
+  const Plan made = build(parse_chain(chain_text(chain)), request);
   std::set<std::string> texts;
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const PlanStep& s : made.data().steps(pass)) {
       if (!s.chosen.kernel) continue;
-      for (const auto& all : {s.chosen.kernel->texts(), cuda::texts_behind_product(s.step)})
-        for (const std::string& text : all)
-          if (texts.insert(text).second) cuda::compile_once(text, arch, s.step.name);
+      for (const std::string& text : s.chosen.kernel->texts())
+        if (texts.insert(text).second) cuda::compile_once(text, arch, s.step.name);
     }
   const auto random = [](const Buffer& b) { return b.role == Role::rng; };
   if (std::ranges::any_of(made.buffers(), random)) {

@@ -42,7 +42,8 @@ std::vector<Option> chain_options(ChainArgs& args, std::vector<Option> more) {
       {"--keep", &args.keep, "what an op keeps for its backward", {"input", "fp8", "recompute"}},
       {"--precision", &args.precision, "", {"native", "strict"}},
       {"--rounding", &args.rounding, "", {"once", "eager"}},
-      {"--device", &args.device, "", {"cpu", "cuda", "null"}}};
+      {"--device", &args.device, "", {"cpu", "cuda", "null"}},
+      {"--target", &args.target, "plan: a machine that need not be here, e.g. sm_90a, avx512"}};
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
@@ -83,6 +84,7 @@ PlanRequest request_of(const ChainArgs& args) {
   r.options.precision = named<Precision>(kPrecisions, args.precision);
   r.options.rounding = named<Rounding>(kRoundings, args.rounding);
   r.options.device = named<Device>(kDevices, args.device);
+  r.target = args.target;
   return r;
 }
 

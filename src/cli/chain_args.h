@@ -15,7 +15,7 @@ struct ChainArgs {
   std::optional<int64_t> rows;
   int64_t cols = 0;
   std::string dtype = "f32", recipe = "none", keep = "input";
-  std::string precision = "native", rounding = "once", device = "cpu";
+  std::string precision = "native", rounding = "once", device = "cpu", target;
   bool backward = false, eval = false;
 };
 

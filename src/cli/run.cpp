@@ -463,6 +463,9 @@ int run(const ChainRunArgs& given) {
   ChainRunArgs args = given;
   require(args.device != "null", "run --device null: it runs nothing; `tenon plan --device null` ",
           "shows what it would do");
+  require(args.target.empty(), "run --target ", args.target,
+          ": a plan for another machine does not run here; `tenon plan --target ", args.target,
+          "` shows it");
   if (args.device == "cuda") {
     args.repeat = 0;  // the host's memory, where the chain runs, has nothing to do with its speed
     if (const cuda::Status s = cuda::status(); !s.gpu) {

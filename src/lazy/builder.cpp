@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "expr/order.h"
-
 namespace tenon {
 
 Expr StepBuilder::load(const Operand& o, uint32_t arg, const ColumnMap& columns) {
@@ -68,51 +66,10 @@ Head StepBuilder::norm_head() {
   return Map{};
 }
 
-namespace {
-
-// Nodes under their new numbers; `image` has none for those that are not in the step.
-void renumber(Head& head, const std::vector<uint32_t>& image) {
-  const auto parts = [&](auto& norm) {
-    for (uint32_t& t : norm.totals) t = image[t];
-    for (auto& part : norm.parts)
-      for (uint32_t* node : nodes_of(part))
-        if (*node != kNoNode) *node = image[*node];
-  };
-  if (auto* norm = std::get_if<Norm>(&head)) parts(*norm);
-  if (auto* grad = std::get_if<NormGrad>(&head)) parts(*grad);
-}
-
-}  // namespace
-
 Step StepBuilder::finish() {
   step_.head = norm_head();
-  const std::vector<uint32_t> nodes = order(*graph_, step_.roots());
-  std::vector<uint32_t> image(graph_->size(), kNoNode);
-  for (const uint32_t id : nodes) image[id] = id;
-  std::vector<bool> used(step_.loads.size(), false);
-  for (const uint32_t id : nodes)
-    if ((*graph_)[id].word == Word::load) used[(*graph_)[id].slot] = true;
-  if (std::ranges::find(used, false) != used.end()) {
-    std::vector<Load> loads;
-    std::vector<uint32_t> slot(used.size(), 0);
-    for (size_t i = 0; i < used.size(); ++i) {
-      if (!used[i]) continue;
-      slot[i] = static_cast<uint32_t>(loads.size());
-      loads.push_back(step_.loads[i]);
-    }
-    auto graph = std::make_shared<Graph>();
-    for (const uint32_t id : nodes) {
-      Node n = (*graph_)[id];
-      if (n.word == Word::load) n.slot = slot[n.slot];
-      for (int i = 0; i < n.arity(); ++i) n.in[i] = image[n.in[i]];
-      image[id] = graph->intern(n).id();
-    }
-    for (Store& s : step_.stores) s.value = image[s.value];
-    step_.loads = std::move(loads);
-    graph_ = std::move(graph);
-  }
-  renumber(step_.head, image);
   step_.graph = std::move(graph_);
+  step_.drop_unused_loads();
   return std::move(step_);
 }
 

@@ -36,6 +36,7 @@ bool reads_view(Load::From from) {
 
 Call::Call(const CallSettings& settings)
     : Planner({}, request_of(settings), {}), name_(settings.name) {
+  data().chain.push_back({.name = name_});  // of what no op adds
   // A call without results has an empty step.
   step_.name = name_;
   step_.graph = std::make_shared<Graph>();

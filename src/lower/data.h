@@ -95,6 +95,7 @@ struct PlanStep {
 struct PlanData {
   Chain chain;
   PlanRequest request;
+  const Target* target = nullptr;
   std::vector<Buffer> buffers;
   // Workspace buffers by number: the slot each lies in, slots shared by those that never live at
   // once.

@@ -52,7 +52,7 @@ class ElementwiseStage final : public Stage {
     if (saves_) save(flow, name);
     for (size_t s = inputs(); s < trace_.sources.size(); ++s)
       if (trace_.sources[s].kind == Source::Kind::extra && keeps(s)) save_extra(flow, s);
-    if (trace_.identity) return;
+    if (trace_.identity && !halves_) return;
     if (trace_.random) flow.uses_random();
     if (!halves_)
       flow.apply([this](Assembly& a, Expr e, const ColumnMap& m) {
@@ -78,7 +78,7 @@ class ElementwiseStage final : public Stage {
       else
         op_.give_extra_grad[number](flow, gradient_value(g, s));
     }
-    if (!needs_input || trace_.gradients[0].seed) return;
+    if (!needs_input || (trace_.gradients[0].seed && !halves_)) return;
     if (trace_.random) flow.uses_random();
     if (!halves_)
       flow.apply([this](Assembly& a, Expr e, const ColumnMap& m) {

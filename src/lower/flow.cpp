@@ -179,6 +179,7 @@ void Flow::emit(const std::function<void(Assembly&)>& body) {
   body(a);
   PlanStep made = a.finish(gemm, fixed);
   made.rows = gemm && gemm->inner == 0 ? gemm_->b->rows : rows_;
+  made.step.dtype = planner_.request().dtype;
   made.ops = ops_;
   made.why = why_;
   if (random_ || std::ranges::any_of(made.step.loads,

@@ -1,6 +1,7 @@
 // Tensors and buffers of a plan while it is made.
 #include "lower/planner.h"
 
+#include "lower/append.h"
 #include "tenon/error.h"
 
 namespace tenon {
@@ -22,6 +23,8 @@ Planner::Planner(Chain chain, const PlanRequest& request, std::vector<Cut> cuts)
     : data_(std::make_shared<PlanData>()), cuts_(std::move(cuts)) {
   data_->chain = std::move(chain);
   data_->request = request;
+  data_->target = &target_of(request);
+  data_->request.options.device = data_->target->device;
 }
 
 const Cut* Planner::cut(Pass pass, size_t op) const {
@@ -37,10 +40,7 @@ std::string Planner::op_name(size_t op) const {
   return str(o.name, op);
 }
 
-void Planner::take(Pass pass, PlanStep step) {
-  step.chosen = kernel_for(step.step, request().options.device);
-  steps(pass).push_back(std::move(step));
-}
+void Planner::take(Pass pass, PlanStep step) { append(*this, pass, std::move(step)); }
 
 uint32_t Planner::random_stream() {
   PlanData& d = *data_;

@@ -30,8 +30,9 @@ class NormCall {
     Flow flow(call_, Pass::forward);
     flow.begin(call_.in(form_.x, A::x, form_.cols));
     if (form_.residual) add_residual(flow);
-    if (form_.gamma) Call::parameter(op_, &gamma(), nullptr);
-    if (form_.beta) Call::parameter(op_, &call_.in(*form_.beta, A::beta, form_.cols), nullptr);
+    Call::parameter(op_, form_.gamma ? &gamma() : nullptr, nullptr);
+    Call::parameter(op_, form_.beta ? &call_.in(*form_.beta, A::beta, form_.cols) : nullptr,
+                    nullptr);
     if (form_.mean && form_.kind == NormKind::layer && !form_.amax_only)
       op_.kept_mean = &call_.out(DType::f32, A::mean, 1);
     if (form_.rstdev && !form_.amax_only) op_.kept_rstdev = &call_.out(DType::f32, A::rstdev, 1);

@@ -224,8 +224,15 @@ class Describer {
     if (const auto floor = floor_us(d_, s, rows_, speed_))
       out += str(", floor ", fixed(*floor, 2), " us");
     out += "\n";
-    for (const RefusedMaker& r : refused_makers(d_, s))
-      if (!r.other_head) out += str("       not    ", r.maker, ": ", r.why, "\n");
+    for (const Choice::Refused& r : refused_makers(s))
+      out += str("       not    ", r.maker, ": ", r.refusal.why, "\n");
+    for (const Alternative& a : alternatives(s, rows_))
+      out += str("       or     ", a.maker, " ", a.when, ": ",
+                 joined(a.parts, ", then ",
+                        [](const Alternative::Part& p) {
+                          return str(p.head, " ", p.name, ", ", p.bytes, " bytes");
+                        }),
+                 "\n");
     if (!s.why.empty()) out += "       why    " + s.why + "\n";
     return out;
   }
@@ -263,8 +270,18 @@ class Describer {
                ",\"floor_us\":", floor ? str(*floor) : "null",
                ",\"when\":", quoted(s.weights ? "weights_changed" : "always"),
                ",\"why\":", quoted(s.why), ",\"refused\":[");
-    out += joined(refused_makers(d_, s), ",", [](const RefusedMaker& r) {
-      return str("{\"maker\":", quoted(r.maker), ",\"why\":", quoted(r.why), "}");
+    out += joined(refused_makers(s), ",", [](const Choice::Refused& r) {
+      return str("{\"maker\":", quoted(r.maker), ",\"why\":", quoted(r.refusal.why), "}");
+    });
+    out += "],\"alternatives\":[";
+    out += joined(alternatives(s, rows_), ",", [](const Alternative& a) {
+      return str("{\"maker\":", quoted(a.maker), ",\"when\":", quoted(a.when), ",\"steps\":[",
+                 joined(a.parts, ",",
+                        [](const Alternative::Part& p) {
+                          return str("{\"name\":", quoted(p.name), ",\"head\":", quoted(p.head),
+                                     ",\"bytes\":", p.bytes, "}");
+                        }),
+                 "]}");
     });
     return out + "]}";
   }
@@ -341,19 +358,44 @@ std::vector<std::string> body_lines(const PlanData& d, const PlanStep& s) {
   return lines;
 }
 
-std::vector<RefusedMaker> refused_makers(const PlanData& d, const PlanStep& s) {
-  std::vector<RefusedMaker> list;
-  if (s.opaque) return list;
-  for (const Maker& maker : backend_for(d.request.options.device).makers) {
-    if (maker.name == s.chosen.maker) break;
-    // Which is all that the choice depended on, so the answer is the same.
-    const Attempt attempt = maker.make(s.step);
-    const auto* refusal = std::get_if<Refusal>(&attempt);
-    if (!refusal) continue;
-    const bool of_a_head = std::ranges::find(kHeads, maker.name) != kHeads.end();
-    list.push_back({maker.name, refusal->why, of_a_head && !head_name(s).starts_with(maker.name)});
+std::vector<Choice::Refused> refused_makers(const PlanStep& s) {
+  std::vector<Choice::Refused> list;
+  if (!s.chosen.kernel) return list;
+  for (const Choice::Refused& r : s.chosen.kernel->refused())
+    if (!r.refusal.other_head) list.push_back(r);
+  return list;
+}
+
+std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows) {
+  std::vector<Alternative> list;
+  if (!s.chosen.kernel) return list;
+  int64_t least = 0;
+  bool picky = false;
+  for (const Way& w : s.chosen.kernel->ways()) {
+    if (w.halves && (least > 0 || picky)) {
+      Alternative& a = list.emplace_back();
+      a.maker = w.maker;
+      if (least > 0) a.when = str("below ", least, " rows");
+      if (picky)
+        a.when += str(a.when.empty() ? "" : ", or ", "where addresses or sizes do not fit");
+      const auto add = [&](const Step& step, int64_t given) {
+        a.parts.push_back({step.name, step.head_name(), step.bytes(given)});
+      };
+      add(w.halves->split.first, s.rows(rows));
+      add(w.halves->split.second, s.step.body_rows(s.rows(rows)));
+    }
+    least = std::max(least, w.least_rows);
+    picky = picky || !w.fits_all;
   }
   return list;
+}
+
+std::string target_text(const PlanData& d) {
+  if (!d.request.target.empty()) return str("target ", d.target->name, ", ");
+  // This machine's own is no row of the table.
+  if (is_target(d.target->name) && d.target == &named_target(d.target->name))
+    return str("target ", d.target->name, " (no GPU is here), ");
+  return "";
 }
 
 int64_t bytes_of(const PlanData& d, const PlanStep& s, int64_t rows) {
@@ -420,7 +462,7 @@ std::string Plan::describe(int64_t rows, const Speed& speed) const {
   const Describer text(d, rows, speed);
   std::string out = str("chain   ", print_chain(d.chain), "\n");
   out += str("input   ", rows, " x ", r.cols, " ", info(r.dtype).name, ", recipe ", r.recipe.name,
-             ", ", kDevices[static_cast<size_t>(r.options.device)], ", ",
+             ", ", kDevices[static_cast<size_t>(r.options.device)], ", ", target_text(d),
              kPrecisions[static_cast<size_t>(r.options.precision)], ", ",
              kRoundings[static_cast<size_t>(r.options.rounding)], "\n\n");
   out += text.pass("forward", d.forward);
@@ -443,7 +485,8 @@ std::string Plan::json(int64_t rows, const Speed& speed) const {
       "{\"format\":1,\"tenon\":", quoted(TENON_VERSION),
       ",\"chain\":", quoted(print_chain(d.chain)), ",\"dtype\":", quoted(info(r.dtype).name),
       ",\"recipe\":", quoted(r.recipe.name),
-      ",\"device\":", quoted(kDevices[static_cast<size_t>(r.options.device)]), ",\"rows\":", rows,
+      ",\"device\":", quoted(kDevices[static_cast<size_t>(r.options.device)]),
+      ",\"target\":", quoted(d.target->name), ",\"rows\":", rows,
       ",\"options\":{\"precision\":", quoted(kPrecisions[static_cast<size_t>(r.options.precision)]),
       ",\"rounding\":", quoted(kRoundings[static_cast<size_t>(r.options.rounding)]), "}");
   out += str(",\n\"forward\":[", joined(d.forward, ",\n", step), "],\n\"backward\":[",

@@ -27,13 +27,24 @@ struct Read {
 // What the step computes, a line an assignment, by the names of the plan's tensors.
 [[nodiscard]] std::vector<std::string> body_lines(const PlanData& d, const PlanStep& s);
 
-// The makers that were asked before the chosen one, with their reasons.
-struct RefusedMaker {
+// The makers that were asked before the first that took the step; not those of other heads.
+[[nodiscard]] std::vector<Choice::Refused> refused_makers(const PlanStep& s);
+
+// Another way of a step, in two steps: when calls go it, and what it then moves.
+struct Alternative {
   std::string_view maker;
-  std::string why;
-  bool other_head = false;  // it makes steps of another head only, which says little
+  std::string when;
+  struct Part {
+    std::string name;
+    std::string_view head;
+    int64_t bytes = 0;
+  };
+  std::vector<Part> parts;
 };
-[[nodiscard]] std::vector<RefusedMaker> refused_makers(const PlanData& d, const PlanStep& s);
+[[nodiscard]] std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows);
+
+// "target sm_90a, " where the plan is for another machine than this.
+[[nodiscard]] std::string target_text(const PlanData& d);
 
 // Bytes that a step moves in a call of the plan's `rows`: each input and output once.
 [[nodiscard]] int64_t bytes_of(const PlanData& d, const PlanStep& s, int64_t rows);

@@ -126,7 +126,7 @@ class Page {
     for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{
              {"input", str(rows_, " × ", r.cols, " ", info(r.dtype).name)},
              {"recipe", r.recipe.name},
-             {"device", std::string(of(kDevices, r.options.device))},
+             {"device", target_text(d_) + std::string(of(kDevices, r.options.device))},
              {"precision", std::string(of(kPrecisions, r.options.precision))},
              {"rounding", std::string(of(kRoundings, r.options.rounding))},
              {"keeps", std::string(of(kKeeps, r.keep))},
@@ -266,10 +266,16 @@ class Page {
     std::string out = str("<tr class=\"more\"><td></td><td colspan=\"", columns - 1, "\">");
     if (!s.step->why.empty())
       out += tag("p", "class=\"why\"", "<b>why</b> " + escaped(s.step->why));
-    std::string reads, body, others;
-    for (const RefusedMaker& r : refused_makers(d_, *s.step)) {
-      const std::string text = str("<b>refused</b> ", escaped(r.maker), ": ", escaped(r.why));
-      (r.other_head ? others : out) += tag("p", "class=\"why\"", text);
+    std::string reads, body;
+    for (const Choice::Refused& r : refused_makers(*s.step))
+      out += tag("p", "class=\"why\"",
+                 str("<b>refused</b> ", escaped(r.maker), ": ", escaped(r.refusal.why)));
+    for (const Alternative& a : alternatives(*s.step, rows_)) {
+      std::string parts;
+      for (const Alternative::Part& p : a.parts)
+        parts += str(parts.empty() ? "" : ", then ", code(p.name), " ", bytes_text(p.bytes));
+      out += tag("p", "class=\"why\"",
+                 str("<b>or</b> ", escaped(a.maker), " ", escaped(a.when), ": ", parts));
     }
     for (const Read& r : reads_of(d_, *s.step))
       reads += (reads.empty() ? "" : ", ") +
@@ -280,7 +286,7 @@ class Page {
                  head_name(*s.step) == "opaque" ? "an op of the caller's own" : "among the ranks",
                  ", reads ", reads, "</p></td></tr>\n");
     out += str("<details><summary>formula</summary><p>reads ", reads, "</p><pre tabindex=\"0\">",
-               body, "</pre>", others, "</details>");
+               body, "</pre></details>");
     return out + "</td></tr>\n";
   }
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "choice/backends.h"
 #include "core/fp_mode.h"
 #include "core/memo.h"
 #include "core/scratch.h"
@@ -61,9 +62,10 @@ void run(const Step& step, const Chosen& chosen, RunArgs args, const Options& op
   else
     go();
   if (!log) return;
+  const std::string_view maker = chosen.kernel->way(args).maker;
   std::fprintf(stderr, "tenon: %s rows=%lld maker=%.*s bytes=%lld time_us=%.1f\n",
                step.describe().c_str(), static_cast<long long>(args.rows),
-               static_cast<int>(chosen.maker.size()), chosen.maker.data(),
+               static_cast<int>(maker.size()), maker.data(),
                static_cast<long long>(step.bytes(args.rows)), microseconds);
 }
 
@@ -80,10 +82,11 @@ void execute(const Step& step, RunArgs args, const Options& options) {
 
 std::shared_ptr<const Prepared> prepared(Key key, const std::shared_ptr<const void>& identity,
                                          Device device, const std::function<Step()>& make) {
-  key.add(reinterpret_cast<uintptr_t>(identity.get())).add(device);
+  const Target& target = backend_for(device).here();
+  key.add(reinterpret_cast<uintptr_t>(identity.get())).add(reinterpret_cast<uintptr_t>(&target));
   if (auto found = prepared_steps().find(key.text())) return *std::move(found);
   Step step = make();
-  Chosen chosen = kernel_for(step, device);
+  Chosen chosen = kernel_for(step, target);
   return prepared_steps().keep(key.text(), std::make_shared<const Prepared>(Prepared{
                                                std::move(step), std::move(chosen), identity}));
 }

@@ -4,6 +4,7 @@
 #include "core/fp_mode.h"
 #include "core/memo.h"
 #include "expr/registry.h"
+#include "lower/append.h"
 #include "step/key.h"
 #include "tenon/plan.h"
 
@@ -31,7 +32,8 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
   };
   key.add(r.cols).add(r.dtype).add(r.parameter_dtype);
   key.add(r.training).add(r.backward).add(r.input_grad).add(r.keep);
-  key.add(r.options.precision).add(r.options.rounding).add(r.options.device);
+  key.add(r.options.precision).add(r.options.rounding);
+  key.add(r.target).add(reinterpret_cast<uintptr_t>(&target_of(r)));
   key.add(r.recipe.name);
   add(r.recipe.input);
   add(r.recipe.weight);

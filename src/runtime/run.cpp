@@ -134,6 +134,8 @@ void Plan::check_rows(int64_t rows) const {
 void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* workspace,
                const PlanRun& how) const {
   const PlanData& d = *data_;
+  require(d.request.target.empty(), "plan: it was made for the target '", d.request.target,
+          "', to be described; plan without a target to run it here");
   check_rows(rows);
   require(pass == Pass::forward || !d.backward.empty(), "plan: it has no backward pass, since ",
           d.request.backward ? "no gradient is wanted; ask for one"

@@ -67,7 +67,49 @@ int64_t encoded_bytes(const Format& f, int64_t rows, int64_t cols, Orientation o
   return total;
 }
 
+// Nodes under their new numbers; `image` has none for those that are not in the step.
+void renumber(Head& head, const std::vector<uint32_t>& image) {
+  const auto parts = [&](auto& norm) {
+    for (uint32_t& t : norm.totals) t = image[t];
+    for (auto& part : norm.parts)
+      for (uint32_t* node : nodes_of(part))
+        if (*node != kNoNode) *node = image[*node];
+  };
+  if (auto* norm = std::get_if<Norm>(&head)) parts(*norm);
+  if (auto* grad = std::get_if<NormGrad>(&head)) parts(*grad);
+}
+
 }  // namespace
+
+void Step::drop_unused_loads() {
+  const std::vector<uint32_t> nodes = order(*graph, roots());
+  std::vector<uint32_t> image(graph->size(), kNoNode);
+  std::vector<bool> used(loads.size(), false);
+  for (const uint32_t id : nodes) {
+    image[id] = id;
+    if ((*graph)[id].word == Word::load) used[(*graph)[id].slot] = true;
+  }
+  if (std::ranges::find(used, false) != used.end()) {
+    std::vector<Load> kept;
+    std::vector<uint32_t> slot(used.size(), 0);
+    for (size_t i = 0; i < used.size(); ++i) {
+      if (!used[i]) continue;
+      slot[i] = static_cast<uint32_t>(kept.size());
+      kept.push_back(loads[i]);
+    }
+    auto copy = std::make_shared<Graph>();
+    for (const uint32_t id : nodes) {
+      Node n = (*graph)[id];
+      if (n.word == Word::load) n.slot = slot[n.slot];
+      for (int i = 0; i < n.arity(); ++i) n.in[i] = image[n.in[i]];
+      image[id] = copy->intern(n).id();
+    }
+    for (Store& s : stores) s.value = image[s.value];
+    loads = std::move(kept);
+    graph = std::move(copy);
+  }
+  renumber(head, image);
+}
 
 std::span<const uint32_t> Step::totals() const {
   if (const Norm* n = norm()) return n->totals;
@@ -164,6 +206,7 @@ int64_t Step::bytes(int64_t given) const {
 std::string Step::key() const {
   std::string out = str(cols, precision == Precision::strict ? " strict" : " native");
   if (rows) out += str(" rows=", rows);
+  if (dtype != DType::f32) out += str(" chain=", info(dtype).name);
   if (gemm()) out += " " + text(*gemm());
   for (const Load& l : loads) out += " " + text(l);
   out += " |";

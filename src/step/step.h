@@ -153,6 +153,7 @@ struct Step {
   int64_t rows = 0;  // 0: the call gives them
   int64_t cols = 0;
   Precision precision = Precision::native;
+  DType dtype = DType::f32;  // of the chain: what a native value between two steps is kept in
 
   [[nodiscard]] bool is_map() const { return std::holds_alternative<Map>(head); }
   [[nodiscard]] const Gemm* gemm() const { return std::get_if<Gemm>(&head); }
@@ -163,6 +164,8 @@ struct Step {
   [[nodiscard]] std::span<const uint32_t> totals() const;
   // The stores' values, then the totals.
   [[nodiscard]] std::vector<uint32_t> roots() const;
+  // Of the body, in a call of `given` rows.
+  [[nodiscard]] int64_t body_rows(int64_t given) const { return rows ? rows : given; }
 
   // Strict where asked, and wherever a result is kept in fp32: native promises no less there.
   // An amax is a by-product and follows the others; alone it is as asked.
@@ -174,6 +177,9 @@ struct Step {
   [[nodiscard]] int64_t bytes(int64_t rows) const;
   // Two for each term of a product.
   [[nodiscard]] int64_t flops(int64_t rows) const;
+
+  // Takes out loads that no root reads.
+  void drop_unused_loads();
 
   // Equal keys mean equal kernels; rows are not part of it.
   [[nodiscard]] std::string key() const;

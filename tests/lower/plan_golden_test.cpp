@@ -14,17 +14,24 @@ namespace tenon::test {
 namespace {
 
 // TENON_UPDATE_GOLDEN=1 writes the files anew, to be read in the difference.
-const std::string kFolder = TENON_GOLDEN_DIR "/plans/";
+const std::string kFolder = TENON_GOLDEN_DIR "/plans";
 
-class Plans : public testing::TestWithParam<Golden> {};
+// The null device takes every step, so that its texts show what fuses; those of targets show which
+// makers the steps get. No text depends on the machine.
+constexpr const char* kTargets[] = {"", "avx512", "sm_90a", "sm_100a"};
 
-// On the null device, which takes every step: the text depends on no machine.
+class Plans : public testing::TestWithParam<std::tuple<Golden, const char*>> {};
+
 TEST_P(Plans, AreAsInTheGoldenFile) {
-  const Golden& g = GetParam();
-  const std::string actual = Plan::build(g.chain, request_of(g, Device::null)).describe(256);
-  const std::string path = kFolder + g.file + ".txt";
+  const auto& [g, target] = GetParam();
+  const bool none = std::string_view(target).empty();
+  PlanRequest request = request_of(g, none ? Device::null : Device::cpu);
+  request.target = target;
+  const std::string actual = Plan::build(g.chain, request).describe(256);
+  const std::string folder = kFolder + (none ? "/" : str("_", target, "/"));
+  const std::string path = folder + g.file + ".txt";
   if (std::getenv("TENON_UPDATE_GOLDEN")) {
-    std::filesystem::create_directories(kFolder);
+    std::filesystem::create_directories(folder);
     std::ofstream(path) << actual;
   }
   std::ifstream file(path);
@@ -34,7 +41,37 @@ TEST_P(Plans, AreAsInTheGoldenFile) {
   EXPECT_EQ(expected.str(), actual) << "if this is meant, TENON_UPDATE_GOLDEN=1 writes " << path;
 }
 
-INSTANTIATE_TEST_SUITE_P(Fusions, Plans, testing::ValuesIn(kGoldenPlans));
+INSTANTIATE_TEST_SUITE_P(Fusions, Plans,
+                         testing::Combine(testing::ValuesIn(kGoldenPlans),
+                                          testing::ValuesIn(kTargets)));
+
+// Memory between the two steps of a split is a buffer like any other.
+TEST(Targets, AreDescribedAndDoNotRun) {
+  PlanRequest r;
+  r.cols = 512;
+  r.dtype = DType::bf16;
+  r.backward = false;
+  r.target = "sm_100a";
+  const Plan p = Plan::build("linear(512,2048) bias gelu", r);
+  ASSERT_EQ(p.data().forward.size(), 2U) << p.describe(256);
+  const PlanStep& first = p.data().forward[0];
+  EXPECT_EQ(first.step.head_name(), "gemm");
+  EXPECT_EQ(p.data().forward[1].step.head_name(), "map");
+  ASSERT_EQ(first.writes.size(), 1U);
+  EXPECT_EQ(first.writes[0].operand.format.dtype, DType::bf16);
+  EXPECT_EQ(p.data().forward[1].reads.back(), first.writes[0].name);
+  const std::vector<void*> memory(p.buffers().size(), nullptr);
+  expect_error([&] { p.run(Pass::forward, 256, memory, nullptr); }, Code::invalid_argument,
+               {"sm_100a", "without a target"});
+  r.target = "sm_90a";
+  const std::string text = Plan::build("linear(512,2048) bias gelu", r).describe(256);
+  EXPECT_NE(text.find("or     cublaslt below "), std::string::npos) << text;
+  r.target = "sm_91";
+  expect_error([&] { Plan::build("gelu", r); }, Code::invalid_argument, {"sm_91", "sm_90a"});
+  r.target = "avx512";
+  r.options.device = Device::cuda;
+  expect_error([&] { Plan::build("gelu", r); }, Code::invalid_argument, {"avx512", "cuda"});
+}
 
 size_t passes(const std::vector<PlanStep>& steps) {
   return static_cast<size_t>(

@@ -2,6 +2,7 @@
 #include "backend/cpu/norm.h"
 
 #include "backend/cpu/executor.h"
+#include "backend/cpu/here.h"
 #include "backend/cpu/loops.h"
 #include "core/philox.h"
 #include "lazy/builder.h"
@@ -34,7 +35,7 @@ struct Args {
 };
 
 std::shared_ptr<const Kernel> executor(const Step& step) {
-  return std::get<std::shared_ptr<const Kernel>>(cpu::make_executor(step));
+  return std::get<std::shared_ptr<const Kernel>>(cpu::make_executor(step, cpu::here()));
 }
 
 // With exactly the workspace that the kernel asks for, between guard bytes.
@@ -287,7 +288,7 @@ void check_forward(NormKind kind, int64_t rows, int64_t cols, const Options& o) 
   Args a{.rows = rows};
   Args::put(a.in, {A::x, A::residual, A::gamma, A::beta},
             {x.view(), residual.view(), gamma.view(), beta.view()});
-  const auto chosen = kernel_for(step, Device::cpu).kernel;
+  const std::shared_ptr<const Kernel> chosen = kernel_for(step, Device::cpu).kernel;
   for (const int threads : {1, 2, 7})
     for (const auto& kernel : {chosen, executor(step)}) {
       const Threads scope(threads);
@@ -336,7 +337,7 @@ void check_backward(NormKind kind, int64_t rows, int64_t cols, const Options& o)
   Args a{.rows = rows};
   Args::put(a.in, {A::x, A::grad, A::added, A::gamma, A::mean_in, A::rstdev_in},
             {x.view(), grad.view(), added.view(), gamma.view(), mean.view(), rstdev.view()});
-  const auto chosen = kernel_for(step, Device::cpu).kernel;
+  const std::shared_ptr<const Kernel> chosen = kernel_for(step, Device::cpu).kernel;
   for (const int threads : {1, 2, 7})
     for (const auto& kernel : {chosen, executor(step)}) {
       const Threads scope(threads);
@@ -435,7 +436,8 @@ TEST(Norm, ResultsPastTheCacheHaveTheSameBits) {
     for (const bool backward : {false, true}) {
       const Step step = backward ? norm_backward_step(form) : norm_step(form);
       std::vector<std::vector<uint8_t>> results;
-      for (const auto& kernel : {kernel_for(step, Device::cpu).kernel, executor(step)}) {
+      const std::shared_ptr<const Kernel> chosen = kernel_for(step, Device::cpu).kernel;
+      for (const auto& kernel : {chosen, executor(step)}) {
         std::vector<uint8_t> memory(static_cast<size_t>(kRows * kCols * 4 + 64));
         const size_t skip = (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
         const Mat rstdev(DType::f32, kRows, 1), dgamma(d, 1, kCols);
@@ -684,7 +686,7 @@ TEST(Norm, VerificationSeesAWrongNumber) {
 
 TEST(Norm, FusedLoopsRefuseWithAReason) {
   const auto why = [](const Step& step) {
-    const Attempt attempt = cpu::make_norm(step);
+    const Attempt attempt = cpu::make_norm(step, cpu::here());
     const auto* refusal = std::get_if<Refusal>(&attempt);
     return refusal ? refusal->why : "";
   };

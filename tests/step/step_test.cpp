@@ -323,6 +323,91 @@ TEST(Step, AKernelIsMadeOnce) {
   EXPECT_NE(kernel_for(step, Device::cpu).kernel, kernel_for(step, Device::null).kernel);
 }
 
+TEST(Target, IsARowOfOneTable) {
+  const Target& h200 = named_target("sm_90a");
+  EXPECT_EQ(&h200, &named_target("sm_90a"));
+  EXPECT_EQ(h200.device, Device::cuda);
+  EXPECT_EQ(h200.sm, 90);
+  EXPECT_TRUE(h200.sm_features);
+  EXPECT_EQ(h200.processors, 132);
+  EXPECT_FALSE(named_target("sm_80").sm_features);
+  EXPECT_EQ(named_target("amx").isa, Isa::amx);
+  for (const Device d : {Device::cpu, Device::cuda, Device::null})
+    EXPECT_EQ(backend_for(d).here().device, d);
+  expect_error(
+      [] { named_target("sm_91"); }, Code::invalid_argument,
+      {"sm_91", "baseline", "avx2", "avx512", "amx", "sm_80", "sm_90a", "sm_100a", "sm_120a"});
+}
+
+TEST(Choice, ACallTakesTheFirstWayThatFits) {
+  StepBuilder build("twice", 64, Precision::native);
+  build.store({To::tile, 0, DType::bf16, {}}, build.load({From::tile, 0, DType::bf16, {}}) * 2.0F);
+  const Chosen chosen = kernel_for(build.finish(), named_target("sm_90a"));
+  EXPECT_EQ(chosen.maker, "vector map");
+  alignas(64) static std::array<std::byte, 4096> memory;
+  const auto maker = [&](size_t shift) {
+    const View v = matrix(memory.data() + shift, DType::bf16, 4, 64);
+    return chosen.kernel->way({.rows = 4, .in = {&v, 1}, .out = {&v, 1}, .parameters = {}}).maker;
+  };
+  EXPECT_EQ(maker(0), "vector map");
+  EXPECT_EQ(maker(2), "flat map");
+}
+
+Step product_step(Precision precision, DType dtype, int64_t cols) {
+  StepBuilder build("product", cols, precision);
+  const Expr p = build.load({.from = From::product});
+  build.store({To::tile, 0, DType::bf16, {}}, max(p, 0.0F));
+  Step step = build.finish();
+  const Format bf16{.dtype = DType::bf16};
+  step.head = Gemm{.a = {.arg = 0, .format = bf16},
+                   .b = {.arg = 2, .format = bf16, .transposed = true},
+                   .cols = cols,
+                   .inner = 256};
+  step.dtype = dtype;
+  return step;
+}
+
+// The value between two steps is the chain's in native.
+TEST(Choice, ASplitKeepsTheProductInTheChainsDtype) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Step step = product_step(Precision::native, dtype, 512);
+    const Chosen chosen = kernel_for(step, named_target("sm_100a"));
+    EXPECT_EQ(chosen.maker, "cublaslt");
+    ASSERT_EQ(chosen.kernel->ways().size(), 1U);
+    const Way& way = chosen.kernel->ways()[0];
+    ASSERT_TRUE(way.halves);
+    const Split& split = way.halves->split;
+    EXPECT_EQ(split.dtype, dtype);
+    EXPECT_EQ(split.stride, 512);
+    EXPECT_TRUE(split.first.gemm());
+    EXPECT_TRUE(split.second.is_map());
+    EXPECT_EQ(way.halves->first->ways()[0].maker, "cublaslt");
+    EXPECT_EQ(way.halves->second->ways()[0].maker, "vector map");
+    EXPECT_GE(chosen.kernel->workspace(100), static_cast<size_t>(100 * 512 * info(dtype).bytes));
+  }
+  // Strict fixes the order of a product's additions, which no library promises.
+  EXPECT_EQ(
+      kernel_for(product_step(Precision::strict, DType::bf16, 512), named_target("sm_100a")).maker,
+      "plain");
+}
+
+TEST(Choice, FewRowsGoToTheNextWay) {
+  const Step step = product_step(Precision::native, DType::bf16, 4096);
+  const Chosen chosen = kernel_for(step, named_target("sm_90a"));
+  EXPECT_EQ(chosen.maker, "gemm");
+  const auto* const memory = reinterpret_cast<std::byte*>(uintptr_t{1} << 20);  // is not read
+  const auto way = [&](int64_t rows) {
+    const std::vector<View> in{
+        matrix(memory, DType::bf16, rows, 256), {}, matrix(memory, DType::bf16, 4096, 256)};
+    const View out = matrix(memory, DType::bf16, rows, 4096);
+    return chosen.kernel->way({.rows = rows, .in = in, .out = {&out, 1}, .parameters = {}}).maker;
+  };
+  const int64_t least = chosen.kernel->ways()[0].least_rows;
+  EXPECT_GE(least, 128);
+  EXPECT_EQ(way(least), "gemm");
+  EXPECT_EQ(way(least - 1), "cublaslt");
+}
+
 TEST(Step, ARefusalOfAllMakersNamesOpDeviceAndReason) {
   StepBuilder build("my op", 8, Precision::native);
   Expr sum = build.load({From::tile, 0, DType::f32, {}});

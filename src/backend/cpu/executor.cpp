@@ -3,8 +3,9 @@
 
 #include "backend/cpu/finish.h"
 #include "backend/cpu/grid.h"
-#include "backend/cpu/item.h"
+#include "backend/cpu/isa.h"
 #include "backend/cpu/pool.h"
+#include "backend/cpu/tile_runner.h"
 
 namespace tenon::cpu {
 
@@ -12,8 +13,8 @@ namespace {
 
 class Executor final : public Kernel {
  public:
-  explicit Executor(const Step& step)
-      : step_(step), loops_(loops()), program_(compile(step, loops_)) {}
+  Executor(const Step& step, const Loops& table)
+      : step_(step), loops_(table), body_(interpreter(step, table)) {}
 
   [[nodiscard]] size_t workspace(int64_t rows) const override {
     return leftover_floats(step_, make_grid(step_, rows)) * sizeof(float);
@@ -23,7 +24,7 @@ class Executor final : public Kernel {
     const Grid g = make_grid(step_, args.rows);
     Leftovers left = no_leftovers(step_, g, static_cast<float*>(args.workspace));
     parallel_for(g.items(), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) Item(step_, program_, loops_, args, g, i, left).run();
+      for (int64_t i = begin; i < end; ++i) body_->run(args, g, i, left);
     });
     finish(step_, loops_, args, g, left);
   }
@@ -31,14 +32,14 @@ class Executor final : public Kernel {
  private:
   Step step_;
   const Loops& loops_;
-  Program program_;
+  std::unique_ptr<const TileRunner> body_;
 };
 
 }  // namespace
 
-Attempt make_executor(const Step& step) {
-  if (step.gemm()) return Refusal{"the executor runs bodies; a product needs the gemm maker"};
-  return std::make_shared<const Executor>(step);
+Attempt make_executor(const Step& step, const Target& target) {
+  if (step.gemm()) return Refusal{"the executor runs bodies; a product needs the gemm maker", true};
+  return std::make_shared<const Executor>(step, loops_for(target.isa));
 }
 
 }  // namespace tenon::cpu

@@ -5,6 +5,6 @@
 
 namespace tenon::cpu {
 
-Attempt make_executor(const Step& step);
+Attempt make_executor(const Step& step, const Target& target);
 
 }  // namespace tenon::cpu

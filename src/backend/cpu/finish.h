@@ -1,7 +1,9 @@
 // The results that are not tiles: what items leave behind, and what is done with it after them.
 #pragma once
 
-#include "backend/cpu/item.h"
+#include "backend/cpu/grid.h"
+#include "backend/cpu/leftovers.h"
+#include "step/backend.h"
 
 namespace tenon::cpu {
 

@@ -6,7 +6,9 @@
 
 #include "backend/cpu/finish.h"
 #include "backend/cpu/gemm_pack.h"
+#include "backend/cpu/isa.h"
 #include "backend/cpu/pool.h"
+#include "backend/cpu/tile_runner.h"
 #include "core/scratch.h"
 
 namespace tenon::cpu {
@@ -115,12 +117,11 @@ struct RowPanels {
 
 class Product {
  public:
-  Product(const Step& step, const GemmKernel& kernel, const Loops& loops, const Program& program,
+  Product(const Step& step, const GemmKernel& kernel, const Loops& loops, const TileRunner& body,
           const RunArgs& args, const Cut& cut)
       : step_(step),
         kernel_(kernel),
-        loops_(loops),
-        program_(program),
+        body_(body),
         args_(args),
         cut_(cut),
         a_(kernel, loops, step.gemm()->a, Packer::Side::a, args, cut.inner),
@@ -274,7 +275,7 @@ class Product {
       panel += range.n * cut_.words;
     }
     if (kernel_.end) kernel_.end();
-    Item(step_, program_, loops_, args_, g, block * g.chunks() + chunk + j, left, ranges).run();
+    body_.run(args_, g, block * g.chunks() + chunk + j, left, ranges);
   }
 
   // Few rows: b goes by once, a few panels at a time, and the whole product lies in memory.
@@ -304,7 +305,7 @@ class Product {
       for (int64_t i = begin; i < end; ++i) {
         ProductRange rows = whole;
         if (g.cols > 0) rows.data += i / g.chunks() * g.block_rows * whole.stride;
-        Item(step_, program_, loops_, args_, g, i, left, std::span(&rows, 1)).run();
+        body_.run(args_, g, i, left, std::span(&rows, 1));
       }
     });
   }
@@ -336,8 +337,7 @@ class Product {
 
   const Step& step_;
   const GemmKernel& kernel_;
-  const Loops& loops_;
-  const Program& program_;
+  const TileRunner& body_;
   const RunArgs& args_;
   const Cut& cut_;
   Packer a_, b_;
@@ -346,12 +346,12 @@ class Product {
 
 class GemmStep final : public Kernel {
  public:
-  GemmStep(const Step& step, const GemmKernel& kernel, int64_t group_floats)
+  GemmStep(const Step& step, const GemmKernel& kernel, int64_t group_floats, const Loops& table)
       : step_(step),
         kernel_(kernel),
         group_floats_(group_floats),
-        loops_(loops()),
-        program_(compile(step, loops_)) {}
+        loops_(table),
+        body_(interpreter(step, table)) {}
 
   [[nodiscard]] size_t workspace(int64_t rows) const override {
     return static_cast<size_t>(Cut(step_, kernel_, group_floats_, rows).total()) * sizeof(float);
@@ -362,7 +362,7 @@ class GemmStep final : public Kernel {
     RunArgs args = given;
     args.rows = cut.rows;  // the body's
     Leftovers left = no_leftovers(step_, cut.grid, static_cast<float*>(args.workspace));
-    Product(step_, kernel_, loops_, program_, args, cut).run(left);
+    Product(step_, kernel_, loops_, *body_, args, cut).run(left);
     finish(step_, loops_, args, cut.grid, left);
   }
 
@@ -371,22 +371,22 @@ class GemmStep final : public Kernel {
   const GemmKernel& kernel_;
   int64_t group_floats_;
   const Loops& loops_;
-  Program program_;
+  std::unique_ptr<const TileRunner> body_;
 };
 
 }  // namespace
 
-Attempt make_gemm(const Step& step) {
-  if (!step.gemm()) return Refusal{"the step has no product"};
+Attempt make_gemm(const Step& step, const Target& target) {
+  if (!step.gemm()) return Refusal{"the step has no product", true};
   const bool narrow = step.precision == Precision::native && exact_in_bf16(step.gemm()->a.format) &&
                       exact_in_bf16(step.gemm()->b.format);
-  const GemmKernel* bf16 = narrow ? gemm_bf16() : nullptr;
-  return gemm_with(step, bf16 ? *bf16 : gemm_fp32());
+  const GemmKernel* bf16 = narrow ? gemm_bf16(target.isa) : nullptr;
+  return gemm_with(step, bf16 ? *bf16 : gemm_fp32(target.isa), kGroupFloats, loops_for(target.isa));
 }
 
 std::shared_ptr<const Kernel> gemm_with(const Step& step, const GemmKernel& kernel,
-                                        int64_t group_floats) {
-  return std::make_shared<const GemmStep>(step, kernel, group_floats);
+                                        int64_t group_floats, const Loops& table) {
+  return std::make_shared<const GemmStep>(step, kernel, group_floats, table);
 }
 
 }  // namespace tenon::cpu

@@ -1,7 +1,6 @@
 // Which kernels of products this processor runs.
 #include "backend/cpu/gemm_kernels.h"
 
-#include <cstdlib>
 #include <vector>
 
 #include "backend/cpu/loops.h"
@@ -55,18 +54,6 @@ std::vector<const GemmKernel*> supported() {
 std::span<const GemmKernel* const> gemm_kernels() {
   static const auto& list = *new std::vector<const GemmKernel*>(supported());
   return list;
-}
-
-const GemmKernel& gemm_fp32() {
-  const GemmKernel* best = nullptr;
-  for (const GemmKernel* k : gemm_kernels())
-    if (!k->pairs) best = k;
-  return *best;
-}
-
-const GemmKernel* gemm_bf16() {
-  const GemmKernel* last = gemm_kernels().back();
-  return last->pairs && !std::getenv("TENON_ISA") ? last : nullptr;
 }
 
 }  // namespace tenon::cpu

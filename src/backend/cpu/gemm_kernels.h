@@ -41,10 +41,6 @@ struct GemmKernel {
 // order to their sum: the same on every instruction set, whatever the tiles.
 inline constexpr int64_t kInnerBlock = 256;
 
-// What the table of loops has beside it; the same bits from each.
-const GemmKernel& gemm_fp32();
-// The unit for bf16 numbers, if this processor has one and TENON_ISA does not ask for less.
-const GemmKernel* gemm_bf16();
 // All that this processor runs.
 std::span<const GemmKernel* const> gemm_kernels();
 

@@ -7,7 +7,8 @@
 #include <optional>
 
 #include "backend/cpu/grid.h"
-#include "backend/cpu/item.h"
+#include "backend/cpu/interpreter.h"
+#include "backend/cpu/isa.h"
 #include "backend/cpu/pool.h"
 
 namespace tenon::cpu {
@@ -370,8 +371,10 @@ class NormKernel final : public Kernel {
 
 }  // namespace
 
-Attempt make_norm(const Step& step) {
-  if (step.totals().empty()) return Refusal{"not a norm: the step has no row totals"};
+Attempt make_norm(const Step& step, const Target& target) {
+  if (!step.norm() && !step.norm_grad()) return Refusal{"the step is no norm", true};
+  if (step.totals().empty())
+    return Refusal{"sums over rows without row totals need no fused loops"};
   if (step.cols < kLeastCols)
     return Refusal{"rows of fewer than 128 columns go better several to a tile"};
   if (!step.encoders.empty()) return Refusal{"quantised results need whole blocks of rows"};
@@ -387,7 +390,7 @@ Attempt make_norm(const Step& step) {
     if (s.to == Store::To::tile &&
         (s.dtype != dtype || !s.columns.contiguous() || s.columns.offset != 0))
       return Refusal{"results have another dtype or layout than the inputs"};
-  const Loops& table = loops();
+  const Loops& table = loops_for(target.isa);
   const NormLoops* const norms = dtype == DType::f32    ? table.norms.f32
                                  : dtype == DType::bf16 ? table.norms.bf16
                                                         : nullptr;

@@ -5,6 +5,6 @@
 
 namespace tenon::cpu {
 
-Attempt make_norm(const Step& step);
+Attempt make_norm(const Step& step, const Target& target);
 
 }  // namespace tenon::cpu

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "backend/cuda/eight.h"
-#include "backend/cuda/plain.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
@@ -254,13 +253,13 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   return list;
 }
 
-Attempt make_block(const Step& step) {
-  if (std::string why = BlockProgram::refusal(step); !why.empty()) return Refusal{std::move(why)};
-  const Attempt other = make_plain(step);
-  if (std::holds_alternative<Refusal>(other)) return other;
-  return kernel_of(step.name, std::make_unique<BlockProgram>(step, true),
-                   kernel_of(step.name, std::make_unique<BlockProgram>(step, false),
-                             std::get<std::shared_ptr<const Kernel>>(other)));
+Attempt make_block(const Step& step, const Target& /*target*/) {
+  if (std::string why = BlockProgram::refusal(step); !why.empty())
+    return Refusal{std::move(why), !step.is_map()};
+  Programs both;  // for whole tiles, and for every size
+  for (const bool whole : {true, false})
+    both.push_back(std::make_unique<BlockProgram>(step, whole));
+  return kernel_of(step.name, std::move(both));
 }
 
 }  // namespace tenon::cuda

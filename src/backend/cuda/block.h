@@ -34,6 +34,6 @@ class BlockProgram final : public Program {
   unsigned parked_ = 0;  // bytes of values that wait
 };
 
-Attempt make_block(const Step& step);
+Attempt make_block(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

@@ -1,4 +1,4 @@
-// Rows to columns, one heuristic a shape, and what runs where cuBLASLt has nothing.
+// Rows to columns, and one heuristic a shape.
 #include "backend/cuda/cublaslt.h"
 
 #include <algorithm>
@@ -8,9 +8,8 @@
 #include <mutex>
 
 #include "backend/cuda/body.h"
-#include "backend/cuda/makers.h"
-#include "backend/cuda/plain.h"
 #include "core/lock.h"
+#include "step/split.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
@@ -27,7 +26,6 @@ constexpr int kMaxWorkspace = 1, kReductionMask = 3, kAlignmentA = 5;  // then b
 constexpr uint32_t kReduceInComputeType = 2;  // others round partial sums to the result's type
 
 constexpr uintptr_t kBiasAlignment = 16;  // its epilogues read whole vectors
-constexpr int64_t kProductColumns = 8;    // so that the vector map reads the product
 constexpr size_t kMostChoices = 4096;
 
 int type_of(DType d) { return d == DType::f32 ? kReal32F : d == DType::f16 ? kReal16F : kReal16BF; }
@@ -176,106 +174,53 @@ std::byte* aligned(void* p) {
 
 class LtKernel final : public Kernel {
  public:
-  LtKernel(const Lt& lt, LtForm form, std::shared_ptr<const Kernel> rest,
-           std::shared_ptr<const Kernel> other)
-      : lt_(lt), form_(std::move(form)), rest_(std::move(rest)), other_(std::move(other)) {}
+  explicit LtKernel(const Step& step) : form_(step) {}
 
-  // For every way that a call may go.
-  [[nodiscard]] size_t workspace(int64_t rows) const override {
-    return std::max(kLtAlignment + around(rows) + kLtWorkspace, other_->workspace(rows));
+  // A sum of nothing is no product. Without a device there is nobody to say what it has kernels
+  // for.
+  [[nodiscard]] bool fits(const RunArgs& call) const override {
+    const std::optional<LtProduct> product = form_.whole(call);
+    if (!product || form_.inner(call.rows) == 0) return false;
+    if (is_empty(*product) || why_no_gpu()) return true;
+    const CurrentContext context;
+    const Lt& lt = cublaslt().lt;
+    return choose(lt, handle_in(lt, context.id()), context.id(), *product).found;
+  }
+  [[nodiscard]] bool fits_all() const override { return false; }
+
+  [[nodiscard]] size_t workspace(int64_t /*rows*/) const override {
+    return kLtAlignment + kLtWorkspace;
   }
 
   void prepare() const override {
     const CurrentContext context;
-    handle_in(lt_, context.id());
-    if (!form_.is_whole()) rest_->prepare();
+    handle_in(cublaslt().lt, context.id());
   }
 
-  void prepare_for(const RunArgs& call) const override {
-    const CurrentContext context;
-    const LtHandle handle = handle_in(lt_, context.id());
-    const auto found = [&](const LtProduct& p) {
-      return is_empty(p) || choose(lt_, handle, context.id(), p).found;
-    };
-    const bool sums = form_.inner(call.rows) > 0;
-    if (const auto product = form_.whole(call); sums && product && found(*product)) return;
-    if (!sums || !found(form_.product(call, nullptr))) return other_->prepare_for(call);
-    std::vector<View> in;
-    rest_->prepare_for(form_.rest_args(call, nullptr, in));
-  }
-
-  [[nodiscard]] std::vector<std::string> texts() const override {
-    std::vector<std::string> all = rest_->texts();
-    for (std::string& text : other_->texts()) all.push_back(std::move(text));
-    return all;
-  }
-
-  [[nodiscard]] std::vector<std::string> texts_for(const RunArgs& call) const override {
-    if (form_.whole(call)) return {};
-    std::vector<View> in;
-    return rest_->texts_for(form_.rest_args(call, nullptr, in));
-  }
-
-  // A sum of nothing is no product.
   void run(const RunArgs& args) const override {
+    const LtProduct product = *form_.whole(args);
+    if (is_empty(product)) return;
     const CurrentContext context;
-    const LtHandle handle = handle_in(lt_, context.id());
-    const bool sums = form_.inner(args.rows) > 0;
-    if (sums && (run_whole(args, context, handle) || run_parts(args, context, handle))) return;
-    other_->run(args);
+    const Lt& lt = cublaslt().lt;
+    const LtHandle handle = handle_in(lt, context.id());
+    const LtChoice choice = choose(lt, handle, context.id(), product);
+    const auto stream = static_cast<Stream>(args.stream);
+    const StreamMemory own(args.workspace ? 0 : choice.workspace, stream);
+    void* const memory = args.workspace ? aligned(args.workspace) : own.data();
+    if (!choice.found || !multiply(lt, handle, choice, product, memory, stream))
+      fail(Code::runtime, "cublaslt: it has no kernel for a product that it had one for; ",
+           "TENON_CUBLASLT=none does without cuBLASLt");
   }
 
  private:
   static bool is_empty(const LtProduct& p) { return p.d.rows == 0 || p.d.cols == 0; }
 
-  // The product and the workspace of what follows.
-  [[nodiscard]] size_t around(int64_t rows) const {
-    return aligned(form_.product_bytes(rows)) + aligned(rest_->workspace(form_.rows(rows)));
-  }
-
-  // Both say whether they did the call.
-  [[nodiscard]] bool run_whole(const RunArgs& args, const CurrentContext& context,
-                               LtHandle handle) const {
-    const std::optional<LtProduct> product = form_.whole(args);
-    if (!product || is_empty(*product)) return product.has_value();
-    const LtChoice choice = choose(lt_, handle, context.id(), *product);
-    if (!choice.found) return false;
-    const auto stream = static_cast<Stream>(args.stream);
-    const StreamMemory own(args.workspace ? 0 : choice.workspace, stream);
-    void* const memory = args.workspace ? aligned(args.workspace) : own.data();
-    return multiply(lt_, handle, choice, *product, memory, stream);
-  }
-
-  [[nodiscard]] bool run_parts(const RunArgs& args, const CurrentContext& context,
-                               LtHandle handle) const {
-    const bool empty = is_empty(form_.product(args, nullptr));
-    LtChoice choice;
-    if (!empty) choice = choose(lt_, handle, context.id(), form_.product(args, nullptr));
-    if (!empty && !choice.found) return false;
-    const auto stream = static_cast<Stream>(args.stream);
-    const size_t needed = kLtAlignment + around(args.rows) + choice.workspace;
-    const StreamMemory own(args.workspace ? 0 : needed, stream);
-    std::byte* const memory = aligned(args.workspace ? args.workspace : own.data());
-    if (!empty && !multiply(lt_, handle, choice, form_.product(args, memory),
-                            memory + around(args.rows), stream))
-      return false;
-    std::vector<View> in;
-    RunArgs after = form_.rest_args(args, memory, in);
-    after.workspace = memory + aligned(form_.product_bytes(args.rows));
-    rest_->run(after);
-    return true;
-  }
-
-  const Lt& lt_;
   LtForm form_;
-  std::shared_ptr<const Kernel> rest_, other_;
 };
 
-Attempt make_rest(const LtForm& form) {
-  Attempt rest = Refusal{};
-  for (const Maker& maker : backend().makers)
-    if (std::holds_alternative<Refusal>(rest)) rest = maker.make(form.rest());
-  return rest;
+// What it writes: the type of the operands, or fp32.
+bool writes(const Step& step, DType dtype) {
+  return dtype == DType::f32 || dtype == step.gemm()->a.format.dtype;
 }
 
 }  // namespace
@@ -377,19 +322,7 @@ std::string LtForm::refusal(const Step& step) {
   return "";
 }
 
-LtForm::LtForm(const Step& step) : step_(step), rest_(step) {
-  rest_.head = Map{};
-  rest_.rows = 0;
-  const auto behind = [this](uint32_t arg) { product_arg_ = std::max(product_arg_, arg + 1); };
-  behind(gemm().a.arg);
-  behind(gemm().b.arg);
-  for (const Load& l : step_.loads) behind(l.arg);
-  for (const Encoder& e : step_.encoders) behind(e.scale);
-  for (Load& l : rest_.loads)
-    if (l.from == Load::From::product)
-      l = {.from = Load::From::tile, .arg = product_arg_, .columns = l.columns};
-  whole_ = find_whole();
-}
+LtForm::LtForm(const Step& step) : step_(step) { whole_ = find_whole(); }
 
 std::optional<LtForm::Whole> LtForm::find_whole() const {
   if (step_.stores.size() != 1 || step_.cols != gemm().cols) return std::nullopt;
@@ -447,45 +380,36 @@ std::optional<LtProduct> LtForm::whole(const RunArgs& args) const {
   return p;
 }
 
-size_t LtForm::product_bytes(int64_t given) const {
-  return static_cast<size_t>(rows(given) * rup(gemm().cols, kProductColumns)) * sizeof(float);
+bool multiplies(const Step& step, const Target& target) {
+  return target.cublaslt > 0 && LtForm::refusal(step).empty();
 }
 
-LtProduct LtForm::product(const RunArgs& args, void* to) const {
-  LtProduct p = operands(args);
-  p.d = {to, DType::f32, gemm().cols, rows(args.rows), rup(gemm().cols, kProductColumns)};
-  return p;
+namespace {
+
+// Why it does not even multiply, or nothing if it does.
+std::optional<Refusal> refused(const Step& step, const Target& target) {
+  if (std::string why = LtForm::refusal(step); !why.empty())
+    return Refusal{std::move(why), !step.gemm()};
+  if (target.cublaslt == 0)
+    return Refusal{str("there is no cuBLASLt on ", target.name,
+                       "; install nvidia-cublas (for CUDA 12 nvidia-cublas-cu12) or set "
+                       "TENON_CUBLASLT to the file libcublasLt.so.*")};
+  return std::nullopt;
 }
 
-RunArgs LtForm::rest_args(const RunArgs& args, void* product, std::vector<View>& in) const {
-  in.assign(args.in.begin(), args.in.end());
-  in.resize(std::max<size_t>(in.size(), product_arg_ + 1));
-  in[product_arg_] =
-      matrix(product, DType::f32, rows(args.rows), gemm().cols, rup(gemm().cols, kProductColumns));
-  RunArgs after = args;
-  after.rows = rows(args.rows);
-  after.in = in;
-  return after;
+}  // namespace
+
+Attempt make_cublaslt(const Step& step, const Target& target) {
+  if (auto refusal = refused(step, target)) return *std::move(refusal);
+  if (!LtForm(step).is_whole())
+    return Refusal{"its products add a bias or a tensor in f32 and do nothing else"};
+  return std::make_shared<const LtKernel>(step);
 }
 
-std::vector<std::string> texts_behind_product(const Step& step) {
-  if (!LtForm::refusal(step).empty()) return {};
-  const Attempt rest = make_rest(LtForm(step));
-  const auto* kernel = std::get_if<std::shared_ptr<const Kernel>>(&rest);
-  return kernel ? (*kernel)->texts() : std::vector<std::string>{};
-}
-
-Attempt make_cublaslt(const Step& step) {
-  if (std::string why = LtForm::refusal(step); !why.empty()) return Refusal{std::move(why)};
-  const LoadedLt& loaded = cublaslt();
-  if (!loaded.why.empty()) return Refusal{loaded.why};
-  LtForm form(step);
-  const Attempt rest = make_rest(form), other = make_plain(step);
-  for (const Attempt* a : {&rest, &other})
-    if (std::holds_alternative<Refusal>(*a)) return *a;
-  return std::make_shared<const LtKernel>(loaded.lt, std::move(form),
-                                          std::get<std::shared_ptr<const Kernel>>(rest),
-                                          std::get<std::shared_ptr<const Kernel>>(other));
+Attempt make_cublaslt_split(const Step& step, const Target& target) {
+  if (auto refusal = refused(step, target)) return *std::move(refusal);
+  if (LtForm(step).is_product()) return Refusal{"the step is a product already"};
+  return split_after_product(step, writes);
 }
 
 }  // namespace tenon::cuda

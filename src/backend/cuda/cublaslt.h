@@ -95,26 +95,21 @@ LtChoice choose(const Lt& lt, LtHandle handle, uint64_t context, const LtProduct
 bool multiply(const Lt& lt, LtHandle handle, const LtChoice& choice, const LtProduct& product,
               void* workspace, Stream stream);
 
-// A step as a product, and a step of its own for what follows.
+// A step as a product.
 class LtForm {
  public:
   static std::string refusal(const Step& step);
   explicit LtForm(const Step& step);
 
-  [[nodiscard]] int64_t rows(int64_t given) const { return step_.rows ? step_.rows : given; }
+  [[nodiscard]] int64_t rows(int64_t given) const { return step_.body_rows(given); }
   [[nodiscard]] int64_t inner(int64_t given) const { return gemm().inner ? gemm().inner : given; }
 
   // The whole step in one product, where the body adds no more than cuBLASLt does by itself.
   [[nodiscard]] bool is_whole() const { return whole_.has_value(); }
+  // And nothing is added.
+  [[nodiscard]] bool is_product() const { return whole_ && !whole_->bias && !whole_->held; }
   // Nothing where it is not, or where an address does not suit.
   [[nodiscard]] std::optional<LtProduct> whole(const RunArgs& args) const;
-
-  // Else the product in fp32, rows x gemm.cols at `to`, and the body as a map that reads it.
-  [[nodiscard]] size_t product_bytes(int64_t given) const;
-  [[nodiscard]] LtProduct product(const RunArgs& args, void* to) const;
-  [[nodiscard]] const Step& rest() const { return rest_; }
-  // `in` holds the views that the result refers to.
-  [[nodiscard]] RunArgs rest_args(const RunArgs& args, void* product, std::vector<View>& in) const;
 
  private:
   // What is added to the product: one of them, or nothing.
@@ -125,14 +120,16 @@ class LtForm {
   [[nodiscard]] std::optional<Whole> find_whole() const;
   [[nodiscard]] LtProduct operands(const RunArgs& args) const;
 
-  Step step_, rest_;
-  uint32_t product_arg_ = 0;  // the input of rest_ that is the product
+  Step step_;
   std::optional<Whole> whole_;
 };
 
-Attempt make_cublaslt(const Step& step);
+// Whether cuBLASLt does the product of a step on a target.
+bool multiplies(const Step& step, const Target& target);
 
-// What is compiled for the body of a product where there is cuBLASLt, be it here or not.
-std::vector<std::string> texts_behind_product(const Step& step);
+// Steps that it does whole.
+Attempt make_cublaslt(const Step& step, const Target& target);
+// Its product, then the body as a map.
+Attempt make_cublaslt_split(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace tenon::cuda {
 
@@ -150,10 +151,14 @@ class CurrentContext {
 class StreamMemory {
  public:
   StreamMemory(size_t bytes, Stream stream);
+  // Memory that was released before.
+  StreamMemory(void* taken, Stream stream) : stream_(stream), data_(taken) {}
   ~StreamMemory();
   StreamMemory(const StreamMemory&) = delete;
   StreamMemory& operator=(const StreamMemory&) = delete;
   [[nodiscard]] void* data() const { return data_; }
+  // It is not given back.
+  [[nodiscard]] void* release() { return std::exchange(data_, nullptr); }
 
  private:
   Stream stream_;

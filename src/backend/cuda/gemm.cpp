@@ -123,6 +123,8 @@ LoadText load_text(const Step& step) {
   return t;
 }
 
+constexpr int kTensorMaps = 12000;  // the first driver that encodes them
+
 std::string body_refusal(const Step& step) {
   for (const Load& l : step.loads)
     if (l.from == Load::From::block || l.from == Load::From::total || l.transposed)
@@ -263,23 +265,22 @@ bool GemmProgram::suits(const RunArgs& args) const {
   return cdiv(body.rows, kTileRows) * cdiv(step_.cols, kNarrow / 2) <= kMost;
 }
 
-bool GemmProgram::fits(const RunArgs& args) const {
-  if (!suits(args)) return false;
-  // Where rows or tiles are few, cuBLASLt divides the work better; where products are long, a map
-  // after its best tile costs less than the rounds of ours.
-  constexpr int64_t kFewRows = 128, kLong = 8192;
-  const int64_t rows = of_body(args).rows;
-  const int64_t part = kNarrow / static_cast<int64_t>(products_of(step_).size());
-  const int64_t tiles = cdiv(rows, kTileRows) * cdiv(step_.cols, part);
-  if (library_ && (rows < kFewRows || 2 * tiles < multiprocessors_ || inner(args) > kLong))
-    return false;
-  // Measured: a wide tile, which reads its operands less often, is 4.5 % faster.
-  return width_ == kNarrow || 1000 * cost(rows, kWide) <= 1045 * cost(rows, kNarrow);
+// Where rows or tiles are few, cuBLASLt divides the work better.
+int64_t GemmProgram::least_rows(const Step& step, int64_t multiprocessors) {
+  constexpr int64_t kFewRows = 128;
+  const int64_t part = kNarrow / static_cast<int64_t>(products_of(step).size());
+  const int64_t down = cdiv(multiprocessors, 2 * cdiv(step.cols, part));  // tiles, at least
+  return std::max(kFewRows, (down - 1) * kTileRows + 1);
 }
 
-bool GemmProgram::runs_here() const {
-  const CurrentContext context;
-  return attribute(Attribute::major, context.device()) == 9;
+bool GemmProgram::fits(const RunArgs& args) const {
+  if (!suits(args)) return false;
+  // Where products are long, a map after cuBLASLt's best tile costs less than the rounds of ours.
+  constexpr int64_t kLong = 8192;
+  const int64_t rows = of_body(args).rows;
+  if (library_ && (inner(args) > kLong || rows < least_rows(step_, multiprocessors_))) return false;
+  // Measured: a wide tile, which reads its operands less often, is 4.5 % faster.
+  return width_ == kNarrow || 1000 * cost(rows, kWide) <= 1045 * cost(rows, kNarrow);
 }
 
 std::vector<TensorBox> GemmProgram::boxes(const RunArgs& args) const {
@@ -392,20 +393,16 @@ std::vector<Launch> GemmProgram::launches(const RunArgs& args) const {
   return list;
 }
 
-Attempt make_gemm(const Step& step) {
+Attempt make_gemm(const Step& step, const Target& target) {
+  if (!step.gemm()) return Refusal{GemmProgram::refusal(step, GemmProgram::kNarrow), true};
   const std::string wide = GemmProgram::refusal(step, GemmProgram::kWide);
   const std::string narrow = GemmProgram::refusal(step, GemmProgram::kNarrow);
   if (!narrow.empty()) return Refusal{narrow};
-  if (const auto why = why_no_gpu()) return Refusal{str("the gemm is for sm_90a; ", *why)};
-  const CurrentContext context;
-  const DeviceInfo device = device_info(context.device());
-  if (device.major != 9)
-    return Refusal{str("the gemm is for sm_90a, and the device is ", device.arch())};
-  if (!driver().tensor_map_encode)
+  if (target.sm != 90 || !target.sm_features)
+    return Refusal{str("the gemm is for sm_90a, and the target is ", target.name)};
+  if (target.driver < kTensorMaps)
     return Refusal{"the driver has no cuTensorMapEncodeTiled; install one for CUDA 12 or newer"};
-  const int64_t multiprocessors = attribute(Attribute::multiprocessors, context.device());
-  Attempt other = make_cublaslt(step);
-  const bool library = std::holds_alternative<std::shared_ptr<const Kernel>>(other);
+  const bool library = multiplies(step, target);
   // Measured on an H200: what cuBLASLt is as fast or faster at. Of its products alone ours is the
   // faster one only where rows of both operands are contiguous and the wide tile is best.
   const bool whole = library && LtForm(step).is_whole();
@@ -413,16 +410,15 @@ Attempt make_gemm(const Step& step) {
     return Refusal{"cuBLASLt does the whole step in one product"};
   if (library && draws(step))
     return Refusal{"a body that draws random numbers is faster as a map after cuBLASLt's product"};
-  if (!library) other = make_plain(step);
-  if (std::holds_alternative<Refusal>(other)) return other;
-  auto made = std::get<std::shared_ptr<const Kernel>>(other);
-  for (const int64_t width : {GemmProgram::kNarrow, GemmProgram::kWide}) {
+  Programs programs;
+  for (const int64_t width : {GemmProgram::kWide, GemmProgram::kNarrow}) {
     if (width == GemmProgram::kWide ? !wide.empty() : whole) continue;
-    made =
-        kernel_of(step.name, std::make_unique<GemmProgram>(step, width, multiprocessors, library),
-                  std::move(made));
+    programs.push_back(std::make_unique<GemmProgram>(step, width, target.processors, library));
   }
-  return made;
+  // Fixed rows are no rows of a call.
+  const bool counts = library && !step.rows;
+  return kernel_of(step.name, std::move(programs),
+                   counts ? GemmProgram::least_rows(step, target.processors) : 0);
 }
 
 }  // namespace tenon::cuda

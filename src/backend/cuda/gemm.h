@@ -32,12 +32,14 @@ class GemmProgram final : public Program {
   // For a device with so many multiprocessors; `library` if cuBLASLt does what does not fit.
   GemmProgram(const Step& step, int64_t width, int64_t multiprocessors, bool library = true);
 
+  // From how many rows of a call on it is faster than cuBLASLt's product.
+  [[nodiscard]] static int64_t least_rows(const Step& step, int64_t multiprocessors);
+
   // Whether its results would be right: sizes, and addresses that copies of tensors and vectors of
   // the body need.
   [[nodiscard]] bool suits(const RunArgs& args) const;
   // And whether it is the fastest.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
-  [[nodiscard]] bool runs_here() const override;
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
 
   // a, b, and b of the second half of a gated body.
@@ -56,7 +58,6 @@ class GemmProgram final : public Program {
   bool library_;
 };
 
-// Calls that do not fit go to cuBLASLt, or to the plain kernels where there is none.
-Attempt make_gemm(const Step& step);
+Attempt make_gemm(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

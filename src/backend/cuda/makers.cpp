@@ -6,6 +6,7 @@
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/gemm.h"
+#include "backend/cuda/here.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/map.h"
 #include "backend/cuda/nvrtc.h"
@@ -35,16 +36,27 @@ void draw(uint64_t* state, uint64_t* drawn, uint64_t count, void* stream) {
         "drawing random numbers");
 }
 
+void* take(size_t bytes, void* stream) {
+  const CurrentContext context;
+  return StreamMemory(bytes, static_cast<Stream>(stream)).release();
+}
+void give(void* memory, void* stream) {
+  const CurrentContext context;
+  const StreamMemory taken(memory, static_cast<Stream>(stream));
+}
+
 }  // namespace
 
 std::string draw_text() { return kDraw; }
 
 const Backend& backend() {
-  static constexpr Maker kMakers[] = {{"vector map", make_vector}, {"tiled map", make_tile},
-                                      {"block map", make_block},   {"row map", make_row},
-                                      {"flat map", make_map},      {"gemm", make_gemm},
-                                      {"cublaslt", make_cublaslt}, {"plain", make_plain}};
-  static constexpr Backend kBackend{"cuda", Device::cuda, kMakers, draw};
+  static constexpr Maker kMakers[] = {
+      {"vector map", make_vector}, {"tiled map", make_tile},
+      {"block map", make_block},   {"row map", make_row},
+      {"flat map", make_map},      {"gemm", make_gemm},
+      {"cublaslt", make_cublaslt}, {"cublaslt", make_cublaslt_split},
+      {"plain", make_plain}};
+  static constexpr Backend kBackend{"cuda", Device::cuda, kMakers, here, take, give, draw};
   return kBackend;
 }
 

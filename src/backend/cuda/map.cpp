@@ -53,9 +53,9 @@ std::string refusal(const Step& step) {
   return "";
 }
 
-class Map final : public Kernel {
+class FlatMap final : public Kernel {
  public:
-  explicit Map(const Step& step)
+  explicit FlatMap(const Step& step)
       : loads_(step.loads),
         stores_(step.stores),
         cols_(step.cols),
@@ -110,9 +110,9 @@ std::string map_source(const Step& step) {
              "{\n  tenon_map<Body>(arguments);\n}\n");
 }
 
-Attempt make_map(const Step& step) {
-  if (std::string why = refusal(step); !why.empty()) return Refusal{std::move(why)};
-  return std::make_shared<const Map>(step);
+Attempt make_map(const Step& step, const Target& /*target*/) {
+  if (std::string why = refusal(step); !why.empty()) return Refusal{std::move(why), !step.is_map()};
+  return std::make_shared<const FlatMap>(step);
 }
 
 }  // namespace tenon::cuda

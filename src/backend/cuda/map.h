@@ -11,6 +11,6 @@ namespace tenon::cuda {
 std::string map_source(const Step& step);
 inline constexpr const char* kMapKernel = "tenon_map_kernel";
 
-Attempt make_map(const Step& step);
+Attempt make_map(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

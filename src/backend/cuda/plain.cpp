@@ -326,7 +326,7 @@ std::vector<Launch> PlainProgram::launches(const RunArgs& args) const {
   return std::move(w.all);
 }
 
-Attempt make_plain(const Step& step) {
+Attempt make_plain(const Step& step, const Target& /*target*/) {
   const size_t bytes = sizeof(PlainHead) +
                        (step.loads.size() + step.stores.size() + 1) * sizeof(Access) +
                        (step.encoders.size() * kEncoderPlaces + 4) * sizeof(Place);

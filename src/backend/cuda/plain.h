@@ -9,6 +9,7 @@ class PlainProgram final : public Program {
  public:
   explicit PlainProgram(const Step& step);
 
+  [[nodiscard]] bool fits_all() const override { return true; }
   [[nodiscard]] size_t workspace(int64_t rows) const override;
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
 
@@ -17,6 +18,6 @@ class PlainProgram final : public Program {
   Step step_;
 };
 
-Attempt make_plain(const Step& step);
+Attempt make_plain(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

@@ -33,8 +33,7 @@ class Program {
   [[nodiscard]] const std::vector<std::string>& entries() const { return entries_; }
   // Whether it does a call: sizes and addresses may not suit it.
   [[nodiscard]] virtual bool fits(const RunArgs& /*args*/) const { return true; }
-  // Whether the current device has what its text needs; asked before a launch.
-  [[nodiscard]] virtual bool runs_here() const { return true; }
+  [[nodiscard]] virtual bool fits_all() const { return false; }
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
   // In order; `args.workspace` holds at least workspace(args.rows) bytes.
   [[nodiscard]] virtual std::vector<Launch> launches(const RunArgs& args) const = 0;
@@ -51,9 +50,11 @@ class Program {
   std::vector<std::string> entries_;
 };
 
-// Calls that do not fit go to `other`, which may be null where all fit. A call that lends no
-// workspace takes it in the order of its stream.
-std::shared_ptr<const Kernel> kernel_of(const std::string& name, std::unique_ptr<Program> program,
-                                        std::shared_ptr<const Kernel> other = nullptr);
+// A call runs the first of the programs that fits it. One that lends no workspace takes it in the
+// order of its stream.
+using Programs = std::vector<std::unique_ptr<Program>>;
+std::shared_ptr<const Kernel> kernel_of(const std::string& name, Programs programs,
+                                        int64_t least_rows = 0);
+std::shared_ptr<const Kernel> kernel_of(const std::string& name, std::unique_ptr<Program> program);
 
 }  // namespace tenon::cuda

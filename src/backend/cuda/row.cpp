@@ -5,11 +5,9 @@
 #include <array>
 #include <optional>
 
-#include "backend/cuda/block.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/eight.h"
-#include "backend/cuda/plain.h"
-#include "backend/cuda/tile.h"
+#include "step/split.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
@@ -396,131 +394,13 @@ std::vector<Launch> RowProgram::launches(const RunArgs& args) const {
   return list;
 }
 
-namespace {
-
-// Totals of rows, then everything else as a map that reads them like columns: for results that the
-// row map cannot write, at the price of a second read.
-struct Split {
-  Step totals, rest;
-  size_t inputs = 0, outputs = 0;  // where the totals lie in either
-};
-Split split(const Step& step) {
-  Split s{step, step, 0, 0};
-  s.totals.precision = s.rest.precision = step.effective_precision();
-  const auto has = [](size_t& n, size_t arg) { n = std::max(n, arg + 1); };
-  for (const Load& l : step.loads) has(s.inputs, l.arg);
-  for (const Encoder& e : step.encoders) {
-    has(s.inputs, e.scale);
-    has(s.outputs, e.out + Encoder::outputs - 1);
-  }
-  for (const Store& store : step.stores)
-    if (store.to != Store::To::encoded) has(s.outputs, store.arg);
-  const auto is_column = [](const Store& store) { return store.to == Store::To::column; };
-  std::erase_if(s.totals.stores, [&](const Store& store) { return !is_column(store); });
-  std::erase_if(s.rest.stores, is_column);
-  s.totals.encoders.clear();
-  s.rest.head = Map{};
-  for (uint32_t id = 0; id < step.graph->size(); ++id) {
-    const Node& n = (*step.graph)[id];
-    if (n.word != Word::load || step.loads[n.slot].from != Load::From::total) continue;
-    Load& l = s.rest.loads[n.slot];
-    s.totals.stores.push_back(
-        {.to = Store::To::column, .arg = static_cast<uint32_t>(s.outputs + l.arg), .value = id});
-    l = {.from = Load::From::column, .arg = static_cast<uint32_t>(s.inputs + l.arg)};
-  }
-  return s;
-}
-
-class SplitKernel final : public Kernel {
- public:
-  SplitKernel(const Split& s, size_t count, std::shared_ptr<const Kernel> totals,
-              std::shared_ptr<const Kernel> rest)
-      : inputs_(s.inputs), outputs_(s.outputs), count_(count), all_{totals, rest} {}
-
-  [[nodiscard]] size_t workspace(int64_t rows) const override {
-    return bytes(rows) + std::max(all_[0]->workspace(rows), all_[1]->workspace(rows));
-  }
-  void prepare() const override {
-    for (const auto& k : all_) k->prepare();
-  }
-  void prepare_for(const RunArgs& call) const override {
-    each(call, [](const Kernel& k, const RunArgs& args) { k.prepare_for(args); });
-  }
-  [[nodiscard]] std::vector<std::string> texts() const override {
-    std::vector<std::string> both = all_[0]->texts();
-    for (std::string& text : all_[1]->texts()) both.push_back(std::move(text));
-    return both;
-  }
-  [[nodiscard]] std::vector<std::string> texts_for(const RunArgs& call) const override {
-    std::vector<std::string> both;
-    each(call, [&](const Kernel& k, const RunArgs& args) {
-      for (std::string& text : k.texts_for(args)) both.push_back(std::move(text));
-    });
-    return both;
-  }
-  void run(const RunArgs& given) const override {
-    std::optional<StreamMemory> own;
-    RunArgs args = given;
-    if (!args.workspace) {
-      const CurrentContext context;
-      own.emplace(workspace(args.rows), static_cast<Stream>(given.stream));
-      args.workspace = own->data();
-    }
-    each(args, [](const Kernel& k, const RunArgs& a) { k.run(a); });
-  }
-
- private:
-  // Both kernels with the totals at the front of the workspace.
-  template <class F>
-  void each(const RunArgs& given, const F& f) const {
-    RunArgs args = given;
-    std::vector<View> in(given.in.begin(), given.in.end());
-    std::vector<View> out(given.out.begin(), given.out.end());
-    in.resize(std::max(in.size(), inputs_ + count_));
-    out.resize(std::max(out.size(), outputs_ + count_));
-    auto* const memory = static_cast<std::byte*>(given.workspace);
-    for (size_t t = 0; memory && t < count_; ++t)
-      in[inputs_ + t] = out[outputs_ + t] = matrix(
-          memory + t * sizeof(float) * static_cast<size_t>(args.rows), DType::f32, args.rows, 1);
-    if (memory) args.workspace = memory + bytes(args.rows);
-    args.in = in;
-    args.out = out;
-    for (const auto& k : all_) f(*k, args);
-  }
-  [[nodiscard]] size_t bytes(int64_t rows) const {
-    constexpr int64_t kAlignment = 64;
-    return static_cast<size_t>(
-        rup(static_cast<int64_t>(count_ * sizeof(float)) * rows, kAlignment));
-  }
-
-  size_t inputs_, outputs_, count_;
-  std::array<std::shared_ptr<const Kernel>, 2> all_;
-};
-
-Attempt make_split(const Step& step) {
-  const Split s = split(step);
-  Attempt totals = make_row(s.totals);
-  Attempt rest = Refusal{};
-  for (const auto make : {make_tile, make_block, make_plain})
-    if (std::holds_alternative<Refusal>(rest)) rest = make(s.rest);
-  for (const Attempt* a : {&totals, &rest})
-    if (std::holds_alternative<Refusal>(*a)) return *a;
-  return std::make_shared<const SplitKernel>(s, step.totals().size(),
-                                             std::get<std::shared_ptr<const Kernel>>(totals),
-                                             std::get<std::shared_ptr<const Kernel>>(rest));
-}
-
-}  // namespace
-
-Attempt make_row(const Step& step) {
+Attempt make_row(const Step& step, const Target& /*target*/) {
   const auto beyond = [&](const Encoder& e) { return !why_not(e, step).empty(); };
   if (!step.totals().empty() && !has_sums(step) && std::ranges::any_of(step.encoders, beyond))
-    return make_split(step);
-  if (std::string why = RowProgram::refusal(step); !why.empty()) return Refusal{std::move(why)};
-  const Attempt other = make_plain(step);
-  if (std::holds_alternative<Refusal>(other)) return other;
-  return kernel_of(step.name, std::make_unique<RowProgram>(step),
-                   std::get<std::shared_ptr<const Kernel>>(other));
+    return split_after_totals(step);
+  if (std::string why = RowProgram::refusal(step); !why.empty())
+    return Refusal{std::move(why), step.is_map() || step.gemm()};
+  return kernel_of(step.name, std::make_unique<RowProgram>(step));
 }
 
 }  // namespace tenon::cuda

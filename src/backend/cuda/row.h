@@ -20,6 +20,6 @@ class RowProgram final : public Program {
   Step step_;
 };
 
-Attempt make_row(const Step& step);
+Attempt make_row(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "backend/cuda/eight.h"
-#include "backend/cuda/plain.h"
+#include "backend/cuda/vector.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
@@ -184,13 +184,15 @@ std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
   return list;
 }
 
-Attempt make_tile(const Step& step) {
-  if (std::string why = TileProgram::refusal(step); !why.empty()) return Refusal{std::move(why)};
-  const Attempt other = make_plain(step);
-  if (std::holds_alternative<Refusal>(other)) return other;
-  return kernel_of(step.name, std::make_unique<TileProgram>(step, true),
-                   kernel_of(step.name, std::make_unique<TileProgram>(step, false),
-                             std::get<std::shared_ptr<const Kernel>>(other)));
+Attempt make_tile(const Step& step, const Target& /*target*/) {
+  if (std::string why = TileProgram::refusal(step); !why.empty())
+    return Refusal{std::move(why), !step.is_map()};
+  if (turned_stores(step).empty() && stores_to(step, Store::To::column_sum).empty() &&
+      VectorProgram::refusal(step).empty())
+    return Refusal{"nothing is summed or written along the columns"};
+  Programs both;  // for whole tiles, and for every size
+  for (const bool whole : {true, false}) both.push_back(std::make_unique<TileProgram>(step, whole));
+  return kernel_of(step.name, std::move(both));
 }
 
 }  // namespace tenon::cuda

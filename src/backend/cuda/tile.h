@@ -25,6 +25,6 @@ class TileProgram final : public Program {
   bool whole_rows_;
 };
 
-Attempt make_tile(const Step& step);
+Attempt make_tile(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

@@ -5,8 +5,6 @@
 #include <bit>
 
 #include "backend/cuda/eight.h"
-#include "backend/cuda/map.h"
-#include "backend/cuda/plain.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
@@ -164,13 +162,10 @@ std::vector<Launch> VectorProgram::launches(const RunArgs& args) const {
   return list;
 }
 
-Attempt make_vector(const Step& step) {
-  if (std::string why = VectorProgram::refusal(step); !why.empty()) return Refusal{std::move(why)};
-  Attempt other = make_map(step);
-  if (std::holds_alternative<Refusal>(other)) other = make_plain(step);
-  if (std::holds_alternative<Refusal>(other)) return other;
-  return kernel_of(step.name, std::make_unique<VectorProgram>(step),
-                   std::get<std::shared_ptr<const Kernel>>(other));
+Attempt make_vector(const Step& step, const Target& /*target*/) {
+  if (std::string why = VectorProgram::refusal(step); !why.empty())
+    return Refusal{std::move(why), !step.is_map()};
+  return kernel_of(step.name, std::make_unique<VectorProgram>(step));
 }
 
 }  // namespace tenon::cuda

@@ -31,6 +31,6 @@ class VectorProgram final : public Program {
 };
 
 // Calls that do not fit go to the makers behind it.
-Attempt make_vector(const Step& step);
+Attempt make_vector(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

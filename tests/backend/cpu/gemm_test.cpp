@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "backend/cpu/executor.h"
+#include "backend/cpu/here.h"
 #include "backend/cpu/loops.h"
 #include "lazy/builder.h"
 #include "support/formula.h"
@@ -315,7 +316,7 @@ void expect_same(const Side& a, const Side& b, const Body& body, const GemmKerne
   run(*cpu::gemm_with(step, kernel), a.rows, in, out, body.parameters, random.data());
   in[0] = c.view();
   if (body.in_place) in.back() = expected[0];
-  const Attempt executor = cpu::make_executor(apart.finish());
+  const Attempt executor = cpu::make_executor(apart.finish(), cpu::here());
   run(*std::get<0>(executor), a.rows, in, expected, body.parameters, random.data());
   for (size_t i = 0; i < out.size(); ++i)
     ASSERT_EQ(body.out[i].differs(twin[i].dense(), str(what, " output ", i)), "");
@@ -429,7 +430,7 @@ TEST(Gemm, WeightGradientHasTheRowsInside) {
     const Memory dw = held;
     std::vector<View> in = inputs(dy, x);
     in.push_back(dw.view());
-    run(*std::get<0>(cpu::make_gemm(step)), rows, in, {dw.view()});
+    run(*std::get<0>(cpu::make_gemm(step, cpu::here())), rows, in, {dw.view()});
     const std::vector<uint8_t> before = held.dense();
     const std::vector<uint8_t> after = dw.dense();
     for (int64_t r = 0; r < 33; ++r)
@@ -469,7 +470,7 @@ TEST(Gemm, VerifyBoundsProducts) {
       const Mat sums(DType::f32, 1, 20);
       const std::vector<View> in = inputs(a, b);
       const std::vector<View> out{c.view(), p.view(), sums.view()};
-      run(*std::get<0>(cpu::make_gemm(step)), 33, in, out);
+      run(*std::get<0>(cpu::make_gemm(step, cpu::here())), 33, in, out);
       const RunArgs args{.rows = 33, .in = in, .out = out, .parameters = {}};
       EXPECT_EQ(verify(step, args), std::nullopt);
       p.set(32, 19, p.at(32, 19) + 0x1p-10F);

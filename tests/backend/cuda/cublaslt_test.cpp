@@ -237,18 +237,29 @@ TEST(CublasLt, OneProductDoesTheWholeStep) {
 // The product in memory, then the body by the CPU's kernels: the same two steps as on a device.
 TEST(CublasLt, AnyBodyFollowsAProduct) {
   ASSERT_EQ(fake().why, "");
+  size_t done = 0;
   for (const Case& c : cases()) {
     Problem p = problem(c);
-    const LtForm form(p.step);
-    const std::vector<View> in = run_views(p, c), out = Problem::views(p.out);
-    const RunArgs args = args_of(p.rows, in, out);
-    Aligned memory(form.product_bytes(p.rows));
-    ASSERT_TRUE(multiplied(form.product(args, memory.data()))) << c.text();
-    std::vector<View> with;
-    EXPECT_TRUE(form.rest().is_map());
-    execute(form.rest(), form.rest_args(args, memory.data(), with), {});
+    const Attempt attempt = cuda::make_cublaslt_split(p.step, named_target("sm_90a"));
+    EXPECT_EQ(std::holds_alternative<Refusal>(attempt), LtForm(p.step).is_product()) << c.text();
+    const auto* const split = std::get_if<Split>(&attempt);
+    if (!split) continue;
+    std::vector<View> in = run_views(p, c), out = Problem::views(p.out);
+    in.resize(split->in + 1);
+    out.resize(split->out + 1);
+    RunArgs args = args_of(p.rows, in, out);
+    const int64_t rows = p.step.body_rows(p.rows);
+    Aligned memory(static_cast<size_t>(rows * split->stride) * sizeof(float));
+    in.back() = out.back() = matrix(memory.data(), split->dtype, rows, split->stride);
+    const auto product = LtForm(split->first).whole(args);
+    ASSERT_TRUE(product && multiplied(*product)) << c.text();
+    EXPECT_TRUE(split->second.is_map());
+    args.rows = rows;
+    execute(split->second, args, {});
     expect_right(p, c);
+    ++done;
   }
+  EXPECT_GT(done, 80U);
 }
 
 // An address that is too odd for a bias, a shape without a kernel: said, not done.
@@ -306,10 +317,11 @@ TEST(CublasLt, ColumnsOfATensorAreWrittenInPlace) {
 
 TEST(CublasLt, RefusesWithTheReason) {
   const Case plain{.in = DType::bf16, .out = DType::bf16, .m = 8, .n = 8, .k = 8};
+  Target target = named_target("sm_90a");
   const auto expect = [&](const std::function<void(Step&)>& change, const char* part) {
     Step step = problem(plain).step;
     change(step);
-    const Attempt attempt = cuda::make_cublaslt(step);
+    const Attempt attempt = cuda::make_cublaslt(step, target);
     ASSERT_TRUE(std::holds_alternative<Refusal>(attempt)) << part;
     const std::string& why = std::get<Refusal>(attempt).why;
     EXPECT_NE(why.find(part), std::string::npos) << why;
@@ -322,23 +334,23 @@ TEST(CublasLt, RefusesWithTheReason) {
       },
       "e4m3 delayed");
   expect([](Step& s) { std::get<Gemm>(s.head).a.format.dtype = DType::f16; }, "f16 and bf16");
-  if (!cuda::cublaslt().why.empty()) expect([](Step&) {}, "nvidia-cublas");
+  target.cublaslt = 0;
+  expect([](Step&) {}, "nvidia-cublas");
 }
 
-// A machine that only compiles has no cuBLASLt: the texts are those of the step behind the product.
+// A machine that only compiles has no cuBLASLt: the texts are those of the target's ways.
 TEST(CublasLt, TextsOfBodiesNeedNoLibrary) {
   Case c{.in = DType::bf16, .out = DType::bf16, .m = 64, .n = 128, .k = 96, .body = Body::gelu};
   const Step step = problem(c).step;
-  const std::vector<std::string> texts = cuda::texts_behind_product(step);
-  EXPECT_EQ(texts, kernel_for(LtForm(step).rest(), Device::cuda).kernel->texts());
-  ASSERT_FALSE(texts.empty());
-  EXPECT_NE(texts[0].find("tenon_vector_kernel"), std::string::npos);
+  const Chosen chosen = kernel_for(step, named_target("sm_100a"));
+  EXPECT_EQ(chosen.maker, "cublaslt");
+  const std::vector<std::string> texts = chosen.kernel->texts();
+  EXPECT_TRUE(std::ranges::any_of(texts, [](const std::string& text) {
+    return text.find("tenon_vector_kernel") != std::string::npos;
+  }));
   Step strict = step;
   strict.precision = Precision::strict;
-  EXPECT_TRUE(cuda::texts_behind_product(strict).empty());
-  Step map = step;
-  map.head = Map{};
-  EXPECT_TRUE(cuda::texts_behind_product(map).empty());
+  EXPECT_EQ(kernel_for(strict, named_target("sm_100a")).maker, "plain");
 }
 
 // The rest is for a GPU.
@@ -415,8 +427,14 @@ TEST_F(CublasLtOnGpu, TakesDenseProducts) {
     OnDevice d = upload(p, c);
     const LtForm form(p.step);
     const RunArgs args = args_of(p.rows, d.in, d.out);
-    EXPECT_TRUE(cuda::choose(lt, handle, context.id(), form.product(args, nullptr)).found)
-        << c.text();
+    const Attempt attempt = cuda::make_cublaslt_split(p.step, named_target("sm_90a"));
+    if (const auto* const split = std::get_if<Split>(&attempt)) {
+      std::vector<View> out = d.out;
+      out.resize(split->out + 1);
+      out.back() = matrix(nullptr, split->dtype, p.step.body_rows(p.rows), split->stride);
+      const auto first = LtForm(split->first).whole(args_of(p.rows, d.in, out));
+      EXPECT_TRUE(first && cuda::choose(lt, handle, context.id(), *first).found) << c.text();
+    }
     const auto product = c.in == c.out ? form.whole(args) : std::nullopt;
     EXPECT_TRUE(!product || cuda::choose(lt, handle, context.id(), *product).found) << c.text();
   }

@@ -148,7 +148,7 @@ TEST(Cuda, SumsAreRefusedWithTheReason) {
     const Expr x = build.load({Load::From::tile, 0, DType::f32, {}});
     build.store({To::tile, 0, DType::f32, {}}, x);
     build.store({to, 1, DType::f32, {}}, x);
-    const Attempt attempt = cuda::make_map(build.finish());
+    const Attempt attempt = cuda::make_map(build.finish(), named_target("sm_90a"));
     ASSERT_TRUE(std::holds_alternative<Refusal>(attempt));
     EXPECT_NE(std::get<Refusal>(attempt).why.find(kStoreNames[static_cast<size_t>(to)]),
               std::string::npos)
@@ -160,7 +160,7 @@ TEST(Cuda, QuantisedAndTooManyAccessesAreRefused) {
   StepBuilder quantised("quantised", 8, Precision::native);
   quantised.store({Store::To::tile, 0, DType::e4m3, {}},
                   quantised.load({Load::From::tile, 0, DType::f32, {}}));
-  const Attempt first = cuda::make_map(quantised.finish());
+  const Attempt first = cuda::make_map(quantised.finish(), named_target("sm_90a"));
   ASSERT_TRUE(std::holds_alternative<Refusal>(first));
   EXPECT_NE(std::get<Refusal>(first).why.find("e4m3"), std::string::npos);
 
@@ -168,7 +168,7 @@ TEST(Cuda, QuantisedAndTooManyAccessesAreRefused) {
   Expr sum = many.load({Load::From::tile, 0, DType::f32, {}});
   for (uint32_t i = 1; i < 200; ++i) sum = sum + many.load({Load::From::tile, i, DType::f32, {}});
   many.store({Store::To::tile, 0, DType::f32, {}}, sum);
-  const Attempt second = cuda::make_map(many.finish());
+  const Attempt second = cuda::make_map(many.finish(), named_target("sm_90a"));
   ASSERT_TRUE(std::holds_alternative<Refusal>(second));
   EXPECT_NE(std::get<Refusal>(second).why.find("201"), std::string::npos);
 }

@@ -1,7 +1,7 @@
-// One item of a run: loads tiles, runs the program, stores, and keeps its part of every sum.
+// The interpreter on one item: loads tiles, runs the program, stores, and keeps its part of every
+// sum.
 #pragma once
 
-#include <atomic>
 #include <optional>
 #include <span>
 #include <vector>
@@ -11,25 +11,11 @@
 #include "backend/cpu/loops.h"
 #include "backend/cpu/program.h"
 #include "backend/cpu/sums.h"
+#include "backend/cpu/tile_runner.h"
 #include "core/scratch.h"
 #include "step/backend.h"
 
 namespace tenon::cpu {
-
-// What the items leave behind for the results that are not tiles, by store.
-struct Leftovers {
-  std::vector<float*> partials;              // column sums: blocks x cols; row sums: rows x chunks
-  std::vector<std::vector<Forest>> forests;  // total sums: one an item
-  std::vector<std::atomic<uint32_t>> amax;
-  std::vector<std::array<std::atomic<uint64_t>, 3>> health;  // by encoder
-};
-
-// Columns [begin, begin + n) of a product, from the item's first row on.
-struct ProductRange {
-  int64_t begin = 0, n = 0;
-  float* data = nullptr;
-  int64_t stride = 0;
-};
 
 // Column c of row r; the dtype's size decides what a column is.
 void* element(const View& view, int64_t r, int64_t c);

@@ -1,5 +1,5 @@
 // The walk over an item's tiles.
-#include "backend/cpu/item.h"
+#include "backend/cpu/interpreter.h"
 
 #include <algorithm>
 #include <cstring>
@@ -414,6 +414,30 @@ void Item::close() {
     leftovers_.health[i][1] += health_[i].flushed;
     leftovers_.health[i][2] += health_[i].nonfinite;
   }
+}
+
+namespace {
+
+class Interpreter final : public TileRunner {
+ public:
+  Interpreter(const Step& step, const Loops& loops)
+      : step_(step), loops_(loops), program_(compile(step, loops)) {}
+
+  void run(const RunArgs& args, const Grid& grid, int64_t index, Leftovers& left,
+           std::span<const ProductRange> product) const override {
+    Item(step_, program_, loops_, args, grid, index, left, product).run();
+  }
+
+ private:
+  Step step_;
+  const Loops& loops_;
+  Program program_;
+};
+
+}  // namespace
+
+std::unique_ptr<const TileRunner> interpreter(const Step& step, const Loops& loops) {
+  return std::make_unique<const Interpreter>(step, loops);
 }
 
 }  // namespace tenon::cpu

@@ -1,0 +1,113 @@
+// Kernels of a step, and a step that is two.
+#include "lower/append.h"
+
+#include <algorithm>
+#include <set>
+
+#include "choice/backends.h"
+#include "tenon/error.h"
+
+namespace tenon {
+
+namespace {
+
+std::set<uint32_t> inputs_of(const Step& step) {
+  std::set<uint32_t> args;
+  if (const Gemm* const g = step.gemm())
+    for (const Matrix* m : {&g->a, &g->b}) args.insert({m->arg, m->arg + 1});
+  for (const Load& l : step.loads)
+    if (l.from != Load::From::parameter && l.from != Load::From::random &&
+        l.from != Load::From::product && l.from != Load::From::total)
+      args.insert(l.arg);
+  for (const Encoder& e : step.encoders) args.insert(e.scale);
+  return args;
+}
+
+std::set<uint32_t> outputs_of(const Step& step) {
+  std::set<uint32_t> args;
+  for (const Store& s : step.stores)
+    if (s.to != Store::To::encoded) args.insert(s.arg);
+  for (const Encoder& e : step.encoders)
+    for (uint32_t i = 0; i < Encoder::outputs; ++i) args.insert(e.out + i);
+  return args;
+}
+
+void keep(std::vector<Slot>& slots, const std::set<uint32_t>& args) {
+  for (uint32_t i = 0; i < slots.size(); ++i)
+    if (!args.contains(i)) slots[i] = {};
+}
+
+// Whether one of the slots holds a part of the tensor: its codes, its scales.
+bool holds(const PlanData& d, const std::vector<Slot>& slots, const std::string& tensor) {
+  return std::ranges::any_of(slots, [&](const Slot& s) {
+    if (s.buffer == kNoBuffer) return false;
+    const std::string& name = d.buffers[static_cast<size_t>(s.buffer)].name;
+    return name == tensor || name.starts_with(tensor + ".");
+  });
+}
+
+// The step with the views and tensors of `half` alone.
+PlanStep half_of(const PlanData& d, const PlanStep& whole, const Step& half) {
+  PlanStep made = whole;
+  made.step = half;
+  keep(made.in, inputs_of(half));
+  keep(made.out, outputs_of(half));
+  std::erase_if(made.reads, [&](const std::string& name) { return !holds(d, made.in, name); });
+  std::erase_if(made.writes, [&](const PlanStep::Write& w) { return !holds(d, made.out, w.name); });
+  const auto draws = [](const Load& l) { return l.from == Load::From::random; };
+  if (std::ranges::none_of(half.loads, draws)) made.random = kNoBuffer;
+  return made;
+}
+
+std::string free_name(const PlanData& d, const std::string& base) {
+  std::string name = base;
+  for (int n = 2; std::ranges::find(d.buffers, name, &Buffer::name) != d.buffers.end(); ++n)
+    name = str(base, n);
+  return name;
+}
+
+}  // namespace
+
+const Target& target_of(const PlanRequest& request) {
+  const Device device = request.options.device;
+  if (request.target.empty()) return backend_for(device).here();
+  const Target& t = named_target(request.target);
+  require(device == Device::cpu || device == t.device, "plan: the target ", t.name, " is for ",
+          kDevices[static_cast<size_t>(t.device)], ", and the device is ",
+          kDevices[static_cast<size_t>(device)], "; give one of them");
+  return t;
+}
+
+void append(Planner& planner, Pass pass, PlanStep step) {
+  step.chosen = kernel_for(step.step, *planner.data().target);
+  const Way& way = step.chosen.kernel->ways().front();
+  if (way.kernel) {
+    planner.steps(pass).push_back(std::move(step));
+    return;
+  }
+  const Split& split = way.halves->split;
+  const Factor rows = step.step.rows ? Factor{.fixed = step.step.rows} : step.rows;
+  PlanStep first = half_of(planner.data(), step, split.first);
+  PlanStep second = half_of(planner.data(), step, split.second);
+  second.rows = rows;
+  first.out.resize(split.out + split.count);
+  second.in.resize(split.in + split.count);
+  const std::string base =
+      str(planner.op_name(step.ops.front()), pass == Pass::backward ? ".d" : ".", split.what);
+  for (uint32_t i = 0; i < split.count; ++i) {
+    const StoredTensor& p = planner.tensor(free_name(planner.data(), base), Role::workspace,
+                                           Operand(split.dtype), split.stride, rows);
+    const Slot slot{Slot::Form::data,     p.row_data, p.operand.format,
+                    Orientation::rowwise, p.cols,     p.rows};
+    first.out[split.out + i] = second.in[split.in + i] = slot;
+    first.writes.push_back({p.name, p.operand});
+    second.reads.push_back(p.name);
+  }
+  first.why += str(first.why.empty() ? "" : "; ", way.maker, " does this in two steps, with the ",
+                   split.what, " in memory");
+  second.why.clear();
+  append(planner, pass, std::move(first));
+  append(planner, pass, std::move(second));
+}
+
+}  // namespace tenon

@@ -1,0 +1,88 @@
+// The first free view of a step, and loads of it in place of the head's.
+#include "step/split.h"
+
+#include <algorithm>
+
+namespace tenon {
+
+namespace {
+
+constexpr int64_t kColumns = 8;  // rows begin at multiples, so that vectors of them can be read
+
+uint32_t inputs_of(const Step& step) {
+  uint32_t count = 0;
+  const auto has = [&](uint32_t arg) { count = std::max(count, arg + 1); };
+  if (const Gemm* const g = step.gemm()) {
+    has(g->a.arg + 1);  // with its scales
+    has(g->b.arg + 1);
+  }
+  for (const Load& l : step.loads) has(l.arg);
+  for (const Encoder& e : step.encoders) has(e.scale);
+  return count;
+}
+
+uint32_t outputs_of(const Step& step) {
+  uint32_t count = 0;
+  const auto has = [&](uint32_t arg) { count = std::max(count, arg + 1); };
+  for (const Encoder& e : step.encoders) has(e.out + Encoder::outputs - 1);
+  for (const Store& s : step.stores)
+    if (s.to != Store::To::encoded) has(s.arg);
+  return count;
+}
+
+}  // namespace
+
+Split split_after_product(const Step& step, bool (*holds)(const Step& step, DType dtype)) {
+  const int64_t cols = step.gemm()->cols;
+  Split s{.first = step,
+          .second = step,
+          .what = "product",
+          .out = outputs_of(step),
+          .in = inputs_of(step),
+          .stride = rup(cols, kColumns)};
+  if (step.precision == Precision::native && holds(step, step.dtype)) s.dtype = step.dtype;
+  auto graph = std::make_shared<Graph>();
+  s.first.name += ".product";
+  s.first.loads = {{.from = Load::From::product}};
+  s.first.stores = {{.arg = s.out, .dtype = s.dtype, .value = graph->load(0).id()}};
+  s.first.graph = std::move(graph);
+  s.first.encoders.clear();
+  s.first.cols = cols;
+  s.second.head = Map{};
+  s.second.rows = 0;
+  for (Load& l : s.second.loads)
+    if (l.from == Load::From::product)
+      l = {.from = Load::From::tile, .arg = s.in, .dtype = s.dtype, .columns = l.columns};
+  return s;
+}
+
+Split split_after_totals(const Step& step) {
+  Split s{.first = step,
+          .second = step,
+          .what = "total",
+          .out = outputs_of(step),
+          .in = inputs_of(step),
+          .count = static_cast<uint32_t>(step.totals().size()),
+          .stride = 1};
+  s.first.name += ".totals";
+  // What follows from a total must not depend on which of the two steps computes it.
+  s.first.precision = s.second.precision = step.effective_precision();
+  const auto is_column = [](const Store& store) { return store.to == Store::To::column; };
+  std::erase_if(s.first.stores, [&](const Store& store) { return !is_column(store); });
+  std::erase_if(s.second.stores, is_column);
+  s.first.encoders.clear();
+  s.second.head = Map{};
+  for (uint32_t id = 0; id < step.graph->size(); ++id) {
+    const Node& n = (*step.graph)[id];
+    if (n.word != Word::load || step.loads[n.slot].from != Load::From::total) continue;
+    Load& l = s.second.loads[n.slot];
+    s.first.stores.push_back(
+        {.to = Store::To::column, .arg = s.out + step.loads[n.slot].arg, .value = id});
+    l = {.from = Load::From::column, .arg = s.in + step.loads[n.slot].arg};
+  }
+  s.first.drop_unused_loads();
+  s.second.drop_unused_loads();
+  return s;
+}
+
+}  // namespace tenon

@@ -1,0 +1,69 @@
+// The table of named targets.
+#include "step/target.h"
+
+#include <algorithm>
+#include <span>
+
+#include "tenon/error.h"
+
+namespace tenon {
+
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20, kKiB = int64_t{1} << 10;
+
+Target cpu(Isa isa, int threads, double gbps, double gflops) {
+  return {.name = std::string(kIsas[static_cast<size_t>(isa)]),
+          .isa = isa,
+          .processors = threads,
+          .cache_bytes = 32 * kMiB,
+          .bytes_per_second = gbps * 1e9,
+          .flops_per_second = gflops * 1e9};
+}
+
+Target cuda(int sm, bool features, int multiprocessors, int64_t cache, int64_t shared, double tbps,
+            double tflops) {
+  return {.name = str("sm_", sm, features ? "a" : ""),
+          .device = Device::cuda,
+          .sm = sm,
+          .sm_features = features,
+          .processors = multiprocessors,
+          .cache_bytes = cache,
+          .shared_bytes = shared,
+          .driver = 13000,
+          .nvrtc = 1300,
+          .cublaslt = 130100,
+          .bytes_per_second = tbps * 1e12,
+          .flops_per_second = tflops * 1e12};
+}
+
+std::span<const Target> table() {
+  // CPUs: a server's socket of that generation.
+  static const auto& kTable = *new std::array{
+      cpu(Isa::baseline, 8, 40, 200),
+      cpu(Isa::avx2, 16, 80, 1000),
+      cpu(Isa::avx512, 32, 150, 4000),
+      cpu(Isa::amx, 64, 300, 60000),
+      cuda(80, false, 108, 40 * kMiB, 163 * kKiB, 2.0, 312),    // A100
+      cuda(90, true, 132, 50 * kMiB, 227 * kKiB, 4.8, 989),     // H200
+      cuda(100, true, 148, 126 * kMiB, 227 * kKiB, 8.0, 2250),  // B200
+      cuda(120, true, 170, 96 * kMiB, 99 * kKiB, 1.79, 210),    // RTX 5090
+  };
+  return kTable;
+}
+
+}  // namespace
+
+bool is_target(std::string_view name) {
+  return std::ranges::find(table(), name, &Target::name) != table().end();
+}
+
+const Target& named_target(std::string_view name) {
+  const auto at = std::ranges::find(table(), name, &Target::name);
+  if (at != table().end()) return *at;
+  std::string names;
+  for (const Target& t : table()) names += (names.empty() ? "" : ", ") + t.name;
+  fail(Code::invalid_argument, "target: '", name, "' is none; use one of ", names);
+}
+
+}  // namespace tenon
