@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from ._fused import Fused, fuse, grad
     from ._numpy import set_threads, threads
+    from ._ops import Op, OpArgument, OpExtra, OpParameter, ops
     from ._plan import Plan, plan
     from ._quantize import Format, Health, Quantized, delayed_update, dequantize, quantize
     from ._trace import (
@@ -83,6 +84,10 @@ __all__ = [
     "Gradients",
     "Health",
     "Normalized",
+    "Op",
+    "OpArgument",
+    "OpExtra",
+    "OpParameter",
     "Plan",
     "Quantized",
     "Random",
@@ -112,6 +117,7 @@ __all__ = [
     "maximum",
     "minimum",
     "names",
+    "ops",
     "plan",
     "quantize",
     "round",

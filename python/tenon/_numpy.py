@@ -29,6 +29,7 @@ from ._dropout import (
 )
 from ._fused import Fused, fuse, grad
 from ._lib import check, lib
+from ._ops import Op, OpArgument, OpExtra, OpParameter, ops
 from ._plan import Plan, plan
 from ._quantize import Format, Health, Quantized, delayed_update, dequantize, quantize
 from ._trace import (
@@ -62,6 +63,10 @@ __all__ = [
     "Gradients",
     "Health",
     "Normalized",
+    "Op",
+    "OpArgument",
+    "OpExtra",
+    "OpParameter",
     "Plan",
     "Quantized",
     "Random",
@@ -91,6 +96,7 @@ __all__ = [
     "maximum",
     "minimum",
     "names",
+    "ops",
     "plan",
     "quantize",
     "resolve",

@@ -44,6 +44,7 @@ class Buffer(NamedTuple):
     cols: int
     rows_inside: bool
     reads_backward: bool  # by the backward pass
+    initial: tuple[float, float]  # a parameter starts uniform between them
 
     def shape(self, rows: int) -> tuple[int, int]:
         """Its two dimensions for a call of `rows` rows, the contiguous one last."""
@@ -113,6 +114,7 @@ class Plan:
                 b.cols,
                 bool(b.rows_inside),
                 bool(b.reads_backward),
+                (b.initial_low, b.initial_high),
             )
             for b in list_of(lib.tenon_plan_buffers, _lib.Buffer, handle)
         )

@@ -1,7 +1,8 @@
 """Operations that fuse with their neighbours: `Sequential(Linear(…), SwiGLU(), Linear(…))`."""
 
-from . import basic, fused
+from . import basic, from_schema, fused
 from .basic import *  # noqa: F403
+from .from_schema import *  # noqa: F403
 from .fuser import (
     OperationFuser,
     register_backward_fusion,
@@ -32,3 +33,4 @@ __all__ = [
     "unregister_forward_fusion",
 ]
 __all__ += basic.__all__
+__all__ += from_schema.__all__

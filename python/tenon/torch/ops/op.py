@@ -29,7 +29,7 @@ ExtraOutputs = Sequence[Sequence[torch.Tensor | None]]
 BackwardResult = tuple[Gradient, Sequence[Sequence[Gradient]], Sequence[Sequence[Gradient]]]
 
 
-_NOT_COPIED = ("_own_fuser", "_parts", "_hooks")
+_NOT_COPIED = ("_own_fuser", "_own_plan", "_parts", "_hooks")
 
 
 class OperationContext:
@@ -171,6 +171,10 @@ class BasicOperation(FusibleOperation, abc.ABC):
     # The tensors that `op_backward` gives gradients of. Those named here may be parametrized or
     # pruned, and are read by `parameter`; None: the registered parameters, which may not be.
     parameter_names: tuple[str, ...] | None = None
+    # The op of the registry that this is, as chains call it.
+    op_name: str | None = None
+    # Whether it computes something else in evaluation.
+    has_modes = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,6 +251,19 @@ class BasicOperation(FusibleOperation, abc.ABC):
     def plan_cols(self, cols: int) -> int:
         """How many columns its output has in a plan."""
         return cols
+
+    def plan_width(self) -> int | None:
+        """How many columns its input has, where the op says."""
+        return None
+
+    def plan_lead(self, lead: Sequence[int], cols: int) -> Sequence[int] | None:
+        """The leading dimensions of its output in a plan, for an input of shape (*lead, cols);
+        None where such an input does not fit."""
+        return lead
+
+    def extra_fits(self, slot: int, shape: Sequence[int], lead: Sequence[int], cols: int) -> bool:
+        """Whether extra input `slot` may have `shape` beside an input of shape (*lead, cols)."""
+        return tuple(shape) == (*lead, cols)
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, ...] | None:
         """The shape of the output for an input of `shape`; None where it is not known."""

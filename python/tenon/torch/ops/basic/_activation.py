@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -274,6 +275,9 @@ class ScaledActivation(_KernelOperation):
     ) -> None:
         super().__init__()
         self.kernel = _Kernel(act, params, glu_interleave_size, type(self).__name__, True)
+
+    def extra_fits(self, slot: int, shape: Sequence[int], lead: Sequence[int], cols: int) -> bool:
+        return math.prod(shape) == math.prod(lead)
 
     def fuser_forward(
         self,

@@ -21,6 +21,7 @@ class AddExtraInput(BasicOperation):
     `in_place` lets y take the memory of e where no gradient is recorded and the caller gave e.
     """
 
+    op_name = "add"
     num_extra_inputs = 1
 
     def __init__(self, *, in_place: bool = False) -> None:

@@ -27,6 +27,7 @@ class BasicLinear(PartOperation):
     dtype only, and `weight.grad` stays as it is.
     """
 
+    op_name = "linear"
     parameter_names = ("weight",)
 
     def __init__(
@@ -86,6 +87,9 @@ class BasicLinear(PartOperation):
 
     def plan_cols(self, cols: int) -> int:
         return self.out_features
+
+    def plan_width(self) -> int:
+        return self.in_features
 
     def operands(
         self, ctx: OperationContext, input_: torch.Tensor

@@ -22,6 +22,7 @@ class Bias(PartOperation):
     The output has the input's dtype (autocast's, if on); the sum is rounded once.
     """
 
+    op_name = "bias"
     parameter_names = ("bias",)
 
     def __init__(
@@ -55,6 +56,9 @@ class Bias(PartOperation):
 
     def plan_text(self) -> str:
         return "bias"
+
+    def plan_width(self) -> int:
+        return self.local_size
 
     def op_forward(
         self,

@@ -18,6 +18,8 @@ __all__ = ["ConstantScale"]
 class ConstantScale(BasicOperation):
     """y = scale·x, dx = scale·g, for a number `scale`."""
 
+    op_name = "scale"
+
     def __init__(self, scale: float) -> None:
         super().__init__()
         if not isinstance(scale, torch.Tensor):

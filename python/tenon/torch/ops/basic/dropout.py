@@ -23,6 +23,9 @@ class Dropout(BasicOperation):
     p is a multiple of 1/65536 in effect, and the factor is that of the rounded p.
     """
 
+    op_name = "dropout"
+    has_modes = True
+
     def __init__(self, p: float) -> None:
         super().__init__()
         check_number("Dropout", "p", p)

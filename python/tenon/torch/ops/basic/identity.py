@@ -14,6 +14,8 @@ __all__ = ["Identity"]
 class Identity(BasicOperation):
     """y = x, dx = g."""
 
+    op_name = "identity"
+
     def plan_text(self) -> str:
         return "identity"
 

@@ -21,6 +21,8 @@ class L2Normalization(BasicOperation):
     `seq_length` and `micro_batch_size` are accepted for Transformer Engine's sake and do nothing.
     """
 
+    op_name = "l2norm"
+
     def __init__(
         self,
         *,

@@ -21,6 +21,7 @@ class MakeExtraOutput(BasicOperation):
     `in_place` is accepted for Transformer Engine's sake: gradients are added out of place.
     """
 
+    op_name = "make_extra_output"
     num_extra_outputs = 1
 
     def __init__(self, *, in_place: bool = False) -> None:

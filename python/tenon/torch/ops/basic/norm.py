@@ -25,7 +25,7 @@ class Norm(BasicOperation):
     refuses one that was written in place since.
     """
 
-    chain_name: str
+    op_name: str
     statistics: tuple[str, ...]  # a number a row each; saved behind the input
     weights: dict[str, tuple[str, float]]  # a plan's names: the parameter, what it starts as
 
@@ -78,9 +78,11 @@ class Norm(BasicOperation):
         """How many numbers are normalised together."""
         return math.prod(self.normalized_shape)
 
+    plan_width = width
+
     def _text(self) -> str:
         centered = ",zero_centered_gamma=true" if self.zero_centered_gamma else ""
-        return f"{self.chain_name}({self.width()},eps={self.eps!r}{centered})"
+        return f"{self.op_name}({self.width()},eps={self.eps!r}{centered})"
 
     def plan_text(self) -> str | None:
         return self._text() if len(self.normalized_shape) == 1 else None
@@ -179,7 +181,7 @@ class LayerNorm(Norm):
     With `zero_centered_gamma` the factor is 1 + weight.
     """
 
-    chain_name = "layernorm"
+    op_name = "layernorm"
     statistics = ("mean", "rstdev")
     weights = {"gamma": ("weight", 1.0), "beta": ("bias", 0.0)}
 
@@ -190,6 +192,6 @@ class RMSNorm(Norm):
     With `zero_centered_gamma` the factor is 1 + weight.
     """
 
-    chain_name = "rmsnorm"
+    op_name = "rmsnorm"
     statistics = ("rstdev",)
     weights = {"gamma": ("weight", 1.0)}

@@ -22,6 +22,8 @@ class Quantize(BasicOperation):
     it can. Without a quantizer for a direction, or with that direction off, it is the identity.
     """
 
+    op_name = "quantize"
+
     def __init__(
         self,
         forward: bool = True,

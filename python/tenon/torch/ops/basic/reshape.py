@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ class Reshape(BasicOperation):
 
     The shape is `Reshape(2, 3)` or `Reshape((2, 3))`.
     """
+
+    op_name = "reshape"
 
     def __init__(self, *shape: int | Iterable[int]) -> None:
         super().__init__()
@@ -40,6 +43,13 @@ class Reshape(BasicOperation):
 
     def plan_cols(self, cols: int) -> int:
         return self.shape[-1]
+
+    def plan_lead(self, lead: Sequence[int], cols: int) -> Sequence[int] | None:
+        count, known = math.prod(lead) * cols, math.prod(n for n in self.shape if n != -1)
+        rest, over = divmod(count, known) if known > 0 else (0, 1)
+        if over or self.shape.count(-1) > 1 or (-1 not in self.shape and rest != 1):
+            return None
+        return tuple(rest if n == -1 else n for n in self.shape[:-1])
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, ...] | None:
         try:

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...._lib import DTYPES
+from ...._ops import ops as registry
 from ...._plan import Plan
 from ... import _call, _memory, _saved
 from ..._dropout import random_state
 from .. import _gemm, _kernels
-from ..basic import (
-    BasicLinear,
-    Bias,
-    Dropout,
-    Identity,
-    MakeExtraOutput,
-    Reshape,
-    ScaledActivation,
-)
-from ..basic.norm import Norm
+from ..basic import BasicLinear, Dropout, Identity, MakeExtraOutput, Reshape
 from ..op import (
     BackwardResult,
     BasicOperation,
@@ -47,6 +38,9 @@ _MOST = 64  # plans that one run of ops keeps, and numbers of rows that one of t
 _ALIGNED = 64  # bytes
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+# By op, for each parameter whether it may have several rows; torch's others have one dimension.
+_MATRICES = {op.name: [p.rows is not None for p in op.parameters] for op in registry()}
 
 # Ops that move nothing by themselves: a plan of them would only copy.
 _FREE = (Identity, MakeExtraOutput, Reshape)
@@ -90,17 +84,18 @@ class _Ready:
         self.tensors = [at["x"], *of["output"], *self.params, *self.extra_in, *self.extra_out]
         self.kept = [k for k, i in enumerate(self.tensors) if plan.buffers[i].reads_backward]
         self._layouts: dict[int, _Layout] = {}
-        owners = [op for op in ops for _ in op.parameter_names or ()]
+        matrices = [m for op in ops if op.parameter_names for m in _MATRICES[op.op_name or ""]]
         self.shapes = [
-            b.shape(0) if isinstance(op, BasicLinear) else (b.cols,)
-            for op, b in zip(owners, (plan.buffers[i] for i in self.params), strict=True)
+            b.shape(0) if matrix else (b.cols,)
+            for matrix, b in zip(matrices, (plan.buffers[i] for i in self.params), strict=True)
         ]
         self.cols = [cols]  # of the input of each op, and of the output
         for op in ops:
             self.cols.append(op.plan_cols(self.cols[-1]))
         # The random stream counts in the columns that the dropout sees.
         self.dropout_cols = next(
-            (c for op, c in zip(ops, self.cols, strict=False) if isinstance(op, Dropout)), 1
+            (c for op, c in zip(ops, self.cols, strict=False) if isinstance(op, Dropout)),
+            max(self.cols),
         )
 
     def layout(self, rows: int) -> _Layout:
@@ -129,7 +124,8 @@ class Planned(FusedOperation):
         self._ops = list(ops)
         self._routed = not routes.plain
         self._none: ExtraOutputs = [()] * len(ops)
-        self._reshapes = any(isinstance(op, Reshape) for op in ops)
+        self._reshapes = any(type(op).plan_lead is not BasicOperation.plan_lead for op in ops)
+        self._modal = [op for op in ops if op.has_modes]
         self._linears = any(isinstance(op, BasicLinear) for op in ops)
         self._named = [(i, name) for i, op in enumerate(ops) for name in op.parameter_names or ()]
         self._holders = [ops[i].parameter_holder()._parameters for i, _ in self._named]
@@ -140,6 +136,7 @@ class Planned(FusedOperation):
         self._given: list[tuple[int, int]] = []  # extra inputs: op, slot
         self._made: list[tuple[int, int]] = []  # extra outputs that leave
         self._dropped: list[int] = []  # ops whose extra output nobody reads
+        self._served = True
         for i, op in enumerate(ops):
             for slot, source in enumerate(routes.sources[start + i]):
                 if isinstance(source, tuple) and source[0] >= start:
@@ -153,9 +150,13 @@ class Planned(FusedOperation):
                     self._made.append((i, slot))
                 if key in read_here:
                     self._before[i] = "make_extra_output " if leaves else ""
-                    self._behind[i] = f">c{key[0]}_{key[1]}"
-                elif not leaves:
+                    self._behind[i] += f">c{key[0]}_{key[1]}"
+                    # An extra output that leaves twice is written as two ops: only this one can be.
+                    self._served = self._served and (isinstance(op, MakeExtraOutput) or not leaves)
+                elif not leaves and isinstance(op, MakeExtraOutput):
                     self._dropped.append(i)
+                elif not leaves:
+                    self._made.append((i, slot))
         self._ready: dict[Any, _Ready | None] = {}
 
     def ready(
@@ -170,8 +171,10 @@ class Planned(FusedOperation):
     ) -> _Ready | None:
         """The plan of such a call; None where there is none."""
         texts = [op.plan_text() for op in self._ops]
-        if None in texts:
+        modes = {op.training for op in self._modal}  # a plan has one
+        if None in texts or not self._served or len(modes) > 1:
             return None
+        training = modes != {False}
         for i in self._dropped:
             texts[i] = "identity"
         of_params = params[0].dtype if params else dtype
@@ -180,7 +183,7 @@ class Planned(FusedOperation):
             named = zip(self._named, params, strict=True)
             wanted = tuple([p.requires_grad and self._dtype_of_grad(i, p) for (i, _), p in named])
         key = (
-            *(*texts, cols, dtype, on_cpu, of_params),
+            *(*texts, cols, dtype, on_cpu, of_params, training),
             *(wanted, *extra_grads, backward, input_grad),
         )
         try:
@@ -195,6 +198,7 @@ class Planned(FusedOperation):
                 cols=cols,
                 dtype=_NAMES[dtype],
                 parameter_dtype=_NAMES[of_params],
+                training=training,
                 backward=backward,
                 input_grad=input_grad,
                 parameter_grads=wanted,
@@ -244,15 +248,11 @@ class Planned(FusedOperation):
 
     def _leads(self, shape: Sequence[int], cols: Sequence[int]) -> list[Sequence[int]] | None:
         """The leading dimensions of the input of each op, and of the output."""
-        lead = shape
-        leads = [lead]
+        leads: list[Sequence[int]] = [shape]
         for op, width in zip(self._ops, cols, strict=False):
-            if isinstance(op, Reshape):
-                count, known = math.prod(lead) * width, math.prod(n for n in op.shape if n != -1)
-                rest, over = divmod(count, known) if known > 0 else (0, 1)
-                if over or op.shape.count(-1) > 1 or (-1 not in op.shape and rest != 1):
-                    return None
-                lead = tuple(rest if n == -1 else n for n in op.shape[:-1])
+            lead = op.plan_lead(leads[-1], width)
+            if lead is None:
+                return None
             leads.append(lead)
         return leads
 
@@ -277,18 +277,30 @@ class Planned(FusedOperation):
             or (self._linears and _gemm.torch_multiplies(x.dtype, x.is_cpu))
         ):
             return no
-        dtype, device, lead, cols = x.dtype, x.device, x.shape[:-1], x.shape[-1]
-        params = self.params(dtype, device, basic_op_ctxs)
+        params = self.params(x.dtype, x.device, basic_op_ctxs)
         if params is None:
             return no
-        extras: list[torch.Tensor] = []
-        wanted: list[bool] = []
-        for i, slot in self._given:
-            t = basic_op_extra_inputs[i][slot]
-            if not _plain(t, dtype) or t.device != device:
-                return no
-            extras.append(_call.contiguous(t))
-            wanted.append(basic_op_ctxs[i].requires_grad and t.requires_grad)
+        extras = [basic_op_extra_inputs[i][slot] for i, slot in self._given]
+        if not all([_plain(t, x.dtype) and t.device == x.device for t in extras]):
+            return no
+        return self.run(basic_op_ctxs, x, params, extras)
+
+    def run(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        x: torch.Tensor,
+        params: list[torch.Tensor],
+        extras: list[torch.Tensor],
+    ) -> tuple[torch.Tensor, ExtraOutputs]:
+        """The forward pass of tensors that a plan can read; extras by op and slot."""
+        no, input_shape = NotImplemented, x.shape
+        extra_shapes = [t.shape for t in extras]
+        dtype, device, lead, cols = x.dtype, x.device, x.shape[:-1], x.shape[-1]
+        wanted = [
+            basic_op_ctxs[i].requires_grad and t.requires_grad
+            for (i, _), t in zip(self._given, extras, strict=True)
+        ]
+        extras = [_call.contiguous(t) for t in extras]
         first, last = basic_op_ctxs[0], basic_op_ctxs[-1]
         wants_dx = first.requires_grad and first.input_requires_grad
         ready = self.ready(cols, dtype, x.is_cpu, params, wanted, last.requires_grad, wants_dx)
@@ -297,13 +309,9 @@ class Planned(FusedOperation):
         leads = self._leads(lead, ready.cols) if self._reshapes else None
         if self._reshapes and leads is None:
             return no
-        for (i, _), t in zip(self._given, extras, strict=True):
+        for (i, slot), t in zip(self._given, extras, strict=True):
             here = lead if leads is None else leads[i]
-            if isinstance(self._ops[i], ScaledActivation):
-                fits = t.numel() == math.prod(here)
-            else:
-                fits = t.shape == (*here, ready.cols[i])
-            if not fits:
+            if not self._ops[i].extra_fits(slot, t.shape, here, ready.cols[i]):
                 return no
 
         rows = x.numel() // cols
@@ -332,9 +340,9 @@ class Planned(FusedOperation):
 
         if last.requires_grad:
             last.save_for_backward(*[tensors[i] for i in ready.kept], *saved)
-            last.ready, last.rows, last.input_shape = ready, rows, input_.shape
+            last.ready, last.rows, last.input_shape = ready, rows, input_shape
             last.output, last.made = (y.shape, device), [t.shape for t in made]
-            last.extra_shapes = [basic_op_extra_inputs[i][slot].shape for i, slot in self._given]
+            last.extra_shapes = extra_shapes
         if not self._routed:
             return y, self._none
         outputs: list[list[Any]] = [[None] * op.num_extra_outputs for op in self._ops]
@@ -405,12 +413,9 @@ class Planned(FusedOperation):
     def width(self) -> int | None:
         """The columns of the input, where the ops tell."""
         for op in self._ops:
-            if isinstance(op, BasicLinear):
-                return op.in_features
-            if isinstance(op, Bias):
-                return op.local_size
-            if isinstance(op, Norm):
-                return op.width()
+            width = op.plan_width()
+            if width is not None:
+                return width
             if op.plan_cols(2) != 2:
                 break
         return None
