@@ -65,9 +65,9 @@ class SchemaOperation(BasicOperation):
 
     def _shapes(self) -> list[tuple[int, ...]]:
         """Of the parameters: one dimension unless an argument says how many rows they have."""
-        cols = self.plan_width()
+        cols = self.plan_width() or 0
         rows = [None if p.rows is None else self.arguments[p.rows] for p in self.schema.parameters]
-        return [(cols,) if n is None else (n, cols) for n in rows]  # type: ignore[list-item]
+        return [(cols,) if n is None else (n, cols) for n in rows]
 
     def reset_parameters(self) -> None:
         """The numbers that a plan of the op starts with."""
@@ -128,7 +128,8 @@ class SchemaOperation(BasicOperation):
 
     def _given(self, ctx: OperationContext, x: torch.Tensor) -> list[torch.Tensor]:
         """The parameters as a plan reads them: contiguous, beside x, of one dtype."""
-        name, found = type(self).__name__, []
+        name = type(self).__name__
+        found: list[torch.Tensor] = []
         for p, shape in zip(self.schema.parameters, self._shapes(), strict=True):
             t = with_numbers(name, p.name, self.parameter(ctx, p.name))
             told = f"{name}: {p.name}"
@@ -182,11 +183,13 @@ class SchemaOperation(BasicOperation):
         """The gradients of the input, of the parameters and of the extra inputs."""
         empty = getattr(ctx, "empty", None)
         if empty is not None:
-            shape, dtype, of_params, of_extras = empty
-            made = [torch.zeros(s, dtype=dtype, device=grad_output.device) for s in of_params]
-            extra = [torch.zeros(s, dtype=dtype, device=grad_output.device) for s in of_extras]
-            dx = torch.zeros(shape, dtype=dtype, device=grad_output.device)
-            return dx, _cast(made, ctx.dtypes), _cast(extra, ctx.extra_dtypes)
+            shape, dtype, *others = empty
+            zeros = [[torch.zeros(s, device=grad_output.device) for s in each] for each in others]
+            return (
+                torch.zeros(shape, dtype=dtype, device=grad_output.device),
+                _cast(zeros[0], ctx.dtypes),
+                _cast(zeros[1], ctx.extra_dtypes),
+            )
         if not hasattr(ctx, "ready"):
             raise RuntimeError(
                 f"{type(self).__name__}: its plan did not run forward; a fusion that covers it "
