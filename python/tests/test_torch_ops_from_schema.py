@@ -5,10 +5,9 @@ import inspect
 import pickle
 
 import pytest
-import torch
-
 import tenon
 import tenon.torch.ops as ops
+import torch
 from tenon.torch.ops import from_schema
 
 SCHEMAS = {op.name: op for op in tenon.ops()}
