@@ -1,4 +1,4 @@
-// Block by block; a transposed copy is the rowwise encoding of the transposed panel.
+// Encodes panels block by block. A transposed copy is the rowwise encoding of the transposed panel.
 #include "backend/cpu/encode.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ void write(const View& v, int64_t offset, uint32_t code) {
   std::memcpy(address(v, offset), &code, static_cast<size_t>(info(v.dtype).bytes));
 }
 
-// The multiplier of a tensor that has one scale.
+// The multiplier of a tensor with a single scale.
 Scale single_scale(const Encoder& e, const RunArgs& args) {
   if (e.format.scaling == Scaling::none) return {};
   float value = 0;
@@ -29,7 +29,7 @@ Scale single_scale(const Encoder& e, const RunArgs& args) {
 }
 
 void transpose(const Panel& p, float* to) {
-  constexpr int64_t kBlock = 16;  // 16 x 16 numbers are 16 cache lines on either side
+  constexpr int64_t kBlock = 16;  // 16 x 16 values: 16 cache lines to read, 16 to write
   for (int64_t r0 = 0; r0 < p.rows; r0 += kBlock)
     for (int64_t c0 = 0; c0 < p.cols; c0 += kBlock)
       for (int64_t c = c0; c < std::min(c0 + kBlock, p.cols); ++c)
@@ -42,8 +42,8 @@ class PanelEncoder {
   PanelEncoder(const Loops& loops, const Encoder& e, const RunArgs& args, Health* health)
       : loops_(loops), e_(e), args_(args), health_(health) {}
 
-  // The panel's blocks, written in its own orientation: data rows are panel rows. The scales go
-  // where `o` says; for a transposed panel (i, j) of the tensor is (j, i) here.
+  // Encodes the blocks of the panel. Data rows are panel rows. Scales go to orientation `o`. In a
+  // transposed panel, element (i, j) of the tensor is (j, i).
   void rows(const Panel& p, Orientation o, bool transposed) const {
     const View& data = args_.out[e_.data(o)];
     Blocks blocks = e_.format.blocks(o);
@@ -68,7 +68,7 @@ class PanelEncoder {
       }
   }
 
-  // Blocks that are one column wide, data not transposed: a multiplier for each column.
+  // Blocks of one column, data not transposed: one multiplier per column.
   void columns(const Panel& p, float* scratch) const {
     constexpr Orientation kColumnwise = Orientation::columnwise;
     const View& data = args_.out[e_.data(kColumnwise)];
@@ -108,10 +108,10 @@ class PanelEncoder {
     write(v, scale_offset(e_.format, o, i, j, {v.rows, v.cols}, v.stride), scale.inverse);
   }
 
-  // `step` 0: one multiplier for all.
+  // `step` 0: one multiplier for all values.
   void count(const float* v, size_t n, const float* multiplier, size_t step) const {
     const uint32_t dtype_max = __builtin_bit_cast(uint32_t, saturation_threshold(e_.format.dtype));
-    // Half of the smallest number: there and below the code is 0.
+    // Half of the smallest code. At or below it the code is 0.
     const DTypeInfo& f = info(e_.format.dtype);
     const uint32_t least = __builtin_bit_cast(uint32_t, power_of_two(-f.bias - f.mantissa_bits));
     uint32_t saturated = 0;
@@ -150,7 +150,7 @@ size_t encode_floats(int64_t rows, int64_t cols) {
 
 void encode(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,
             float* scratch, Health& health) {
-  // Counted once, in the rowwise encoding where there is one.
+  // Counts once: in the rowwise encoding if there is one.
   Health* const counted = e.counts ? &health : nullptr;
   if (e.rowwise) PanelEncoder(loops, e, args, counted).rows(panel, Orientation::rowwise, false);
   if (!e.columnwise) return;
@@ -166,7 +166,7 @@ void finish_encoder(const Encoder& e, const RunArgs& args, const Health& health)
     const View& v = args.out[e.scale_inv(o)];
     const Blocks blocks = e.format.blocks(o);
     if (v.rows == 0 || v.cols == 0) continue;
-    if (blocks.single()) {  // shared by the encodings, so it may lie beside either
+    if (blocks.single()) {  // shared by both encodings, so either may hold it
       write(v, 0, single_scale(e, args).inverse);
       continue;
     }

@@ -1,4 +1,4 @@
-// What an encoder does with a band of its tensor: scales, then data, rowwise and columnwise.
+// Encodes panels of a tensor: scales first, then data, rowwise and columnwise.
 #pragma once
 
 #include "backend/cpu/loops.h"
@@ -6,28 +6,28 @@
 
 namespace tenon::cpu {
 
-// Rows [row, row + rows) by columns [col, col + cols) of a tensor, fp32, dense. A panel holds whole
-// blocks, except at the tensor's end.
+// Rows [row, row + rows) by columns [col, col + cols) of a tensor in fp32, contiguous. A panel
+// holds whole blocks, except at the end of the tensor.
 struct Panel {
   int64_t row, rows, col, cols;
   const float* data;
 };
 
-// How elements fared; each is counted at most once.
+// Counts of elements that changed in encoding. Each element is counted at most once.
 struct Health {
   uint64_t saturated = 0, flushed = 0, nonfinite = 0;
   Health& operator+=(const Health& h);
 };
 
-// Floats of scratch that encode needs for a panel.
+// Size of the scratch memory of encode for one panel, in floats.
 size_t encode_floats(int64_t rows, int64_t cols);
 
-// Writes the panel's data, and its scales where blocks have their own.
+// Writes the data of the panel. Writes the scales too if each block has its own.
 void encode(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,
             float* scratch, Health& health);
 
-// What belongs to the whole tensor: the one scale of delayed and current, zeros in the padding of
-// scale tensors, the counts.
+// Writes the results of the whole tensor: the single scale of delayed and current scaling, zeros in
+// the padding of scale tensors, and the counts.
 void finish_encoder(const Encoder& e, const RunArgs& args, const Health& health);
 
 }  // namespace tenon::cpu

@@ -1,4 +1,4 @@
-// Items in parallel, then the sums that they left behind.
+// Runs the items in parallel, then joins their partial sums.
 #include "backend/cpu/executor.h"
 
 #include "backend/cpu/finish.h"

@@ -1,4 +1,4 @@
-// The tile executor: takes every map step, on any CPU.
+// The tile executor. It accepts every map step on every CPU.
 #pragma once
 
 #include "step/backend.h"

@@ -1,4 +1,4 @@
-// Sums are joined tree by tree, in the order of the items.
+// Joins partial sums tree by tree, in the order of the items.
 #include "backend/cpu/finish.h"
 
 #include <cstring>
@@ -11,15 +11,15 @@ namespace tenon::cpu {
 
 namespace {
 
-// Floats of the partial sums of one store; whole cache lines, so that stores stay apart.
+// Size of the partial sums of one store, in floats. Whole cache lines, to avoid false sharing.
 size_t partial_floats(const Grid& g, const Store& s) {
   if (s.to == Store::To::column_sum) return static_cast<size_t>(rup(g.blocks() * g.cols, 16));
   if (s.to == Store::To::row_sum) return static_cast<size_t>(rup(g.rows * g.chunks(), 16));
   return 0;
 }
 
-// The larger of what is held and what was found. Calls of several threads may share a slot; only an
-// address that no atomic can have is joined plainly.
+// Keeps the maximum of the slot and the new value. Several threads may share a slot, so the update
+// is atomic. A slot at a misaligned address is updated without an atomic.
 void join_amax(void* slot, uint32_t found) {
   if (reinterpret_cast<uintptr_t>(slot) % alignof(uint32_t) != 0) {
     uint32_t held = 0;
@@ -38,7 +38,7 @@ class Finisher {
  public:
   Finisher(const Step& step, const Loops& loops) : step_(step), loops_(loops) {}
 
-  // Joins the items' parts of one store and writes the result.
+  // Joins the partial results of one store and writes the output.
   void store(size_t k, const RunArgs& args, const Grid& g, const Leftovers& left) const {
     const Store& s = step_.stores[k];
     const View& out = args.out[s.arg];

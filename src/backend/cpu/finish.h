@@ -1,4 +1,4 @@
-// The results that are not tiles: what items leave behind, and what is done with it after them.
+// The final pass over partial results of the items: sums, amaxes and counts.
 #pragma once
 
 #include "backend/cpu/grid.h"
@@ -7,11 +7,11 @@
 
 namespace tenon::cpu {
 
-// Floats of workspace that the parts of all sums take.
+// Size of the partial results of all sums in the workspace, in floats.
 size_t leftover_floats(const Step& step, const Grid& grid);
-// Nothing left behind yet; `memory` holds leftover_floats.
+// Empty partial results. `memory` holds leftover_floats floats.
 Leftovers no_leftovers(const Step& step, const Grid& grid, float* memory);
-// Joins the items' parts and writes the results.
+// Joins the partial results of the items and writes the outputs.
 void finish(const Step& step, const Loops& loops, const RunArgs& args, const Grid& grid,
             const Leftovers& left);
 

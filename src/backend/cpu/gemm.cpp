@@ -1,4 +1,5 @@
-// Pack, multiply, run the body: by groups of row blocks and column chunks that bound the memory.
+// Packs, multiplies and runs the body, by groups of row blocks and column chunks that bound the
+// memory.
 #include "backend/cpu/gemm.h"
 
 #include <algorithm>
@@ -15,14 +16,14 @@ namespace tenon::cpu {
 
 namespace {
 
-constexpr int64_t kThinRows = 256;  // so few rows do not repay panels of all of b in memory
-constexpr int64_t kThinPanels = 8;  // of b, packed and used at once
-// Lines are read over a long span of k, or across all those panels a few words of k at a time,
-// whichever are neighbours in memory.
+constexpr int64_t kThinRows = 256;  // up to so many rows, packing all of b does not pay
+constexpr int64_t kThinPanels = 8;  // panels of b that are packed and used together
+// If k is contiguous, lines are read over a long span of k. Otherwise they are read across all the
+// panels, a few words of k at a time.
 constexpr int64_t kThinSpan = 1024;
 constexpr int64_t kThinSlice = 16;
-constexpr int64_t kOwnBlocks = 16;  // of rows, so that whole blocks are shared out evenly
-constexpr int64_t kSkew = 16;       // rows of a tile then fall into different sets of the caches
+constexpr int64_t kOwnBlocks = 16;  // so many row blocks divide evenly among threads
+constexpr int64_t kSkew = 16;       // puts rows of a tile into different cache sets
 
 size_t bytes_of(int64_t floats) { return static_cast<size_t>(floats) * sizeof(float); }
 
@@ -30,7 +31,7 @@ struct Columns {
   int64_t begin, n;
 };
 
-// The columns of the product that a chunk reads, in whole panels, apart from one another.
+// The columns of the product that a chunk reads, as separate ranges of whole panels.
 std::vector<Columns> product_columns(const Step& step, const Grid& g, int64_t chunk,
                                      int64_t width) {
   const int64_t begin = chunk * g.chunk_cols;
@@ -52,7 +53,7 @@ std::vector<Columns> product_columns(const Step& step, const Grid& g, int64_t ch
   return apart;
 }
 
-// How a call is cut, and where its parts lie in the workspace.
+// How a call is split, and the offsets of its parts in the workspace.
 struct Cut {
   Cut(const Step& step, const GemmKernel& kernel, int64_t group_floats, int64_t given)
       : kernel(kernel),
@@ -84,7 +85,7 @@ struct Cut {
     b_floats = group_chunks * chunk_width * words;
   }
 
-  // Rows that a panel of a or a product takes in memory.
+  // Number of rows of a panel of a, or of a product, in memory.
   [[nodiscard]] int64_t padded(int64_t n) const { return kernel.tiles ? rup(n, kernel.rows) : n; }
   [[nodiscard]] int64_t total() const {
     return static_cast<int64_t>(sums) + rup(a_floats, 16) + rup(b_floats, 16) + product_floats;
@@ -92,7 +93,7 @@ struct Cut {
 
   const GemmKernel& kernel;
   int64_t rows, inner, words, cols;
-  int64_t stride;  // of a product in memory
+  int64_t stride;  // stride of a product in memory
   Grid grid;
   bool thin;
   size_t sums;
@@ -101,7 +102,7 @@ struct Cut {
   int64_t chunk_width = 0, group_blocks = 1, group_chunks = 1;
 };
 
-// Panels of a block of rows are as equal as can be, so that none is too thin for the processor.
+// Panels of a row block have nearly equal sizes, so that none is too thin to be efficient.
 struct RowPanels {
   const GemmKernel& kernel;
   int64_t rows;
@@ -111,7 +112,7 @@ struct RowPanels {
     return kernel.tiles ? std::min(p * kernel.rows, rows) : p * rows / count();
   }
   [[nodiscard]] int64_t size(int64_t p) const { return begin(p + 1) - begin(p); }
-  // Rows in memory: whole tiles.
+  // Rows of panel p in memory: whole tiles.
   [[nodiscard]] int64_t width(int64_t p) const { return kernel.tiles ? rup(size(p), 16) : size(p); }
 };
 
@@ -132,10 +133,10 @@ class Product {
 
   void run(Leftovers& left) const {
     const Grid& g = cut_.grid;
-    if (g.cols == 0) return run_items(left, {});  // what is stored for empty rows, if anything
+    if (g.cols == 0) return run_items(left, {});  // only values that empty rows store
     if (cut_.thin) return run_thin(left);
     if (cut_.group_chunks == g.chunks() && g.blocks() >= kOwnBlocks) return run_blocks(left);
-    bool packed = false;  // all of b
+    bool packed = false;  // all of b is packed
     for (int64_t block = 0; block < g.blocks(); block += cut_.group_blocks) {
       const int64_t blocks = std::min(cut_.group_blocks, g.blocks() - block);
       pack_blocks(block, blocks);
@@ -157,7 +158,7 @@ class Product {
     return {kernel_, std::min(cut_.grid.block_rows, cut_.rows - row)};
   }
 
-  // Many blocks of rows: each is packed by the thread that uses it, into its own cache.
+  // Many row blocks: the thread that uses a block also packs it, into its own cache.
   void run_blocks(Leftovers& left) const {
     const Grid& g = cut_.grid;
     pack_chunks(0, g.chunks());
@@ -174,12 +175,12 @@ class Product {
     });
   }
 
-  // Where block i of the group lies.
+  // Address of block i of the group.
   [[nodiscard]] float* block_of(int64_t i) const {
     return packed_a_ + i * cut_.padded(cut_.grid.block_rows) * cut_.words;
   }
 
-  // A block of rows in memory is [k block][panel]: what one pass over k reads lies together.
+  // A row block in memory is [k block][panel], so that one pass over k reads contiguous memory.
   void pack_blocks(int64_t first, int64_t count) const {
     const int64_t most = cdiv(cut_.grid.block_rows, kernel_.rows);
     const int64_t steps = cdiv(cut_.words, kernel_.block);
@@ -200,7 +201,7 @@ class Product {
     a_.panel(out, row + panels.begin(p), panels.size(p), panels.width(p), k, words);
   }
 
-  // A panel of b holds all of k.
+  // Packs one panel of b, which holds all of k.
   void pack_b(float* out, int64_t column, int64_t k, int64_t words) const {
     const int64_t lanes = std::min(kernel_.cols, step_.gemm()->cols - column);
     b_.panel(out, column, lanes, kernel_.cols, k, words);
@@ -228,7 +229,7 @@ class Product {
     });
   }
 
-  // All rows of a block by one panel of b, one block of k.
+  // All rows of a block times one panel of b, for one block of k.
   void multiply(const RowPanels& panels, const float* a, const float* b, int64_t k, float* c,
                 int64_t stride, const float* next) const {
     const int64_t words = std::min(kernel_.block, cut_.words - k);
@@ -238,7 +239,7 @@ class Product {
                    c + panels.begin(p) * stride, stride, k > 0, next + p * kernel_.fetch * words);
   }
 
-  // The rule for scales of whole tensors: the finished sum times a's, then times b's.
+  // Order for the scales of whole tensors: the finished sum times the scale of a, then of b.
   void scale(float* c, int64_t rows, int64_t n, int64_t stride) const {
     for (const Packer* side : {&a_, &b_}) {
       if (side->scale() == 1.0F) continue;
@@ -247,7 +248,7 @@ class Product {
     }
   }
 
-  // A block of rows, packed at `a`, by chunk j of the group that begins with `chunk`.
+  // A row block, packed at `a`, times chunk j of the group that begins with `chunk`.
   void run_item(int64_t block, int64_t chunk, int64_t j, const float* a, Leftovers& left) const {
     const Grid& g = cut_.grid;
     const RowPanels panels = row_panels(block);
@@ -261,8 +262,8 @@ class Product {
     const float* panel = b;
     for (const Columns& range : columns) {
       ranges.push_back({range.begin, range.n, c, stride});
-      // k inside: all of a and a panel of the product stay in the second cache while b goes by in
-      // the order of its memory. The other way around the product would compete with a.
+      // k is the inner loop: all of a and one panel of the product stay in the second-level cache
+      // while b is read in memory order. With k outside, the product would compete with a.
       for (int64_t n = 0; n < range.n; n += kernel_.cols)
         for (int64_t k = 0; k < cut_.words; k += kernel_.block) {
           const float* here = panel + n * cut_.words + k * kernel_.cols;
@@ -278,7 +279,7 @@ class Product {
     body_.run(args_, g, block * g.chunks() + chunk + j, left, ranges);
   }
 
-  // Few rows: b goes by once, a few panels at a time, and the whole product lies in memory.
+  // Few rows: b is read once, a few panels at a time, and the whole product is in memory.
   void run_thin(Leftovers& left) const {
     const Grid& g = cut_.grid;
     if (g.items() == 0) return;
@@ -298,7 +299,7 @@ class Product {
     run_items(left, {0, cut_.cols, product_, cut_.stride});
   }
 
-  // The body alone, on a product in memory.
+  // Runs only the body, on a product in memory.
   void run_items(Leftovers& left, const ProductRange& whole) const {
     const Grid& g = cut_.grid;
     parallel_for(g.items(), [&](int64_t begin, int64_t end) {
@@ -360,7 +361,7 @@ class GemmStep final : public Kernel {
   void run(const RunArgs& given) const override {
     const Cut cut(step_, kernel_, group_floats_, given.rows);
     RunArgs args = given;
-    args.rows = cut.rows;  // the body's
+    args.rows = cut.rows;  // rows of the body
     Leftovers left = no_leftovers(step_, cut.grid, static_cast<float*>(args.workspace));
     Product(step_, kernel_, loops_, *body_, args, cut).run(left);
     finish(step_, loops_, args, cut.grid, left);

@@ -1,4 +1,4 @@
-// Products: panels decoded to fp32 or bf16, tiles in registers, the body on what is still in cache.
+// Matrix products: operands are packed as fp32 or bf16 panels, and the body runs on tiles in cache.
 #pragma once
 
 #include "backend/cpu/gemm_kernels.h"
@@ -9,10 +9,10 @@ namespace tenon::cpu {
 
 Attempt make_gemm(const Step& step, const Target& target);
 
-// Floats of packed a, and of packed b, at most (but for one block and one chunk): 128 MB.
+// Upper bound for packed a and for packed b, in floats (128 MB), plus one block and one chunk.
 inline constexpr int64_t kGroupFloats = 1 << 25;
 
-// The same with a kernel of one's choice, which must be able to take the step's matrices.
+// The same with a given kernel. The kernel must support the matrices of the step.
 std::shared_ptr<const Kernel> gemm_with(const Step& step, const GemmKernel& kernel,
                                         int64_t group_floats = kGroupFloats,
                                         const Loops& table = loops());

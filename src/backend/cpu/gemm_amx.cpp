@@ -1,14 +1,14 @@
-// Products of bf16 numbers by the matrix unit; see the flags of this file in CMakeLists.txt.
+// Products of bf16 values by AMX; see the flags of this file in CMakeLists.txt.
 #include "backend/cpu/gemm_make512.h"
 
 namespace tenon::cpu {
 
 namespace {
 
-constexpr int64_t kTile = 16;    // rows of a tile, and words of 4 bytes in each
+constexpr int64_t kTile = 16;    // rows of a tile, and 4-byte words per row
 constexpr int64_t kBlock = 128;  // panels of a and b, 16 KB each, share the first-level cache
 
-// Eight tiles of 16 rows of 64 bytes: 0 to 3 sums, 4 and 5 of a, 6 and 7 of b.
+// Eight tiles of 16 rows of 64 bytes: 0 to 3 are sums, 4 and 5 are a, 6 and 7 are b.
 struct alignas(64) Config {
   uint8_t palette = 1, start = 0;
   uint8_t reserved[14] = {};
@@ -23,8 +23,8 @@ void begin() {
 }
 void end() { _tile_release(); }
 
-// Tiles of a lie one behind the other; those of b side by side in lines of 32 words. The sums go on
-// from c, whose rows the caller pads to whole tiles.
+// Tiles of a are contiguous. Tiles of b are next to each other in lines of 32 words. The sums start
+// from c. The caller pads the rows of c to whole tiles.
 void tile_amx(int64_t rows, int64_t k, const float* a, const float* b, float* c, int64_t stride,
               bool add, const float* ahead) {
   constexpr int64_t kBytes = kTile * 4, kLine = kCols * 4;

@@ -68,7 +68,7 @@ void copy(float* out, int64_t width, const void* in, int64_t stride, int64_t lan
           _mm256_maskload_ps(reinterpret_cast<const float*>(from) + l, first(lanes - l)));
 }
 
-// v[i] lane j becomes v[j] lane i.
+// Lane j of v[i] becomes lane i of v[j].
 void transpose_8x8(__m256 (&v)[8]) {
   __m256 t[8];
 #pragma GCC unroll 4

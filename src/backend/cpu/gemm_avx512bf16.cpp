@@ -1,11 +1,11 @@
-// Products of bf16 numbers for avx512 with its bf16 words; see the flags in CMakeLists.txt.
+// Products of bf16 values with avx512bf16; see the flags of this file in CMakeLists.txt.
 #include "backend/cpu/gemm_make512.h"
 
 namespace tenon::cpu {
 
 namespace {
 
-// Two exact products, two additions in fp32; subnormal numbers count as 0.
+// Two exact products, then two additions in fp32. Subnormal values count as 0.
 struct Dot {
   [[gnu::always_inline]] static __m512 run(__m512 a, __m512 b, __m512 sum) {
     return _mm512_dpbf16_ps(sum, __builtin_bit_cast(__m512bh, a), __builtin_bit_cast(__m512bh, b));

@@ -1,4 +1,4 @@
-// Products in plain C++: what runs everywhere, and the order of additions in its shortest form.
+// Products in plain C++. Runs on every processor and defines the order of additions.
 #include <algorithm>
 #include <cstring>
 
@@ -10,15 +10,16 @@ namespace {
 
 constexpr int64_t kRows = 4, kCols = 16;
 
-// One rounding, also where the processor has no fma: the product is exact in float64, and a sum
-// rounded to odd there keeps enough for the rounding to fp32 to be the only one.
+// A multiply-add with one rounding, also without an fma instruction. The product is exact in
+// float64. The sum is rounded to odd in float64, so the rounding to fp32 is the only one that
+// counts.
 [[gnu::always_inline]] inline float fused(float a, float b, float c) {
 #if defined(__x86_64__) && !defined(__FMA__)
   const double product = static_cast<double>(a) * static_cast<double>(b);
   const double addend = c;
   const double sum = product + addend;
   const double part = sum - product;
-  const double lost = (product - (sum - part)) + (addend - part);  // NaN beside an infinity
+  const double lost = (product - (sum - part)) + (addend - part);  // NaN if either is infinite
   const auto bits = __builtin_bit_cast(int64_t, sum);
   const int64_t inexact = (lost > 0) | (lost < 0);
   const int64_t away = (lost > 0) == (sum > 0) ? 1 : -1;

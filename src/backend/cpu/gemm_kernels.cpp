@@ -1,4 +1,4 @@
-// Which kernels of products this processor runs.
+// Chooses the kernels of products for this processor.
 #include "backend/cpu/gemm_kernels.h"
 
 #include <vector>
@@ -18,13 +18,13 @@ namespace tenon::cpu {
 namespace {
 
 #if defined(__x86_64__)
-// Older compilers do not know these by name. avx512bf16: leaf 7.1, eax bit 5.
+// Older compilers do not know the feature names. avx512bf16: leaf 7.1, eax bit 5.
 bool has_avx512bf16() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return loops().isa == "avx512" && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1U) != 0;
 }
 
-// amx-tile and amx-bf16 (leaf 7, edx bits 24 and 22), and the system's leave for the tiles' state.
+// amx-tile and amx-bf16 (leaf 7, edx bits 24 and 22). The system must also permit the tile state.
 bool has_amx() {
 #if defined(__linux__)
   constexpr int kRequestPermission = 0x1023;

@@ -1,4 +1,4 @@
-// The inner parts of a product as a table of functions, one table an instruction set.
+// Micro-kernels of matrix products as a table of functions, one table per instruction set.
 #pragma once
 
 #include <cstdint>
@@ -7,38 +7,39 @@
 
 namespace tenon::cpu {
 
-// A packed matrix is made of 32-bit words: a word holds one fp32 number, or the bf16 numbers of two
-// neighbours in k, the even one in the low half. A panel of b is [k][cols]; a panel of a is
-// [k][rows], or where `tiles` says so [k ÷ 16][rows][16].
+// A packed matrix consists of 32-bit words. A word holds one fp32 value, or two bf16 values that
+// are neighbours in k, the even one in the low half. A panel of b is [k][cols]. A panel of a is
+// [k][rows], or [k ÷ 16][rows][16] if `tiles` is set.
 struct GemmKernel {
   std::string_view isa;
   bool pairs = false;   // words are pairs of bf16
-  bool tiles = false;   // a's panels have 16 words of each row together; rows in multiples of 16
-  int64_t rows = 1;     // of a full tile
-  int64_t cols = 1;     // of every tile
-  int64_t granule = 1;  // words of k come in multiples of it
-  int64_t block = 1;    // words of k in one go
-  int64_t fetch = 4;    // words that a tile fetches ahead for each word of k
-  // c = a·b, or c += a·b, over `k` words; c's rows lie `stride` floats apart. What is read next
-  // lies at `ahead`.
+  bool tiles = false;   // panels of a hold 16 words of each row together; rows in multiples of 16
+  int64_t rows = 1;     // rows of a full tile
+  int64_t cols = 1;     // columns of every tile
+  int64_t granule = 1;  // the number of words of k is a multiple of this
+  int64_t block = 1;    // words of k per call
+  int64_t fetch = 4;    // words to prefetch per word of k
+  // c = a·b, or c += a·b if `add`, over `k` words. Rows of c are `stride` floats apart. `ahead` is
+  // the memory to prefetch.
   void (*tile)(int64_t rows, int64_t k, const float* a, const float* b, float* c, int64_t stride,
                bool add, const float* ahead) = nullptr;
-  // out[k·width + lane] = in[lane][k] or in[k][lane] as words, 0 for lanes from `lanes` up to
-  // width. Lines of `in` lie `stride` bytes apart, at any address.
+  // out[k·width + lane] = in[lane][k] or in[k][lane], as words. Lanes from `lanes` to width are 0.
+  // Lines of `in` are `stride` bytes apart and need no alignment.
   void (*transpose)(float* out, int64_t width, const void* in, int64_t stride, int64_t lanes,
                     int64_t k) = nullptr;
   void (*copy)(float* out, int64_t width, const void* in, int64_t stride, int64_t lanes,
                int64_t k) = nullptr;
-  // The same from k lines of 16-bit numbers: out[i·width + lane] = {in[2i][lane], in[2i+1][lane]}.
+  // The same for k lines of 16-bit values: out[i·width + lane] = {in[2i][lane], in[2i+1][lane]}.
   void (*zip)(float* out, int64_t width, const void* in, int64_t stride, int64_t lanes,
               int64_t k) = nullptr;
-  // Around the tiles of a thread: the state of the matrix unit.
+  // Called before and after the tiles of a thread: set up and release the matrix unit.
   void (*begin)() = nullptr;
   void (*end)() = nullptr;
 };
 
-// fp32 numbers of one block are added in the order of k by fused multiply-adds from 0, blocks in
-// order to their sum: the same on every instruction set, whatever the tiles.
+// fp32 products are added in the order of k by fused multiply-adds, starting from 0, within one
+// block. Then the blocks are added in order. The result is the same for every instruction set and
+// tile size.
 inline constexpr int64_t kInnerBlock = 256;
 
 // All that this processor runs.

@@ -1,5 +1,5 @@
-// What the products for avx512, its bf16 words and the matrix unit share. Everything has internal
-// linkage: each file compiles it with its own flags.
+// Shared code of the products for avx512, avx512bf16 and AMX. Everything has internal linkage,
+// because each file compiles it with its own flags.
 #pragma once
 
 #include <immintrin.h>
@@ -21,9 +21,9 @@ constexpr int64_t kRows = 14, kCols = 32;  // 28 sums, 2 vectors of b, 1 of a
   return static_cast<__mmask16>((1U << std::clamp<int64_t>(n, 0, 16)) - 1);
 }
 
-// Lines may lie pages apart, where no processor looks ahead.
+// Lines may be on different pages, which hardware prefetchers do not follow.
 constexpr int64_t kAhead = 8;       // lines of k
-constexpr int64_t kLinesAhead = 4;  // of each of 16 lanes
+constexpr int64_t kLinesAhead = 4;  // lines ahead of each of 16 lanes
 
 [[maybe_unused]] void copy(float* out, int64_t width, const void* in, int64_t stride, int64_t lanes,
                            int64_t k) {
@@ -37,7 +37,7 @@ constexpr int64_t kLinesAhead = 4;  // of each of 16 lanes
     }
 }
 
-// v[i] lane j becomes v[j] lane i: pairs, fours, then blocks of four lanes.
+// Lane j of v[i] becomes lane i of v[j]. Order: pairs, groups of four, then blocks of four lanes.
 [[gnu::always_inline]] inline void transpose_16x16(__m512 (&v)[16]) {
   __m512 t[16];
 #pragma GCC unroll 8
@@ -107,7 +107,7 @@ constexpr int64_t kLinesAhead = 4;  // of each of 16 lanes
     }
 }
 
-// Step is one word of k: sums += a·b.
+// Step adds one word of k: sums += a·b.
 template <int rows, class Step>
 void tile_of(int64_t k, const float* a, const float* b, float* c, int64_t stride, bool add,
              const float* ahead) {

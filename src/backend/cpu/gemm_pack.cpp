@@ -1,4 +1,4 @@
-// Lines of the tensor are decoded and scaled in the first-level cache, then laid into panels.
+// Decodes and scales lines of the tensor in the first-level cache, then copies them into panels.
 #include "backend/cpu/gemm_pack.h"
 
 #include <algorithm>
@@ -8,11 +8,11 @@ namespace tenon::cpu {
 
 namespace {
 
-constexpr int64_t kLine = 512;  // numbers of a line decoded at once
-constexpr int64_t kLanes = 32;  // of the widest panel
+constexpr int64_t kLine = 512;  // values of a line decoded at once
+constexpr int64_t kLanes = 32;  // lanes of the widest panel
 constexpr int64_t kSpan = 2 * kInnerBlock;
 
-// What comes next in a line: with many lines in turn, the processor does not see it coming.
+// Prefetches the next part of a line. Hardware prefetchers do not follow so many lines.
 void fetch(const char* from, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
 }
@@ -48,12 +48,12 @@ const char* Packer::at(int64_t lane, int64_t k) const {
   return static_cast<const char*>(data_.data) + offset * info(format_.dtype).bytes;
 }
 
-// The scales of n neighbours in memory.
+// The scales of n values that are adjacent in memory.
 void Packer::fill_scales(float* out, int64_t lane, int64_t k, int64_t n) const {
   const Blocks blocks = format_.blocks(orientation_);
   const int64_t row = k_first_ ? k : lane;
   const int64_t column = k_first_ ? lane : k;
-  const bool along_rows = k_first_ == k_inside_;  // neighbours lie in different rows
+  const bool along_rows = k_first_ == k_inside_;  // neighbours are in different rows
   const int64_t size = along_rows ? blocks.rows : blocks.cols;
   const int64_t bytes = info(scales_.dtype).bytes;
   const LoadLoop load = loops_.load[index(scales_.dtype)];
@@ -76,7 +76,7 @@ void Packer::fill_scales(float* out, int64_t lane, int64_t k, int64_t n) const {
   }
 }
 
-// n neighbours in memory from (lane, k) on, decoded.
+// Decodes n values that are adjacent in memory, from (lane, k) on.
 void Packer::numbers(float* out, int64_t lane, int64_t k, int64_t n) const {
   loops_.load[index(format_.dtype)](out, at(lane, k), 1, static_cast<size_t>(n));
   if (!blocks_) return;
@@ -118,7 +118,7 @@ void Packer::panel_of_numbers(float* out, int64_t lane, int64_t lanes, int64_t w
   }
 }
 
-// Beyond the last number of k a word is filled with zeros.
+// Words after the last value of k are zero.
 void Packer::panel_of_pairs(float* out, int64_t lane, int64_t lanes, int64_t width, int64_t k,
                             int64_t words) const {
   const int64_t n = std::clamp<int64_t>(inner_ - 2 * k, 0, 2 * words);
@@ -150,7 +150,7 @@ void Packer::panel_of_pairs(float* out, int64_t lane, int64_t lanes, int64_t wid
   }
 }
 
-// [k ÷ 16][width][16]: rows of 16 words, the panel's rows one behind the other.
+// [k ÷ 16][width][16]: 16 words of each row, the rows of the panel one after the other.
 void Packer::panel_of_tiles(float* out, int64_t lane, int64_t lanes, int64_t width, int64_t k,
                             int64_t words) const {
   constexpr int64_t kTile = 16;

@@ -1,4 +1,4 @@
-// A matrix of a product, decoded from its format into the panels that kernels read.
+// Packs an operand of a product: decodes its format into the panels that the kernels read.
 #pragma once
 
 #include "backend/cpu/gemm_kernels.h"
@@ -7,7 +7,8 @@
 
 namespace tenon::cpu {
 
-// Whether every number is a bf16 number once a scale of the whole tensor is left to the product.
+// Whether every value is exact in bf16. The scale of a whole tensor does not count: the product
+// applies it.
 bool exact_in_bf16(const Format& f);
 
 // Lanes are the rows of a or the columns of b.
@@ -18,12 +19,12 @@ class Packer {
   Packer(const GemmKernel& kernel, const Loops& loops, const Matrix& m, Side side,
          const RunArgs& args, int64_t inner);
 
-  // The panel of lanes [lane, lane + lanes), `width` wide, and the words [k, k + words) of it.
-  // Scales of blocks are multiplied in; that of a whole tensor is scale().
+  // Writes the words [k, k + words) of lanes [lane, lane + lanes) as a panel of `width` lanes.
+  // Applies block scales. The scale of a whole tensor is not applied; see scale().
   void panel(float* out, int64_t lane, int64_t lanes, int64_t width, int64_t k,
              int64_t words) const;
   [[nodiscard]] float scale() const { return scale_; }
-  // Whether neighbours in k are neighbours in memory; else neighbouring lanes are.
+  // Whether neighbours in k are adjacent in memory. Otherwise neighbouring lanes are.
   [[nodiscard]] bool k_inside() const { return k_inside_; }
 
  private:
@@ -45,9 +46,9 @@ class Packer {
   View data_, scales_;
   int64_t inner_;
   Side side_;
-  bool k_first_;  // k counts the tensor's rows
+  bool k_first_;  // k is the row index of the tensor
   bool k_inside_;
-  bool blocks_;  // there are scales of blocks
+  bool blocks_;  // the format has block scales
   float scale_ = 1;
 };
 

@@ -1,4 +1,4 @@
-// The sizes of tiles, blocks and chunks.
+// Chooses the sizes of tiles, blocks and chunks.
 #include "backend/cpu/grid.h"
 
 #if defined(__x86_64__)
@@ -13,12 +13,12 @@ namespace tenon::cpu {
 namespace {
 
 constexpr int64_t kChunkCols = 8 * kTileCols;
-constexpr int64_t kItemElements = 1 << 15;   // enough work to be worth handing to a thread
-constexpr int64_t kFlatRows = 8;             // a panel of so many rows may be wide
+constexpr int64_t kItemElements = 1 << 15;   // enough work to pay for handing it to a thread
+constexpr int64_t kFlatRows = 8;             // panels of at most so many rows may be wide
 constexpr int64_t kSumRows = 128;            // partial column sums then cost under 2 % of traffic
-constexpr int64_t kProductRows = 128;        // what a panel of b is read for once
-constexpr int64_t kProductFloats = 1 << 18;  // of an item's product: it stays in the second cache
-constexpr int64_t kProductItems = 16;        // enough for the threads, before items are cut thin
+constexpr int64_t kProductRows = 128;        // rows per read of a panel of b
+constexpr int64_t kProductFloats = 1 << 18;  // product of an item; fits the second-level cache
+constexpr int64_t kProductItems = 16;        // enough for the threads; fewer if items would be thin
 
 bool stores_any(const Step& step, Store::To to) {
   return std::ranges::any_of(step.stores, [&](const Store& s) { return s.to == to; });
@@ -32,7 +32,7 @@ std::vector<size_t> stores_of(const Step& step, size_t encoder) {
   return found;
 }
 
-// Columns that share a scale, rows that do; transposing by 32 rows writes whole half lines.
+// Columns and rows that share a scale. Transposing 32 rows writes whole half lines.
 int64_t block_cols(const Encoder& e) {
   int64_t most = 1;
   for (const Orientation o : kOrientations)
@@ -47,14 +47,14 @@ int64_t block_rows(const Encoder& e) {
   return most;
 }
 
-// What a store writes of its tensor is made of whole blocks, in itself.
+// Whether the store alone writes whole blocks of its tensor.
 bool aligned(const Encoder& e, const Store& s, int64_t cols) {
   const int64_t n = block_cols(e);
   const bool ends = cols % n == 0 || s.columns.offset + cols == e.cols;
   return s.columns.contiguous() && s.columns.offset % n == 0 && ends;
 }
 
-// How the panels of an encoder lie: one for each store, one for all of a range, or one whole row.
+// Panels of an encoder: one per store, one for all stores of a range, or one whole row.
 enum class Split { stores, range, none };
 Split split(const Step& step, size_t encoder) {
   const Encoder& e = step.encoders[encoder];
@@ -63,14 +63,14 @@ Split split(const Step& step, size_t encoder) {
     return std::ranges::all_of(stores, [&](size_t k) { return rule(step.stores[k]); });
   };
   if (all([&](const Store& s) { return aligned(e, s, step.cols); })) return Split::stores;
-  // Interleaved halves: every chunk of tiles is one range if it holds whole pieces of both.
+  // Interleaved halves: a chunk is one range if it holds whole pieces of both halves.
   const auto pieces = [&](const Store& s) {
     return !s.columns.contiguous() && kTileCols % s.columns.block == 0;
   };
   return all(pieces) ? Split::range : Split::none;
 }
 
-// A product wants tall items, as far as its cache and the number of items allow.
+// Products need tall items. The cache and the number of items limit the height.
 void grow_for_product(const Step& step, Grid& g) {
   const int64_t gates = std::max<int64_t>(1, cdiv(step.gemm()->cols, std::max<int64_t>(g.cols, 1)));
   const int64_t width = g.chunk_cols * gates;
@@ -94,7 +94,7 @@ std::vector<PanelRange> panels(const Step& step, int64_t begin, int64_t n) {
         break;
       case Split::range: {
         const ColumnMap& m = step.stores[stores[0]].columns;
-        const int64_t share = m.stride / m.block;  // 2: the halves lie side by side
+        const int64_t share = m.stride / m.block;  // 2 if the halves are side by side
         list.push_back({i, stores, begin * share, n * share});
         break;
       }
@@ -114,8 +114,8 @@ Grid make_grid(const Step& step, int64_t rows) {
   const int64_t cols = std::max<int64_t>(g.cols, 1);
   if (cols < kTileCols)
     g.tile_rows = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kTileCols / cols)));
-  // A sum over everything follows the rows, so its items must hold whole rows; so must a total of a
-  // row and a panel that cannot be cut.
+  // Items must hold whole rows in three cases: a sum over all elements, which follows the rows; a
+  // row total; a panel that cannot be split.
   bool whole_rows = cols <= kTileCols || !step.totals().empty() || stores_any(step, Store::To::sum);
   g.columns = stores_any(step, Store::To::column);
   g.band_rows = g.tile_rows;
@@ -123,7 +123,7 @@ Grid make_grid(const Step& step, int64_t rows) {
     whole_rows = whole_rows || split(step, i) == Split::none;
     g.band_rows = std::max(g.band_rows, block_rows(step.encoders[i]));
   }
-  // Tall panels are narrow, so that they stay in the second-level cache.
+  // Tall panels are narrow, to fit the second-level cache.
   const bool wide = !step.gemm() && (step.encoders.empty() || g.band_rows <= kFlatRows);
   const int64_t chunk = wide ? kChunkCols : kTileCols;
   g.chunk_cols = whole_rows ? cols : std::min(cols, chunk);

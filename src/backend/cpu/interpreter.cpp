@@ -9,7 +9,7 @@ namespace tenon::cpu {
 
 namespace {
 
-// Runs of a column map: f(first step column, tensor column, count, stride).
+// Contiguous runs of a column map: f(first step column, tensor column, count, stride).
 template <class F>
 void for_runs(const ColumnMap& map, int64_t begin, int64_t n, F f) {
   if (map.contiguous()) return f(0, begin + map.offset, n, 1);
@@ -115,7 +115,7 @@ void Item::run() {
   close();
 }
 
-// The rows of a tile, phase by phase: in the last one they are still in the cache.
+// Processes the rows of a tile phase by phase. The rows stay in the cache until the last phase.
 void Item::walk_rows(int64_t row, int64_t rows) {
   for (size_t i = 0; i < step_.loads.size(); ++i) {
     const Load& l = step_.loads[i];
@@ -176,10 +176,10 @@ void Item::store_column(size_t k, int64_t row, int64_t rows) const {
                                static_cast<size_t>(rows));
 }
 
-// Values that are the same in every tile of the item.
+// Computes values that are the same in every tile of the item.
 void Item::fill_constants() {
   const int64_t width = col_end_ - col_begin_;
-  // As many as the largest tile has; a row's own numbers are one a row.
+  // The size of the largest tile. Row values have one element per row.
   const int64_t rows = std::min(grid_.tile_rows, row_end_ - row_begin_);
   const auto n = static_cast<size_t>(rows * std::max<int64_t>(grid_.tile_cols(), 1));
   for (const auto& [id, value] : program_.constants) std::fill_n(slot_[id], n, value);
@@ -228,8 +228,8 @@ void Item::load(const Phase& phase, const Tile& t) {
   }
 }
 
-// A scale for each element: runs of one number along a block, or a row of them where blocks are one
-// column wide.
+// One scale per element. Along a block they are runs of one value. If blocks are one column wide,
+// they are a row of values.
 void Item::load_blocks(size_t i, const Tile& t) {
   const Load& l = step_.loads[i];
   const View& v = args_.in[l.arg];
@@ -270,7 +270,7 @@ void Item::load_random(size_t i, const Tile& t) {
   }
 }
 
-// In place where a tile is one run of one row.
+// Reads in place if a tile is one run of one row.
 void Item::load_product(size_t i, const Tile& t) {
   const ColumnMap& map = step_.loads[i].columns;
   const auto at = [&](int64_t row, int64_t c) {
@@ -322,7 +322,7 @@ void Item::store(size_t k, const Tile& t) {
       store_panel(k, t, value);
       break;
     case Store::To::column:
-      break;  // one number a row
+      break;  // one value per row
   }
 }
 

@@ -20,7 +20,7 @@ namespace tenon::cpu {
 // Column c of row r; the dtype's size decides what a column is.
 void* element(const View& view, int64_t r, int64_t c);
 
-// The columns [begin, begin + n) of a step, through the column map of a store.
+// Writes step columns [begin, begin + n) through the column map of the store.
 void store_columns(StoreLoop loop, const Store& store, const View& view, int64_t row, int64_t begin,
                    int64_t n, const float* from);
 
@@ -65,15 +65,16 @@ class Item {
   std::span<const ProductRange> product_;
   int64_t index_, block_, chunk_;
   int64_t row_begin_, row_end_, col_begin_, col_end_;
-  // Tiles (of loads also where they are not read in place), row vectors by load, stacks of partial
-  // sums by store, and places to add in: one as wide as a row vector, one for a tile and its tree.
+  // Scratch memory: tiles (also for loads that are not read in place), row vectors by load, stacks
+  // of partial sums by store, and two temporaries for sums. One temporary is as wide as a row
+  // vector. The other holds a tile and its tree.
   std::optional<Scratch> scratch_;
   std::vector<float*> slot_, row_, own_, stack_;
   float* wide_ = nullptr;
   float* spare_ = nullptr;
-  float* totals_ = nullptr;      // of the phase, one number a row
-  float* total_tree_ = nullptr;  // its stack, where a row takes several tiles
-  std::vector<uint32_t> most_;   // largest bits of |value| by store
+  float* totals_ = nullptr;      // totals of the phase, one value per row
+  float* total_tree_ = nullptr;  // stack of the totals if a row has several tiles
+  std::vector<uint32_t> most_;   // maximum bits of |value| by store
   std::vector<PanelRange> panels_;
   std::vector<float*> panel_data_;
   float* encode_scratch_ = nullptr;

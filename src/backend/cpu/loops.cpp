@@ -1,4 +1,4 @@
-// Which table of loops this processor gets.
+// Chooses the table of loops for this processor.
 #include "backend/cpu/loops.h"
 
 #include <cstdio>
@@ -9,7 +9,7 @@ namespace tenon::cpu {
 namespace {
 
 #if defined(__x86_64__)
-// What -march=x86-64-v3 and -v4 let the compiler use; clang 14 does not know the levels by name.
+// The features of -march=x86-64-v3 and -v4. clang 14 does not know these levels by name.
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&

@@ -1,4 +1,4 @@
-// The executor's inner loops as a table of functions, one table an instruction set.
+// The inner loops of the executor as a table of functions, one table per instruction set.
 #pragma once
 
 #include <array>
@@ -12,12 +12,12 @@
 
 namespace tenon::cpu {
 
-// `out` never overlaps the inputs. Words read as many inputs as they have.
+// `out` never overlaps the inputs. `in` has one pointer per operand of the word.
 using WordLoop = void (*)(float* out, const float* const* in, size_t n);
-// Elements lie `stride` elements apart, at any alignment.
+// Elements are `stride` elements apart and need no alignment.
 using LoadLoop = void (*)(float* out, const void* from, int64_t stride, size_t n);
 using StoreLoop = void (*)(void* to, int64_t stride, const float* from, size_t n);
-// Contiguous elements of from[i]·scale, and of from[i]·scales[i].
+// Contiguous elements from[i]·scale, and from[i]·scales[i].
 using ScaleLoop = void (*)(void* to, const float* from, size_t n, float scale);
 using ScalesLoop = void (*)(void* to, const float* from, size_t n, const float* scales);
 
@@ -28,19 +28,19 @@ struct Loops {
   std::array<WordLoop, kDTypes.size()> round;
   std::array<LoadLoop, kDTypes.size()> load;
   std::array<StoreLoop, kDTypes.size()> store;
-  std::array<StoreLoop, kDTypes.size()> stream;  // the same, whole lines past the cache
+  std::array<StoreLoop, kDTypes.size()> stream;  // the same; whole cache lines bypass the cache
   std::array<ScaleLoop, kDTypes.size()> store_scaled;
   std::array<ScalesLoop, kDTypes.size()> store_scales;
   void (*add_into)(float* sum, const float* in, size_t n);       // sum[i] = sum[i] + in[i]
   void (*add_pairs)(float* out, const float* in, size_t pairs);  // out[i] = in[2i] + in[2i+1]
-  uint32_t (*max_bits)(const float* in, size_t n);               // integer maximum of bits of |v|
-  void (*max_bits_into)(uint32_t* most, const float* in, size_t n);  // the same, lane by lane
-  // Numbers 8·first … 8·(first + blocks) of the random stream, as 0 to 65535.
+  uint32_t (*max_bits)(const float* in, size_t n);  // maximum of the bits of |v| as integers
+  void (*max_bits_into)(uint32_t* most, const float* in, size_t n);  // the same per lane
+  // Values 8·first … 8·(first + blocks) of the random stream, as 0 to 65535.
   void (*random)(float* out, uint64_t key, uint64_t first, uint64_t high, size_t blocks);
   NormTable norms = {};
 };
 
-// The best table that this processor runs. TENON_ISA=baseline|avx2|avx512 asks for a lesser one.
+// The best table for this processor. TENON_ISA=baseline|avx2|avx512 selects a lesser one.
 const Loops& loops();
 
 const Loops& loops_baseline();

@@ -1,4 +1,4 @@
-// The loops, written once; each instruction set compiles them with its own tag and flags.
+// The inner loops, written once. Each instruction set compiles them with its own tag and flags.
 #pragma once
 
 #if defined(__x86_64__)
@@ -19,7 +19,7 @@ template <int tag>
 struct LoopMaker {
   using V = Lane<tag>;
 
-  // One word, one loop: the compiler vectorises it, and a reluctant word costs only itself.
+  // One loop per word. The compiler vectorises each loop alone, so a slow word slows only itself.
   template <Word w, class Sequences>
   [[gnu::noinline]] static void word_loop(float* __restrict out, const float* const* in, size_t n) {
     constexpr int kArity = info(w).arity;
@@ -57,7 +57,7 @@ struct LoopMaker {
     for (size_t i = 0; i < n; ++i) out[i] = rounded_to<d>(a[i]);
   }
 
-  // Elements at any address: the alias type promises no alignment.
+  // Elements at any address: the packed type has no alignment requirement.
   template <DType d>
   struct [[gnu::packed]] Element {
     Storage<d> code;
@@ -118,7 +118,7 @@ struct LoopMaker {
     store_loop<d>(p + i, 1, from + i, n - i);
   }
 
-  // One multiplication in fp32, then one rounding: the order of the specification.
+  // One multiplication in fp32, then one rounding, in the order that docs/scaling.md specifies.
   template <DType d>
   [[gnu::noinline]] static void store_scaled_loop(void* to, const float* __restrict from, size_t n,
                                                   float scale) {
@@ -165,7 +165,7 @@ struct LoopMaker {
   [[gnu::noinline]] static void random(float* __restrict out, uint64_t key, uint64_t first,
                                        uint64_t high, size_t blocks) {
     for (size_t i = 0; i < blocks; ++i) {
-      // The index of an element wraps at 2^64, so that of its block does at 2^61.
+      // Element indices wrap at 2^64, so block indices wrap at 2^61.
       const RandomWords r = philox(key, (first + i) & (~uint64_t{0} >> 3), high);
       for (size_t k = 0; k < 4; ++k) {
         out[8 * i + 2 * k] = static_cast<float>(static_cast<int32_t>(r.w[k] & 0xffffU));

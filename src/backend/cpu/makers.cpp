@@ -1,4 +1,4 @@
-// The CPU's makers, best first.
+// The makers of the CPU backend, best first.
 #include "backend/cpu/makers.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A norm in fused loops, a few rows at a time: totals, then results.
+// A norm in fused loops, a few rows at a time: totals first, then results.
 #include "backend/cpu/norm.h"
 
 #include <algorithm>
@@ -15,10 +15,10 @@ namespace tenon::cpu {
 
 namespace {
 
-constexpr int64_t kLeastCols = 128;  // shorter rows go better several to a tile
-constexpr int64_t kSumRows = 128;    // rows that leave one partial sum a column
+constexpr int64_t kLeastCols = 128;  // shorter rows are faster in the executor, several per tile
+constexpr int64_t kSumRows = 128;    // rows per partial sum of a column
 
-// A norm's loads and stores; none: it has no such.
+// Loads and stores of a norm. Empty if the norm does not have that one.
 struct FusedNorm {
   NormShape shape;
   bool backward = false, divides = true;  // l2 does not divide its total by n
@@ -29,7 +29,7 @@ struct FusedNorm {
   std::optional<uint32_t> eps;
 };
 
-// What surrounds the norm that the head names, where the fused loops have it too.
+// Matches the expressions around the norm of the head against the cases of the fused loops.
 class Surroundings {
  public:
   explicit Surroundings(const Step& step) : step_(step), graph_(*step.graph) {}
@@ -47,7 +47,7 @@ class Surroundings {
   }
 
  private:
-  // The slot of a load; none: the node is something else.
+  // The slot of a load. Empty if the node is not such a load.
   [[nodiscard]] std::optional<uint32_t> load(uint32_t node, Load::From from) const {
     if (node == kNoNode || graph_[node].word != Word::load) return std::nullopt;
     const uint32_t slot = graph_[node].slot;
@@ -57,7 +57,7 @@ class Surroundings {
     return node != kNoNode && graph_[node].word == word;
   }
 
-  // gamma, or gamma + 1; the load is noted.
+  // Matches gamma or gamma + 1 and records the load.
   bool factor(uint32_t node) {
     found_.gamma = load(node, Load::From::row);
     found_.shifts_gamma = false;
@@ -69,7 +69,7 @@ class Surroundings {
     found_.shape.gamma = found_.gamma.has_value();
     return found_.gamma.has_value();
   }
-  // y, y·gamma, and either plus beta.
+  // Matches y or y·gamma, each with an optional + beta.
   bool result(uint32_t node, uint32_t y) {
     if (node == y) return true;
     if (is_word(node, Word::add)) {
@@ -189,7 +189,7 @@ class NormKernel final : public Kernel {
     NormVector gamma, beta;
     float* partials = nullptr;  // by sum, then block, then column
     bool stream = false;
-    bool finite = true;  // gamma and beta are
+    bool finite = true;  // gamma and beta are finite
   };
 
   NormVector row_vector(const RunArgs& args, uint32_t load, bool shifted, float*& memory) const {
@@ -230,11 +230,11 @@ class NormKernel final : public Kernel {
     loops_.store[index(s.dtype)](element(args.out[s.arg], row, 0), 1, &value, 1);
   }
 
-  // Rows [begin, end), which hold whole blocks of kSumRows where there are sums.
+  // Rows [begin, end). If there are sums, the range holds whole blocks of kSumRows.
   void rows(const Call& call, int64_t begin, int64_t end) const {
     const RunArgs& args = call.args;
     const auto width = static_cast<size_t>(width_);
-    constexpr size_t kLevels = 3;  // of kSumRows ÷ kOrderedRows pieces
+    constexpr size_t kLevels = 3;  // levels of kSumRows ÷ kOrderedRows pieces
     const size_t sums = norm_.shape.sums;
     const Scratch scratch((width * (2 + sums * (1 + kLevels)) + 4 * norms_.line) * sizeof(float));
     float* memory = scratch.floats();
@@ -253,7 +253,7 @@ class NormKernel final : public Kernel {
       const int64_t ahead = row + 2 * count <= end ? count : 0;
       for (int r = 0; r < count; ++r) {
         n.x[r] = row_of(args.in, in(norm_.x), row + r);
-        // A stream that is absent is never read, but its address is counted on.
+        // An absent stream is never read, but its address is still used in arithmetic.
         n.residual[r] = row_of(args.in, in(norm_.residual ? norm_.residual : norm_.x), row + r);
         n.grad[r] = row_of(args.in, in(norm_.grad ? norm_.grad : norm_.x), row + r);
         n.y[r] = row_of(args.out, out(norm_.y), row + r);
@@ -289,7 +289,7 @@ class NormKernel final : public Kernel {
            (static_cast<int64_t>(sum) * cdiv(call.args.rows, kSumRows) + block) * width_;
   }
 
-  // Whether results may go past the cache: every row starts at a line of it.
+  // Whether results may bypass the cache: every row must start at a cache line.
   [[nodiscard]] bool streams(const Call& call) const {
     const auto aligned = [&](std::optional<uint32_t> store) {
       if (!store) return true;
@@ -314,7 +314,7 @@ class NormKernel final : public Kernel {
       store_column(call.args, norm_.mean, row + r, n.mean[r]);
       store_column(call.args, norm_.rstdev, row + r, n.rstdev[r]);
     }
-    // Then |(x − mean)·rstdev| ≤ √n, and finite factors leave no way to a NaN.
+    // Then |(x − mean)·rstdev| ≤ √n, and finite factors cannot give a NaN.
     n.clean = call.finite && eps >= 0;
     for (int r = 0; r < count; ++r)
       n.clean = n.clean && std::isfinite(n.total[r]) && std::isfinite(n.rstdev[r]);
@@ -323,7 +323,7 @@ class NormKernel final : public Kernel {
 
   void run_backward(NormRows& n, size_t which, int count) const {
     products_[which](n);
-    // An infinite or undefined w or x̂ would have left its mark on their total.
+    // A w or x̂ that is infinite or NaN would make the total so.
     n.clean = true;
     for (int r = 0; r < count; ++r)
       n.clean = n.clean && std::isfinite(n.total[r]) && std::isfinite(n.rstdev[r]);
@@ -335,11 +335,11 @@ class NormKernel final : public Kernel {
     backward_[which](n);
   }
 
-  // The blocks' sums form the tree.
+  // Adds the sums of the blocks as a tree.
   void finish(const Call& call, uint32_t store, size_t k) const {
     const Store& s = step_.stores[store];
     const auto blocks = static_cast<uint64_t>(cdiv(call.args.rows, kSumRows));
-    const int64_t piece = kTileCols;  // whole lines
+    const int64_t piece = kTileCols;  // whole cache lines
     parallel_for(cdiv(step_.cols, piece), [&](int64_t begin, int64_t end) {
       const Scratch scratch((TreeStack::levels(blocks) + 2) * kTile * sizeof(float));
       float* const sum = scratch.floats();

@@ -1,4 +1,4 @@
-// Norms whose streams share a dtype, in fused loops over whole rows.
+// Fused loops over whole rows, for norms whose inputs and outputs have one dtype.
 #pragma once
 
 #include "step/backend.h"

@@ -1,7 +1,7 @@
-// The fused norm loops, written once; each instruction set compiles them with its own tag and
-// flags. A line is two vectors of elements: neighbours in the halves of one word where elements
-// have 16 bits, so that a 16-bit line needs no shuffle and the first level of its tree sum none
-// either.
+// The fused norm loops, written once. Each instruction set compiles them with its own tag and
+// flags. A line is two vectors of elements. For 16-bit elements, two neighbours are the halves of
+// one 32-bit word. So a 16-bit line needs no shuffle, and the first level of its tree sum needs
+// none.
 #pragma once
 
 #include <cstring>
@@ -43,8 +43,8 @@ struct NormMaker {
     V a, b;
   };
 
-// Where nothing is optimised (sanitizers) inlining would only make the compiler slow. Not [[…]],
-// which behind a lambda's parameters belongs to its type and does nothing.
+// Without optimisation (sanitizers), forced inlining only slows the compiler. The attribute is not
+// written as [[…]]: after the parameters of a lambda, [[…]] applies to its type and has no effect.
 #ifdef __OPTIMIZE__
 #define TENON_ALWAYS __attribute__((always_inline))
 #else
@@ -59,7 +59,7 @@ struct NormMaker {
     return v;
   }
 
-  // Sums of neighbours in the vector that b continues.
+  // Sums of adjacent lanes of the concatenation of a and b.
   template <size_t... i>
   TENON_INLINE V pairs(V a, V b, std::index_sequence<i...> /*lanes*/) {
     return __builtin_shufflevector(a, b, static_cast<int>(2 * i)...) +
@@ -94,7 +94,8 @@ struct NormMaker {
     return read_vector(v.wide, line);
   }
 
-  // bf16 in the upper halves, to nearest even; NaN, if there can be one, as the executor writes it.
+  // bf16 in the upper halves, rounded to nearest even. If NaN is possible, its bits are the
+  // executor's.
   template <bool clean>
   TENON_INLINE U rounded(V v) {
     U u;
@@ -129,8 +130,9 @@ struct NormMaker {
   TENON_INLINE void prefetch(const char* p) {
     for (int64_t i = 0; i < kLineBytes; i += 64) __builtin_prefetch(p + i);
   }
-  // Each of the two passes backward fetches its half of the rows that come next, so that memory has
-  // work in both. Into the second cache: with gradients and sums the first one is full.
+  // Each of the two backward passes prefetches half of the next rows, so that both passes use
+  // memory bandwidth. The prefetch goes to the second-level cache: gradients and sums fill the
+  // first.
   template <bool second>
   TENON_INLINE void fetch_half(const NormRows& rows, int r, int64_t line) {
     const int64_t at = line * (kLineBytes / 2) + (second ? rows.cols * kBytes / 2 : 0);
@@ -156,7 +158,7 @@ struct NormMaker {
                  tree<(level > 0 ? level - 1 : 0)>(f, first + (int64_t{1} << level) / 2));
   }
 
-  // The tree sum of `vectors` ≥ 1 vectors in memory, which are lost.
+  // The tree sum of `vectors` ≥ 1 vectors in memory. Overwrites them.
   TENON_INLINE float sum_of(float* p, int64_t vectors) {
     const V none = all(-0.0F);
     while (vectors > 1) {
@@ -189,7 +191,7 @@ struct NormMaker {
     Line v[n];
   };
 
-  // Tree sums over a row of summands(at, line, row), a Line or several: one sum each.
+  // Tree sums over a row of summands(at, line, row), which returns one Line per sum.
   template <int n, class F>
   TENON_INLINE Totals<n> row_totals(const NormRows& rows, int r, F summands) {
     const int64_t full = rows.cols / kLine;
@@ -218,7 +220,7 @@ struct NormMaker {
     return out;
   }
 
-  // The last lines of a row, fewer than a group; what is missing is −0.
+  // The last lines of a row, fewer than a group. Missing elements are −0.
   template <int n, class F>
   static void tail_group(const NormRows& rows, int r, F& summands, int64_t groups, int64_t apart) {
     const int64_t full = rows.cols / kLine;
@@ -246,7 +248,7 @@ struct NormMaker {
     }
   }
 
-  // The elements behind the last whole line, in memory of their own.
+  // The elements after the last whole line, copied into separate memory.
   struct Partial {
     char x[kLineBytes] = {}, residual[kLineBytes] = {}, grad[kLineBytes] = {};
     Partial(const NormRows& rows, int r) {
@@ -307,7 +309,7 @@ struct NormMaker {
 
   template <int n, bool centred, bool residual, bool gamma, bool beta, bool stream, bool clean>
   TENON_INLINE void forward_as(const NormRows& given) {
-    const NormRows rows = given;  // no store can change it
+    const NormRows rows = given;  // a copy, so that no store can alias it
     const int64_t full = rows.cols / kLine;
     V mean[n];
     V rstdev[n];
@@ -349,7 +351,7 @@ struct NormMaker {
     }
   }
 
-  // total: Σ w·x̂, for l2 Σ x·grad; second: Σ w where there is a mean.
+  // total: Σ w·x̂, or Σ x·grad for l2. second: Σ w if there is a mean.
   template <int n, bool centred, bool gamma, bool l2>
   static void products(NormRows& rows) {
     for (int r = 0; r < n; ++r) {
@@ -380,7 +382,7 @@ struct NormMaker {
   }
   template <int n, bool centred, bool gamma, bool l2, int sums, bool first>
   TENON_INLINE void backward_as(const NormRows& rows) {
-    // Only of these is it known when no result is NaN.
+    // Only these cases can prove that no result is NaN.
     constexpr bool kMayBeClean = d != DType::bf16 || (!centred && !l2);
     if (d == DType::bf16 && !rows.clean)
       backward_as<n, centred, gamma, l2, sums, false, d != DType::bf16, first>(rows);
@@ -456,7 +458,7 @@ struct NormMaker {
     }
   }
 
-  // The same element, in the order of lines and in its own.
+  // The position of column c in line order.
   static int64_t place(int64_t c) {
     const int64_t e = c % kLine;
     return d == DType::bf16 ? c - e + e / 2 + (e % 2) * kLanes : c;
@@ -472,7 +474,7 @@ struct NormMaker {
 
 #undef TENON_INLINE
 
-  // f(flags as constants …), the flags taken one by one from `bits`.
+  // Calls f(flags as constants …). Takes the flags one by one from `bits`.
   template <class F, bool... known>
   static NormPair choose(F f) {
     return f(std::bool_constant<known>{}...);

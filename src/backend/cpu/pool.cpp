@@ -1,4 +1,4 @@
-// The pool. After fork() a child starts with none and makes its own at the first call.
+// The thread pool. After fork() a child has no pool and creates its own at the first call.
 #include "backend/cpu/pool.h"
 
 #include <pthread.h>
@@ -26,7 +26,7 @@ namespace {
 
 thread_local bool inside = false;
 
-// In a mode that is set already: the caller's.
+// Runs in the floating-point mode of the caller.
 void run_inside(const Range& body, int64_t begin, int64_t end) {
   inside = true;
   try {
@@ -51,13 +51,13 @@ void relax() {
 #endif
 }
 
-// Until what it waits for has come, or for the time in which a caller that runs one step after
-// another comes back: who sleeps is woken late, and often on the processor of who wakes it.
+// Spins until `ready`, or for the time that a caller needs between two steps. A sleeping thread
+// wakes up late, and often on the core of the thread that woke it.
 template <class Ready>
 bool spin(const Ready& ready) {
   constexpr auto kTime = std::chrono::microseconds(100);
-  constexpr auto kAlone = std::chrono::microseconds(20);  // then other threads may have a turn
-  constexpr int kLooks = 64;                              // between two looks at the clock
+  constexpr auto kAlone = std::chrono::microseconds(20);  // then yields to other threads
+  constexpr int kLooks = 64;                              // checks between two reads of the clock
   const auto start = std::chrono::steady_clock::now();
   for (auto spent = start - start; spent < kTime;
        spent = std::chrono::steady_clock::now() - start) {
@@ -70,8 +70,8 @@ bool spin(const Ready& ready) {
   return false;
 }
 
-// Systems like to wake a thread on the processor of who wakes it, where the two would take turns
-// until the system notices. Off it, and then free to move again.
+// Systems often wake a thread on the core of the waking thread. The two then share the core until
+// the scheduler notices. This moves the thread off that core, then restores its affinity.
 void leave(int cpu) {
   cpu_set_t all;
   if (cpu < 0 || sched_getcpu() != cpu || sched_getaffinity(0, sizeof(all), &all) != 0) return;
@@ -82,15 +82,15 @@ void leave(int cpu) {
   sched_setaffinity(0, sizeof(all), &all);
 }
 
-// Each thread has a part of the range and takes it piece by piece, then what others have left: a
-// thread that comes late or runs slowly holds nobody up.
+// Each thread takes its own part of the range piece by piece, then pieces that other threads have
+// left. So a late or slow thread does not delay the others.
 class Pool {
  public:
   explicit Pool(int count) : spins_(count <= processors()) {
     try {
       for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
     } catch (const std::system_error&) {
-      // The system has no more threads for us; those that started are enough.
+      // The system cannot start more threads. The ones that started are enough.
     }
   }
   ~Pool() {
@@ -141,8 +141,8 @@ class Pool {
     std::atomic<int64_t> next = 0;
     int64_t end = 0;
   };
-  static constexpr int64_t kPieces = 8;          // of a part
-  static constexpr uint32_t kClosed = 1U << 31;  // nobody may begin; below it, how many are in
+  static constexpr int64_t kPieces = 8;          // pieces per part
+  static constexpr uint32_t kClosed = 1U << 31;  // no thread may begin; low bits: threads inside
 
   void share(size_t first) {
     for (size_t i = 0; i < parts_.size(); ++i) {
@@ -186,12 +186,12 @@ class Pool {
     }
   }
 
-  const bool spins_;  // not where threads share a processor
+  const bool spins_;  // false if threads share a core
   std::mutex use_, mutex_;
   std::condition_variable wake_, done_;
   const Range* body_ = nullptr;
   int64_t piece_ = 1;
-  int caller_ = -1;  // its processor
+  int caller_ = -1;  // core of the caller
   std::vector<Part> parts_;
   std::exception_ptr error_;
   std::atomic<uint32_t> gate_ = kClosed;
@@ -205,7 +205,7 @@ int default_threads() {
     if (const char* text = std::getenv(name)) {
       char* end = nullptr;
       const long value = std::strtol(text, &end, 10);
-      // OMP_NUM_THREADS may be a list; its first number counts.
+      // OMP_NUM_THREADS may be a list. Only its first number is used.
       const bool whole = end != text && (*end == '\0' || *end == ',');
       if (whole && value > 0 && value <= kMaxThreads) return static_cast<int>(value);
       std::fprintf(stderr, "tenon: %s=%s is ignored; give 1 to %d\n", name, text, kMaxThreads);
@@ -222,7 +222,7 @@ struct State {
 
 std::atomic<State*>& state_pointer() {
   static std::atomic<State*> pointer = [] {
-    // The parent's threads do not exist in the child: forget its state without touching it.
+    // The threads of the parent do not exist in the child. Forget the state without touching it.
     pthread_atfork(nullptr, nullptr, [] {
       State* old = state_pointer().load();
       auto* fresh = new State;

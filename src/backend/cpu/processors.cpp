@@ -1,4 +1,4 @@
-// Affinity and quotas.
+// Reads the affinity mask and the quotas of control groups.
 #include "backend/cpu/processors.h"
 
 #include <sched.h>
@@ -23,7 +23,7 @@ std::string word_of(const fs::path& file) {
 
 double number(const std::string& text) { return std::strtod(text.c_str(), nullptr); }
 
-// What one group may use, in processors; 0 is no bound.
+// The quota of one group, in processors. 0 if it has none.
 double group_quota(const fs::path& group) {
   if (std::ifstream both(group / "cpu.max"); both) {
     std::string quota, period;
@@ -42,7 +42,7 @@ int quota(const fs::path& root) {
     const double bound = group_quota(group);
     if (bound > 0) least = least > 0 ? std::min(least, bound) : bound;
   };
-  // Lines are number:controllers:/path; version 2 has the number 0 and no controllers.
+  // Lines are number:controllers:/path. Version 2 has the number 0 and no controllers.
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
@@ -53,7 +53,7 @@ int quota(const fs::path& root) {
     fs::path top = root / "sys/fs/cgroup";
     std::error_code none;
     if (!controllers.empty()) top /= fs::exists(top / controllers, none) ? controllers : "cpu";
-    // Bounds of the groups above hold too.
+    // The quotas of parent groups apply too.
     fs::path group = fs::path(line.substr(second + 1)).relative_path();
     look(top);
     for (; !group.empty(); group = group.parent_path()) look(top / group);

@@ -5,11 +5,11 @@
 
 namespace tenon::cpu {
 
-// Those of its affinity, as far as the quota of its control groups pays for them.
+// The processors of the affinity mask, limited by the quota of the control groups.
 int processors();
 
-// The quota alone, rounded up, in a file system at `root`; 0 without one. Reads both versions of
-// control groups.
+// The quota alone, rounded up, from the file system at `root`. 0 if there is no quota. Supports
+// control groups versions 1 and 2.
 int quota(const std::filesystem::path& root = "/");
 
 }  // namespace tenon::cpu

@@ -1,4 +1,4 @@
-// Nodes to instructions, with slots reused as soon as a value is dead.
+// Compiles nodes to instructions. A slot is reused as soon as its value is dead.
 #include "backend/cpu/program.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ WordLoop loop_of(const Node& n, const Loops& loops, Precision precision) {
   return (precision == Precision::strict ? loops.strict : loops.native)[index(n.word)];
 }
 
-// What a value is the same for.
+// The range over which a value is constant.
 enum Extent : uint8_t { call, row, tile };
 
 Extent extent(const Load& l) {
@@ -66,7 +66,7 @@ class Compiler {
  private:
   uint32_t new_slot() { return program_.slots++; }
 
-  // The slot with one number for each element of a tile.
+  // The slot that holds one value per element of a tile.
   uint32_t wide(uint32_t id) {
     if (extent_[id] != row) return slot_[id];
     if (spread_[id] == kNone) {
@@ -94,7 +94,7 @@ class Compiler {
     }
   }
 
-  // A value that lives on from tile to tile never gives its slot back.
+  // A value that is kept from tile to tile never frees its slot.
   void kept(uint32_t id) {
     const Node& n = graph_[id];
     if (n.word == Word::load) {
@@ -140,7 +140,7 @@ class Compiler {
   const Loops& loops_;
   std::vector<Extent> extent_;
   std::vector<uint32_t> slot_, spread_;       // by node
-  std::vector<uint32_t> temporaries_, free_;  // slots of tiles, those that hold nothing now
+  std::vector<uint32_t> temporaries_, free_;  // all temporary slots; the unused ones
   Program program_;
 };
 

@@ -9,7 +9,7 @@
 
 namespace tenon::cpu {
 
-// Elements of a tile; a slot is 2 KB, so a dozen live values fit beside the streams.
+// Elements per tile. A slot is 2 KB, so a dozen live values fit in the cache with the streams.
 inline constexpr size_t kTile = 512;
 
 struct Instruction {
@@ -19,21 +19,21 @@ struct Instruction {
   int arity;
 };
 
-// A pass over a row's tiles, up to a row total or to the stores. Values of a tile are made again in
-// every phase that needs them: reading them back from a second copy would cost as much.
+// One pass over the tiles of a row. It ends with a row total or with the stores. Each phase
+// recomputes the tile values that it needs: reading them from a second copy would cost as much.
 struct Phase {
-  std::vector<Instruction> row;  // one number a row, on as many elements as a tile has rows
-  std::vector<std::pair<uint32_t, uint32_t>> spread;  // such numbers, to all columns of a tile
-  std::vector<uint32_t> loads;                        // of tiles
+  std::vector<Instruction> row;  // one value per row; runs on as many elements as a tile has rows
+  std::vector<std::pair<uint32_t, uint32_t>> spread;  // row values, copied to all columns of a tile
+  std::vector<uint32_t> loads;                        // loads of tiles
   std::vector<Instruction> tile;
-  uint32_t result = 0;  // slot of the total's node
+  uint32_t result = 0;  // slot of the node of the total
 };
 
-// Slots [0, loads) belong to the loads, then come constants, then temporaries. The slot of a column
-// or of a total holds one number a row; what depends on nothing else does too.
+// Slots [0, loads) are the loads. Constants follow, then temporaries. The slot of a column or of a
+// total holds one value per row. So does a value that depends only on such slots.
 struct Program {
   std::vector<Instruction> once;  // depend on constants, parameters and scalars only
-  std::vector<Phase> phases;      // one a total, the last one for the stores
+  std::vector<Phase> phases;      // one per total; the last is for the stores
   std::vector<std::pair<uint32_t, float>> constants;
   std::vector<uint32_t> results;  // slot of each store's value
   uint32_t slots = 0;

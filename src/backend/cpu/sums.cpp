@@ -1,4 +1,4 @@
-// The trees, built bottom up.
+// Builds the trees bottom up.
 #include "backend/cpu/sums.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace tenon::cpu {
 
 namespace {
 
-// An addition of two numbers has no order, so the right one takes the sum.
+// Addition is commutative, so the sum can be stored in the right operand.
 void add_to_right(const Loops& loops, const float* left, float* right, size_t n) {
   loops.add_into(right, left, n);
 }
@@ -67,7 +67,7 @@ void TreeStack::collapse(const Loops& loops, uint64_t count, float* out, size_t 
 
 void Forest::push(const Loops& loops, const float* values, size_t n, float* scratch) {
   while (n > 0) {
-    // The largest subtree that starts here and ends in what is given.
+    // The largest subtree that starts here and is complete in the input.
     const uint64_t aligned = next_ == 0 ? n : next_ & (~next_ + 1);
     const size_t size = std::bit_floor(std::min<uint64_t>(aligned, n));
     push(std::countr_zero(size), tree_sum(loops, values, scratch, size));
@@ -79,7 +79,7 @@ void Forest::push(const Loops& loops, const float* values, size_t n, float* scra
 void Forest::push(int level, float value) {
   uint64_t at = next_ >> level;
   next_ += uint64_t{1} << level;
-  // An odd subtree joins its left sibling, if that one is finished here too.
+  // A subtree with an odd index joins its left sibling if that is complete here too.
   while (at % 2 == 1 && !trees_.empty() && trees_.back().level == level &&
          trees_.back().index == at - 1) {
     value = trees_.back().sum + value;

@@ -1,4 +1,4 @@
-// Adjacent-pair tree sums: the one order in which Tenon adds, whatever the split of the work.
+// Adjacent-pair tree sums. This order of additions does not depend on how the work is split.
 #pragma once
 
 #include <cstddef>
@@ -10,23 +10,23 @@
 
 namespace tenon::cpu {
 
-// Tree sum of n ≥ 1 numbers; the levels lie one behind the other in scratch, n + 64 floats.
+// Tree sum of n ≥ 1 values. scratch holds n + 64 floats: all levels, one after the other.
 float tree_sum(const Loops& loops, const float* values, float* scratch, size_t n);
 
-// Tree sum over the rows of a matrix of `rows` ≥ 1 contiguous rows, leaving the result in row 0.
+// Tree sum over the rows of a matrix of `rows` ≥ 1 contiguous rows. The result is in row 0.
 void tree_sum_rows(const Loops& loops, float* matrix, size_t rows, size_t cols);
 
-// A stack of finished subtrees of one size, each `width` numbers wide: pushing the pieces of an
+// A stack of finished subtrees of one size, each `width` values wide. Pushing the pieces of an
 // aligned range in order and collapsing gives the tree sum of the range. Level k holds 2^k pieces.
 class TreeStack {
  public:
-  // Storage for pushing up to `pieces` pieces: levels(pieces)·width floats.
+  // Size for up to `pieces` pieces: levels(pieces)·width floats.
   static size_t levels(uint64_t pieces);
 
   TreeStack(float* storage, size_t width) : storage_(storage), width_(width) {}
-  // Piece number `count` (0 first), columns [begin, begin + n). `piece` is overwritten.
+  // Adds piece `count` (0 first), columns [begin, begin + n). Overwrites `piece`.
   void push(const Loops& loops, uint64_t count, size_t begin, float* piece, size_t n);
-  // Sum of all `count` ≥ 1 pieces, of the columns [0, n), left in `out`.
+  // Writes the sum of all `count` ≥ 1 pieces, columns [0, n), to `out`.
   void collapse(const Loops& loops, uint64_t count, float* out, size_t n) const;
 
  private:
@@ -34,15 +34,15 @@ class TreeStack {
   size_t width_;
 };
 
-// The tree over a range of a longer sequence that need not start at a multiple of 2^k: finished
-// subtrees in order. Ranges are joined by appending the later one.
+// The tree over a range that need not start at a multiple of 2^k: finished subtrees in order. To
+// join two ranges, append the later one.
 class Forest {
  public:
   explicit Forest(uint64_t begin = 0) : next_(begin) {}
-  // The next n numbers of the sequence; scratch as for tree_sum.
+  // The next n values of the sequence. scratch as for tree_sum.
   void push(const Loops& loops, const float* values, size_t n, float* scratch);
   void append(const Forest& later);
-  // The tree sum, padded with −0; +0 if nothing was pushed.
+  // The tree sum, padded with −0. +0 if nothing was pushed.
   [[nodiscard]] float total() const;
 
  private:
