@@ -1,4 +1,4 @@
-// Prints the body for tiles whose results share scales.
+// Prints the body for tiles with block scales.
 #include "backend/cuda/block.h"
 
 #include <algorithm>
@@ -12,25 +12,28 @@ extern const char kBlockSkeleton[];  // embedded by the build
 
 namespace {
 
-constexpr int64_t kEndBlocks = 128;  // that fill up scales
+constexpr int64_t kEndBlocks = 128;  // blocks that fill the padding of scales
 constexpr int kColumnData = Encoder::column_data;
-constexpr size_t kMostParts = 2;  // 64 KB of shared memory for the second, beside 17 KB
+constexpr size_t kMostParts = 2;  // 64 KB of shared memory for the second, in addition to 17 KB
 constexpr const char* kEntry = "tenon_block_kernel";
 constexpr const char* kSum = "tenon_block_sums";
 constexpr const char* kClear = "tenon_block_clear";
 
-// Small tiles wait less for each other, but whole lines turned take 128 rows, sums of fewer rows
-// cost more, and wide ones have longer pieces of memory, the more so where rows do not begin with a
-// sector and tiles share some. Tiles that are shifted against each other compute less twice the
-// wider they are; with scales of long blocks registers do not suffice for that. Long formulas wait
-// less for each other in small blocks of threads.
+// Rules for the tile size:
+// - Small tiles have cheaper barriers.
+// - Transposed output needs 128 rows to write whole lines.
+// - Sums over fewer rows cost more.
+// - Wide tiles access longer contiguous ranges. This matters most if rows do not start at a sector.
+// - Shifted tiles compute less twice if they are wide. Long scale blocks lack the registers for
+//   that.
+// - Long formulas run better in small thread blocks.
 BlockTile tile_of(const Step& step, size_t parts, int64_t shift, bool long_formula) {
   const Encoder& e = step.encoders[0];
   const size_t sums = stores_to(step, Store::To::column_sum).size();
   const Blocks row = e.format.blocks(Orientation::rowwise);
   const bool turns = e.columnwise && info(e.format.scaling).transposes;
   if (row.rows > 1 || turns) return {};
-  constexpr int64_t kSector = 32;  // of memory, a byte a code
+  constexpr int64_t kSector = 32;  // bytes of a memory sector; one byte per code
   if (e.columnwise && sums == 0 && e.cols % kSector != 0) return {.rows = 32, .cols = 512};
   if (e.columnwise) return {.rows = sums > 0 ? 64 : 32, .cols = 256};
   if (shift != 0) return {.rows = sums > 0 ? 64 : 32, .cols = row.cols > kSector ? 128 : 256};
@@ -39,18 +42,18 @@ BlockTile tile_of(const Step& step, size_t parts, int64_t shift, bool long_formu
   return {.rows = 16, .cols = 256};
 }
 
-// A value that is encoded or summed, as a store that has it, and the columns that its tiles have:
-// the encoder's, or its own where it is only summed.
+// A value that is encoded or summed. `store` is one store of the value. [begin, end) are the
+// columns of its tiles: columns of the encoder, or its own if the value is only summed.
 struct Part {
   size_t store = 0;
   int64_t begin = 0, end = 0;
   bool summed = false;
-  int64_t sum_more = 0;  // from there to its columns in the row of all sums
+  int64_t sum_more = 0;  // offset from these columns to those in the row of all sums
 };
-// Those that are encoded come first. `shift` is how much further right than the first part's the
-// second one's tiles lie in the columns of the step: a block that has columns of both is the
-// first's, or the second's where that shifts them less, to the left: by less than half a block, so
-// that they are no more tiles.
+// Encoded parts come first. `shift` is the offset, in step columns, of the tiles of the second part
+// relative to the first. It is nonzero if a scale block has columns of both parts. That block goes
+// to the first part, or to the second (a shift to the left) if that shift is smaller. The shift is
+// then less than half a block, so the number of tiles does not grow.
 struct Parts {
   std::vector<Part> all;
   size_t encoded = 0;
@@ -144,7 +147,7 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
   const Encoder& e = step.encoders[0];
   const Parts parts = parts_of(step);
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
-  // A number of each part, as a function that folds where the part is known.
+  // One number per part, as a function that the compiler folds if the part is known.
   const auto each = [&](const char* declared, const char* before, auto&& number) {
     std::string lines = before;
     for (size_t p = 1; p < parts.all.size(); ++p)
@@ -152,7 +155,7 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
     return str("  __device__ static ", declared, " {\n", lines, "    return ", number(parts.all[0]),
                ";\n  }\n");
   };
-  // Columns as multiples of the width where they are, so that a text serves all widths.
+  // Writes columns as multiples of the width if possible, so that one text serves all widths.
   const auto word = [&](int64_t n) {
     return step.cols > 0 && n % step.cols == 0
                ? str(static_cast<uint32_t>(n / step.cols), "u * cols")
@@ -163,7 +166,7 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
   tile_ = tile_of(step, parts.all.size(), parts.shift, long_formula);
   const BlockTile& tile = tile_;
   constexpr unsigned kThreadBytes = 4 * 8 * sizeof(float);
-  // Formulas of one load have few registers and are short of threads.
+  // Formulas with one load use few registers but need more threads.
   const bool light = e.format.blocks(Orientation::rowwise).rows > 1 && parts.all.size() == 1 &&
                      sums.empty() && step.loads.size() == 1;
   parked_ = static_cast<unsigned>(light ? 1 : parts.all.size() - 1) * tile.threads() * kThreadBytes;
@@ -207,8 +210,8 @@ bool BlockProgram::fits(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];
   if (args.rows == 0 || step_.cols == 0 || !suits_eights(step_, singles_, args)) return false;
   if (whole_rows_ && args.rows % tile_.rows != 0) return false;
-  // Threads beyond the edge read the last row and column for their maxima: not after a result that
-  // lies in their place was stored there.
+  // Threads outside the tensor read its last row and column for their maxima. An output in place
+  // could overwrite these first, so such calls are refused.
   for (const size_t k : stores_to(step_, Store::To::tile))
     for (const View& v : args.in)
       if (v.data != nullptr && v.data == args.out[step_.stores[k].arg].data) return false;

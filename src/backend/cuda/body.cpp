@@ -15,7 +15,7 @@ std::string element(std::string_view kind, size_t i) {
   return str("at[", i, "], tenon_", kind, "(at[", i, "], row, column)");
 }
 
-// The function of device/*.cuh that finds a load's element.
+// The function of device/*.cuh that reads an element of the load.
 std::string kind_of(const Load& l) {
   switch (l.from) {
     case Load::From::total:

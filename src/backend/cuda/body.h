@@ -1,5 +1,4 @@
-// A step's body as text: the loads, the formulas, the stores of elements, as every kernel reads
-// them.
+// The body of a step as CUDA text: loads, formulas and stores of elements.
 #pragma once
 
 #include <array>
@@ -11,23 +10,23 @@
 
 namespace tenon::cuda {
 
-// As TenonAccess in device/map.cuh.
+// Same layout as TenonAccess in device/map.cuh.
 struct Access {
   void* data = nullptr;
   int64_t stride = 0;
   int64_t block = 1, block_stride = 1, offset = 0;
-  int64_t tiles = 0;  // of swizzled scales, in a row
+  int64_t tiles = 0;  // tiles of swizzled scales per row
   float value = 0;
 };
 static_assert(sizeof(Access) == 56);
 
-inline constexpr size_t kArgumentBytes = 4096;  // what every driver takes
+inline constexpr size_t kArgumentBytes = 4096;  // limit that every driver supports
 
 Access access(const View& view, const ColumnMap& columns);
-// What a load reads; a product or a total lies where the caller says.
+// The access of a load. The caller sets the address of a product or a total.
 Access load_access(const Load& l, const RunArgs& args);
 
-// As TenonPlace in device/plain.cuh.
+// Same layout as TenonPlace in device/plain.cuh.
 struct Place {
   void* data = nullptr;
   int64_t stride = 0, rows = 0, cols = 0;
@@ -35,7 +34,7 @@ struct Place {
 using Places = Few<Place, 8>;
 Place place(const View& v);
 
-// The head of TenonPlainArguments in device/plain.cuh.
+// The first members of TenonPlainArguments in device/plain.cuh.
 struct PlainHead {
   int64_t rows = 0, cols = 0, inner = 0;
   const uint64_t* random = nullptr;
@@ -44,23 +43,24 @@ struct PlainHead {
   int64_t count = 0;
 };
 
-// The places of an encoder: its outputs, then its multiplier or amax with the tensor's columns.
+// The places of an encoder: its outputs, then its multiplier or amax with the columns of the
+// tensor.
 inline constexpr size_t kEncoderPlaces = Encoder::outputs + 1;
 std::array<Place, kEncoderPlaces> encoder_places(const Encoder& e, const RunArgs& args);
-// `struct ScalingN`: what device/plain.cuh must know of encoder N's format.
+// `struct ScalingN`: the properties of the format of encoder N that device/plain.cuh uses.
 std::string scaling_text(const Step& step, size_t number);
 
-// Whether the tensor's memory holds the transpose of what the product takes.
+// Whether memory holds the transpose of the operand.
 bool lies_turned(const Matrix& m);
 
 const char* flag(bool b);
 std::string format(DType d);  // tenon_bf16
 
-// `in[i] = …;` for each load, from at[i], random, row and column.
+// `in[i] = …;` for each load. Uses at[i], random, row and column.
 std::string load_lines(const Step& step);
-// `tenon_store…;` for each store of elements, to at[i], row and column, from out[i].
+// `tenon_store…;` for each store of elements. Uses at[i], row, column and out[i].
 std::string store_lines(const Step& step);
-// The formulas, from in to out: the stores' values, then the totals.
+// The formulas, from in to out: values of the stores, then the totals.
 std::string compute_lines(const Step& step);
 
 std::string indented(const std::string& lines);

@@ -1,4 +1,4 @@
-// One file an entry: a header of sizes, the texts, the image, and a sum over all of it.
+// One file per entry: a header of sizes, the texts, the image, and a checksum of all of them.
 #include "backend/cuda/cache.h"
 
 #include <fcntl.h>
@@ -25,11 +25,12 @@ namespace {
 constexpr std::array<char, 8> kMagic{'t', 'e', 'n', 'o', 'n', 'k', '0', '2'};
 constexpr const char* kSuffix = ".kernel";
 constexpr const char* kUnfinished = ".unfinished";
-constexpr uint64_t kMostBytes = uint64_t{64} << 20;  // of a file that is worth reading
-constexpr int64_t kStaleSeconds = 3600;              // an unfinished file of that age is nobody's
+constexpr uint64_t kMostBytes = uint64_t{64} << 20;  // larger files are not read
+constexpr int64_t kStaleSeconds = 3600;              // older temporary files are abandoned
 
-// FNV-1a over words of 8 bytes, the rest as one with its length; two starts make a name of 128
-// bits. A byte's influence goes up only, so the halves of a word swap after each.
+// FNV-1a over 8-byte words. The remaining bytes form one word with their length. Two start values
+// give a 128-bit name. A multiplication moves information to higher bits only, so the halves of the
+// state swap after each word.
 uint64_t hash(std::string_view text, uint64_t h) {
   constexpr size_t kWord = sizeof(uint64_t);
   const auto join = [&](uint64_t word) { h = std::rotl((h ^ word) * 0x100000001b3ULL, 32); };
@@ -52,7 +53,7 @@ std::string hex(uint64_t v) {
   return text;
 }
 
-// By their names, what this code writes; all else in the folder is somebody's.
+// Recognises files of this cache by name. All other files in the folder are left alone.
 bool is_ours(const std::string& name, std::string_view end) {
   constexpr size_t kName = 32;
   return name.size() > kName && name.find_first_not_of("0123456789abcdef") == kName &&
@@ -98,12 +99,12 @@ std::optional<Parts> unpacked(const std::string& text) {
 }
 
 std::optional<std::string> read_file(const fs::path& file) {
-  // O_NONBLOCK: a FIFO would wait for a writer.
+  // O_NONBLOCK: otherwise a FIFO would wait for a writer.
   const int f = open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (f < 0) return std::nullopt;
   struct stat s {};
   std::optional<std::string> text;
-  // Files of others are not ours to run.
+  // Never runs files of other users.
   if (fstat(f, &s) == 0 && S_ISREG(s.st_mode) && s.st_uid == geteuid() &&
       static_cast<uint64_t>(s.st_size) <= kMostBytes) {
     text.emplace(static_cast<size_t>(s.st_size), '\0');
@@ -119,7 +120,7 @@ std::optional<std::string> read_file(const fs::path& file) {
   return text;
 }
 
-// 0, or why the file is not there as a whole.
+// 0, or the errno if the file is not complete.
 int write_file(const fs::path& file, std::string_view text) {
   const int f = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (f < 0) return errno;
@@ -146,7 +147,7 @@ fs::path default_folder() {
 
 struct Limit {
   uint64_t bytes = 0;
-  std::string why;  // it is 0
+  std::string why;  // reason if the limit is 0
 };
 Limit default_limit() {
   constexpr double kMegabyte = 1e6;
@@ -216,7 +217,7 @@ std::optional<CachedImage> Cache::find(const CacheKey& key) {
   auto& [compiler, arch, name, source, kind, image] = *parts;
   if (compiler != key.compiler || arch != key.arch || source != key.source || image.empty())
     return std::nullopt;
-  utimensat(AT_FDCWD, file.c_str(), nullptr, 0);  // the oldest go first
+  utimensat(AT_FDCWD, file.c_str(), nullptr, 0);  // marks the entry as recently used
   return CachedImage{std::move(image), kind == "ptx"};
 }
 
@@ -286,8 +287,8 @@ size_t Cache::clear() {
   return removed;
 }
 
-// The least recently used files go until a quarter is free; so do unfinished ones of processes that
-// are gone.
+// Removes the least recently used files until a quarter of the limit is free. Also removes
+// temporary files of processes that ended.
 void Cache::make_room(uint64_t bytes) {
   struct File {
     fs::path path;

@@ -1,5 +1,4 @@
-// Compiled kernels on disk, for the next process. Everything that can be wrong with a file there
-// makes it a file that is not there.
+// Compiled kernels on disk, for the next process. Any defect of a file counts as a missing file.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +10,9 @@
 
 namespace tenon::cuda {
 
-// What an image depends on. Entries hold it whole, so that no hash decides what runs.
+// Everything that an image depends on. An entry holds the full key, so no hash decides what runs.
 struct CacheKey {
-  std::string compiler;  // NVRTC's version and the options
+  std::string compiler;  // NVRTC version and options
   std::string arch;
   std::string source;
 };
@@ -25,30 +24,31 @@ struct CachedImage {
 
 class Cache {
  public:
-  // Of TENON_CACHE_DIR, or tenon under XDG_CACHE_HOME or ~/.cache; `limit` bytes at most,
-  // TENON_CACHE_MB says how many of a million.
+  // The cache in TENON_CACHE_DIR, else in tenon under XDG_CACHE_HOME or ~/.cache. TENON_CACHE_MB
+  // sets the limit in millions of bytes.
   static Cache& shared();
   Cache(std::filesystem::path folder, uint64_t limit,
         std::string why_no_limit = "TENON_CACHE_MB is 0");
 
   [[nodiscard]] std::optional<CachedImage> find(const CacheKey& key);
-  // A file of its own that gets its name when it is complete. A failure is only a lost entry.
+  // Writes a temporary file and renames it when it is complete. A failure only loses the entry.
   void keep(const CacheKey& key, const CachedImage& image, const std::string& name);
-  // Why the latest entry that was not kept was not, or empty.
+  // Why the last failed entry was not kept. Empty if there was no failure.
   [[nodiscard]] std::string why_lost() const;
 
-  // Why nothing is kept, or empty: no folder, or one that others can write to.
+  // Why the cache is off. Empty if it is on. Reasons: no folder, or a folder that others can write
+  // to.
   [[nodiscard]] std::string why_off() const;
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
 
   struct Entry {
     std::filesystem::path file;
-    std::string name, arch, compiler;  // empty where the file is not an entry of ours
+    std::string name, arch, compiler;  // empty if the file is not an entry of Tenon
     uint64_t bytes = 0;
     int64_t used = 0;  // seconds since 1970
   };
   [[nodiscard]] std::vector<Entry> entries() const;
-  // How many files were removed.
+  // Returns the number of removed files.
   size_t clear();
 
  private:
@@ -59,7 +59,7 @@ class Cache {
   std::filesystem::path folder_;
   uint64_t limit_;
   std::string why_no_limit_;
-  mutable std::mutex lock_;  // of the next
+  mutable std::mutex lock_;  // guards the next member
   std::string why_lost_;
 };
 

@@ -16,14 +16,14 @@ namespace tenon::cuda {
 
 namespace {
 
-// Numbers of cublasLt.h, cublas_api.h and library_types.h.
+// Constants of cublasLt.h, cublas_api.h and library_types.h.
 constexpr int kInvalidValue = 7, kNotSupported = 15;
-constexpr int kCompute32F = 68;  // fp32 sums; TF32 has a number of its own
+constexpr int kCompute32F = 68;  // fp32 sums; TF32 has another constant
 constexpr int kReal32F = 0, kReal16F = 2, kReal16BF = 14;
 constexpr int kTransA = 3, kTransB = 4, kEpilogue = 7, kBiasPointer = 8;
 constexpr uint32_t kEpilogueBias = 4;
 constexpr int kMaxWorkspace = 1, kReductionMask = 3, kAlignmentA = 5;  // then b, c, d
-constexpr uint32_t kReduceInComputeType = 2;  // others round partial sums to the result's type
+constexpr uint32_t kReduceInComputeType = 2;  // other modes round partial sums to the result type
 
 constexpr uintptr_t kBiasAlignment = 16;  // its epilogues read whole vectors
 constexpr size_t kMostChoices = 4096;
@@ -36,14 +36,14 @@ void check_lt(const Lt& lt, int status, const char* what) {
          "; TENON_CUBLASLT=none does without cuBLASLt");
 }
 
-// Whether a product was taken: what cuBLASLt has no kernel for is no error.
+// Whether cuBLASLt accepted the product. A missing kernel is not an error.
 bool taken(const Lt& lt, int status, const char* what) {
   if (status == kNotSupported || status == kInvalidValue) return false;
   check_lt(lt, status, what);
   return true;
 }
 
-// The name of the first function that the library lacks, or nothing.
+// The name of the first function that the library lacks. Empty if it has all.
 std::string resolve(const Library& library, Lt& lt) {
   std::string missing;
   const auto get = [&](auto*& function, const char* name) {
@@ -72,10 +72,10 @@ uint32_t alignment(const void* data) {
   return uint32_t{1} << std::min(std::countr_zero(address), std::countr_zero(kLtAlignment));
 }
 
-// Where nothing is added, cuBLASLt still wants a c.
+// cuBLASLt needs a valid c even if nothing is added.
 const LtMatrix& addend(const LtProduct& p) { return p.c.rows > 0 ? p.c : p.d; }
 
-// A product in cuBLASLt's own objects.
+// A product as cuBLASLt objects.
 class Description {
  public:
   Description(const Lt& lt, const LtProduct& p) : lt_(lt) {
@@ -116,7 +116,7 @@ class Description {
   const Lt& lt_;
 };
 
-// Everything that a choice depends on.
+// Everything that the choice of algorithm depends on.
 using ChoiceKey = std::array<int64_t, 20>;
 ChoiceKey key_of(uint64_t context, const LtProduct& p) {
   ChoiceKey key{};
@@ -135,7 +135,7 @@ ChoiceKey key_of(uint64_t context, const LtProduct& p) {
   return key;
 }
 
-// Never destroyed: threads may still multiply while the process ends.
+// Never destroyed: threads may still multiply while the process exits.
 std::map<ChoiceKey, LtChoice>& choices() {
   static auto* const kChoices = new std::map<ChoiceKey, LtChoice>;
   return *kChoices;
@@ -160,7 +160,7 @@ LtHandle handle_in(const Lt& lt, uint64_t context) {
   return result;
 }
 
-// A row-major view with rows of `cols` elements, seen by columns.
+// A row-major view with rows of `cols` elements, as a column-major matrix.
 LtMatrix turned(const View& v, int64_t rows, int64_t cols, int64_t offset = 0) {
   return {static_cast<std::byte*>(v.data) + offset * info(v.dtype).bytes, v.dtype, cols, rows,
           std::max(v.stride, cols)};
@@ -253,7 +253,7 @@ const LoadedLt& cublaslt() {
 }
 
 std::vector<LtChoice> heuristics(const Lt& lt, LtHandle handle, const LtProduct& p, int most) {
-  // No preference keeps it from reading elements at once.
+  // No preference forbids aligned loads, so misaligned elements are refused here.
   for (const LtMatrix* m : {&p.a, &p.b, &addend(p), &p.d})
     if (alignment(m->data) < static_cast<uint32_t>(info(m->dtype).bytes)) return {};
   const Description described(lt, p);
@@ -341,7 +341,8 @@ std::optional<LtForm::Whole> LtForm::find_whole() const {
     return l && l->from == Load::From::product && l->columns.contiguous() && l->columns.offset == 0;
   };
   if (is_product(load_of(*value))) return Whole{};
-  // Its epilogues round the product to a 16-bit result's dtype before they add, so once more.
+  // For a 16-bit result, the epilogue rounds the product before it adds. That would be a second
+  // rounding.
   if (value->word != Word::add || s.dtype != DType::f32) return std::nullopt;
   for (const size_t side : {0U, 1U}) {
     const Load* const other = load_of(graph[value->in[1 - side]]);
@@ -353,7 +354,8 @@ std::optional<LtForm::Whole> LtForm::find_whole() const {
   return std::nullopt;
 }
 
-// The transpose of a row-major result is a column-major one: bᵀ·aᵀ, each as it lies.
+// A row-major result is the transpose of a column-major one: bᵀ·aᵀ, with both operands as in
+// memory.
 LtProduct LtForm::operands(const RunArgs& args) const {
   const auto side = [&](const Matrix& m, int64_t r, int64_t c) {
     return lies_turned(m) ? turned(args.in[m.arg], c, r) : turned(args.in[m.arg], r, c);

@@ -1,4 +1,4 @@
-// cuBLASLt, opened on first use: products of plain numbers, and the steps that they head.
+// cuBLASLt, opened on first use: products of unscaled values, and steps with a product head.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace tenon::cuda {
 
-// Its handles; what they point to is its own affair.
+// Opaque handles of cuBLASLt.
 using LtHandle = struct LtHandleOpaque*;
 using LtDescriptor = struct LtDescriptorOpaque*;
 using LtLayout = struct LtLayoutOpaque*;
@@ -22,7 +22,7 @@ using LtPreference = struct LtPreferenceOpaque*;
 struct LtAlgorithm {
   uint64_t data[8];
 };
-// As cublasLtMatmulHeuristicResult_t.
+// Same layout as cublasLtMatmulHeuristicResult_t.
 struct LtHeuristic {
   LtAlgorithm algorithm;
   size_t workspace;
@@ -32,7 +32,7 @@ struct LtHeuristic {
 };
 static_assert(sizeof(LtHeuristic) == 96);
 
-// The functions in use. A result of 0 is success.
+// The functions that Tenon calls. A result of 0 is success.
 struct Lt {
   size_t (*get_version)();
   const char* (*get_status_string)(int status);
@@ -59,39 +59,39 @@ struct Lt {
 struct LoadedLt {
   Lt lt{};
   std::string path, version;  // "13.0.0"
-  std::string why;            // empty if it works
+  std::string why;            // empty if cuBLASLt works
 };
 LoadedLt load_lt(const Library& library);
-// That of this machine.
+// The library of this machine.
 const LoadedLt& cublaslt();
 
-// A matrix as cuBLASLt counts: columns lie `ld` apart.
+// A column-major matrix. Columns are `ld` elements apart.
 struct LtMatrix {
   void* data = nullptr;
   DType dtype = DType::f32;
   int64_t rows = 0, cols = 0, ld = 0;
 };
-// d = a·b + c + bias: each where it is given, summed in fp32 and rounded once.
+// d = a·b + c + bias, summed in fp32 and rounded once. c and bias are optional.
 struct LtProduct {
   LtMatrix a, b, c, d;
-  bool turn_a = false, turn_b = false;  // the transpose takes part
-  const void* bias = nullptr;           // a number of d's type for each of its rows
+  bool turn_a = false, turn_b = false;  // use the transpose
+  const void* bias = nullptr;           // one value of the dtype of d per row of d
 };
 
 struct LtChoice {
-  bool found = false;  // cuBLASLt does not take every address and shape
+  bool found = false;  // false: cuBLASLt does not support the address or the shape
   LtAlgorithm algorithm{};
   size_t workspace = 0;
 };
-inline constexpr size_t kLtWorkspace = size_t{32} << 20;  // what NVIDIA advises for Hopper
-inline constexpr size_t kLtAlignment = 256;               // the best that it distinguishes
+inline constexpr size_t kLtWorkspace = size_t{32} << 20;  // NVIDIA's recommendation for Hopper
+inline constexpr size_t kLtAlignment = 256;               // the largest that it distinguishes
 
-// What it proposes for a product, its best guess first.
+// The algorithms that cuBLASLt proposes for a product, best first.
 std::vector<LtChoice> heuristics(const Lt& lt, LtHandle handle, const LtProduct& product, int most);
-// Its first heuristic for a product, asked once for each shape and alignment. A matrix without
-// data stands for a well aligned one.
+// The first heuristic for a product. Cached by shape and alignment. A matrix without data counts as
+// well aligned.
 LtChoice choose(const Lt& lt, LtHandle handle, uint64_t context, const LtProduct& product);
-// Whether it was done.
+// Returns whether the product ran.
 bool multiply(const Lt& lt, LtHandle handle, const LtChoice& choice, const LtProduct& product,
               void* workspace, Stream stream);
 
@@ -104,7 +104,7 @@ class LtForm {
   [[nodiscard]] int64_t rows(int64_t given) const { return step_.body_rows(given); }
   [[nodiscard]] int64_t inner(int64_t given) const { return gemm().inner ? gemm().inner : given; }
 
-  // The whole step in one product, where the body adds no more than cuBLASLt does by itself.
+  // Whether one cuBLASLt call does the whole step: the body adds at most what cuBLASLt can add.
   [[nodiscard]] bool is_whole() const { return whole_.has_value(); }
   // And nothing is added.
   [[nodiscard]] bool is_product() const { return whole_ && !whole_->bias && !whole_->held; }
@@ -112,7 +112,7 @@ class LtForm {
   [[nodiscard]] std::optional<LtProduct> whole(const RunArgs& args) const;
 
  private:
-  // What is added to the product: one of them, or nothing.
+  // The addend of the product: bias, held, or neither.
   struct Whole {
     std::optional<Load> bias, held;
   };

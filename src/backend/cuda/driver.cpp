@@ -1,4 +1,4 @@
-// Opens libcuda once; a driver does not survive fork(), so a child is told to start anew.
+// Opens libcuda once. A driver does not survive fork(), so a child gets an error.
 #include "backend/cuda/driver.h"
 
 #include <pthread.h>
@@ -13,10 +13,10 @@ namespace tenon::cuda {
 
 namespace {
 
-constexpr int kNotInitialized = 3;  // what the driver answers in a child of a process that used it
+constexpr int kNotInitialized = 3;  // result of the driver in a child of a process that used it
 
-std::atomic<bool> started{false};  // this process, or the one it was forked from, called cuInit
-std::atomic<bool> forked{false};   // and this is the child
+std::atomic<bool> started{false};  // this process or its parent called cuInit
+std::atomic<bool> forked{false};   // this is a forked child
 
 struct Loaded {
   Driver driver{};
@@ -31,7 +31,7 @@ std::string text_of(const Driver& d, int result) {
   return str(name, " (", text, ")");
 }
 
-// The name of the first function that the library lacks, or nothing.
+// The name of the first function that the library lacks. Empty if it has all.
 std::string resolve(const Library& library, Driver& d) {
   std::string missing;
   const auto get = [&](auto*& function, const char* name) {
@@ -148,7 +148,7 @@ std::optional<std::string> why_no_gpu() {
 }
 
 const Driver& driver() {
-  // Before loaded(): in a child its lock may be held by a thread that does not exist.
+  // Must be before loaded(): in a child, a thread that does not exist may hold its lock.
   if (forked) fail(Code::runtime, "cuda: ", kForked);
   const Loaded& l = loaded();
   if (!l.why.empty()) fail(Code::runtime, "cuda: ", l.why);
@@ -177,7 +177,7 @@ int attribute(FunctionAttribute which, Function function) {
 }
 
 std::string DeviceInfo::arch() const {
-  // From Hopper on, the instructions that skeletons want are in the architecture-specific sets.
+  // From Hopper on, the kernels need instructions of the architecture-specific sets.
   return str("sm_", major, minor, major >= 9 ? "a" : "");
 }
 
@@ -218,7 +218,7 @@ CurrentContext::~CurrentContext() {
 }
 
 int CurrentContext::device() const {
-  int device = 0;  // the driver numbers its devices by their ordinals
+  int device = 0;  // device handles are ordinals
   check(driver().context_get_device(&device), "asking for the context's device");
   return device;
 }
@@ -259,7 +259,7 @@ PinnedBuffer::~PinnedBuffer() {
   try {
     const CurrentContext context;
     driver().host_free(pointer_);
-  } catch (const Error&) {  // a broken context has lost the memory already
+  } catch (const Error&) {  // a broken context has already lost the memory
   }
 }
 
@@ -274,7 +274,7 @@ DeviceBuffer::~DeviceBuffer() {
   try {
     const CurrentContext context;
     driver().mem_free(pointer_);
-  } catch (const Error&) {  // a broken context has lost the memory already
+  } catch (const Error&) {  // a broken context has already lost the memory
   }
 }
 

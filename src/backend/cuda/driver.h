@@ -10,7 +10,7 @@
 
 namespace tenon::cuda {
 
-// The driver's handles; what they point to is its own affair.
+// Opaque handles of the driver.
 using Context = struct ContextHandle*;
 using Module = struct ModuleHandle*;
 using Function = struct FunctionHandle*;
@@ -19,9 +19,9 @@ using Event = struct EventHandle*;
 using StreamGraph = struct StreamGraphHandle*;
 using GraphNode = struct GraphNodeHandle*;
 using GraphExec = struct GraphExecHandle*;
-using DevicePointer = void*;  // an integer to the driver, of the same size
+using DevicePointer = void*;  // an integer of the same size in the driver API
 
-// A kernel in a graph, as the driver lays it out.
+// A kernel node of a graph. Same layout as in the driver API.
 struct KernelNode {
   Function function = nullptr;
   unsigned grid_x = 0, grid_y = 0, grid_z = 0;
@@ -33,7 +33,7 @@ struct KernelNode {
   Context context = nullptr;
 };
 
-// The functions in use. A result of 0 is success.
+// The functions that Tenon calls. A result of 0 is success.
 struct Driver {
   int (*init)(unsigned flags);
   int (*driver_get_version)(int* version);
@@ -93,13 +93,14 @@ struct Driver {
                            int promotion, int fill);
 };
 
-// The loaded and initialised driver of a machine with a device; an Error says why there is none.
+// The loaded and initialised driver. Throws an Error with the reason if there is no driver or
+// device.
 const Driver& driver();
 
-// Why no CUDA device is usable here, or nothing if one is.
+// Why no CUDA device is usable. Empty if one is.
 std::optional<std::string> why_no_gpu();
 
-// Throws an Error unless `result` is 0; `what` is what was tried.
+// Throws an Error unless `result` is 0. `what` names the failed call.
 void check(int result, std::string_view what);
 
 enum class Attribute : uint8_t {
@@ -107,7 +108,7 @@ enum class Attribute : uint8_t {
   l2_bytes = 38,
   major = 75,
   minor = 76,
-  shared_bytes = 97,  // the most that a block may ask for
+  shared_bytes = 97,  // largest dynamic shared memory of a block
 };
 int attribute(Attribute which, int ordinal);
 
@@ -129,7 +130,8 @@ struct DeviceInfo {
 };
 DeviceInfo device_info(int ordinal);
 
-// The caller's current context, or else device 0's primary one, made current for a scope.
+// Makes a context current for a scope: the current one of the caller, else the primary one of
+// device 0.
 class CurrentContext {
  public:
   CurrentContext();
@@ -137,7 +139,7 @@ class CurrentContext {
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
 
-  // Differs between contexts; from CUDA 12 on even if one is made where another was destroyed.
+  // Differs between contexts. From CUDA 12 on, a new context never has the id of a destroyed one.
   [[nodiscard]] uint64_t id() const { return id_; }
   [[nodiscard]] int device() const;
 
@@ -146,8 +148,7 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
-// Workspace in the order of a stream: work on it may still run when it is given back, and a graph
-// that is captured has it too.
+// Workspace in stream order. Work may still use it when it is freed. Works in captured graphs too.
 class StreamMemory {
  public:
   StreamMemory(size_t bytes, Stream stream);
@@ -165,7 +166,7 @@ class StreamMemory {
   DevicePointer data_ = nullptr;
 };
 
-// A stream beside the default one.
+// A non-default stream.
 class OwnStream {
  public:
   OwnStream();
@@ -179,7 +180,7 @@ class OwnStream {
   Stream stream_ = nullptr;
 };
 
-// Host memory that the device copies from and to by itself, for checks.
+// Page-locked host memory for asynchronous copies in checks.
 class PinnedBuffer {
  public:
   explicit PinnedBuffer(size_t bytes);
@@ -192,7 +193,7 @@ class PinnedBuffer {
   void* pointer_ = nullptr;
 };
 
-// Device memory for checks and tests; running kernels allocates nothing.
+// Device memory for checks and tests. Running kernels never allocates.
 class DeviceBuffer {
  public:
   explicit DeviceBuffer(size_t bytes);
@@ -203,8 +204,8 @@ class DeviceBuffer {
   [[nodiscard]] void* data() const { return pointer_; }
   [[nodiscard]] size_t size() const { return bytes_; }
   void from_host(const void* from);  // size() bytes
-  void to_host(void* to) const;      // waits for all work of the context first
-  // In the order of a stream, from and to pinned memory.
+  void to_host(void* to) const;      // first waits for all work of the context
+  // Copies in stream order, from and to page-locked memory.
   void from_host(const PinnedBuffer& from, const OwnStream& stream);
   void to_host(const PinnedBuffer& to, const OwnStream& stream) const;
 

@@ -1,4 +1,4 @@
-// Lines for eight elements at once.
+// Prints the lines of kernels that process eight elements per thread.
 #include "backend/cuda/eight.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ std::vector<Loaded> loaded(const Step& step) {
   return all;
 }
 
-// Columns of all partial sums.
+// The total width of all partial sums.
 int64_t partial_width(const Step& step) {
   return static_cast<int64_t>(stores_to(step, Store::To::column_sum).size()) * step.cols;
 }
@@ -141,7 +141,7 @@ std::vector<Launch> launches_of_tiles(size_t entry, int64_t across, int64_t down
                                       unsigned threads, TileHead head, std::span<const Access> at,
                                       std::span<const Place> places) {
   constexpr int64_t kMostDown = 65535;
-  const int64_t each = cdiv(down, cdiv(down, kMostDown));  // so that none is small
+  const int64_t each = cdiv(down, cdiv(down, kMostDown));  // balances the launches
   std::vector<Launch> list;
   for (; down > 0; down -= each) {
     list.push_back(launch_of(entry, across, threads, head, at, places));
@@ -184,7 +184,7 @@ std::string partial_lines(const Step& step, int64_t tile_rows) {
 }
 
 unsigned partial_threads(const Step& step, int64_t rows, int64_t tile_rows) {
-  constexpr int64_t kMany = 132 * 512;  // threads of a call, so that doubled they run at once
+  constexpr int64_t kMany = 132 * 512;  // twice as many threads still run at once
   unsigned threads = 256;
   while (threads < 1024 && partial_blocks(step) * threads < kMany &&
          threads / partial_strip(step) * 16 < cdiv(rows, tile_rows))
@@ -287,7 +287,7 @@ std::vector<size_t> stores_to(const Step& step, Store::To to) {
 }
 
 namespace {
-// The values of all loads that are parameters; 0 for the others.
+// The values of all loads that are parameters. 0 for other loads.
 Few<float, 12> single_loads(const Step& step, const RunArgs& args) {
   Few<float, 12> values;
   for (const Load& l : step.loads)
@@ -327,7 +327,7 @@ bool suits_eights(const Step& step, const Singles& singles, const RunArgs& args)
   if ((singles.formulas || !singles.positive.empty()) && !singles.fit(single_loads(step, args)))
     return false;
   const Accesses all = accesses_of(step, {}, args);
-  // Rows and columns have 32 bits, with room for the last tile, and so have strides in bytes.
+  // Row and column indices are 32-bit, with room for the last tile. So are strides in bytes.
   const auto small = [](int64_t n) { return 0 <= n && n <= INT32_MAX; };
   constexpr int64_t kMostBytes = 4;
   if (!small(args.rows) || !small(step.cols)) return false;

@@ -1,4 +1,4 @@
-// What the maps of eight neighbouring elements a thread share: their texts and their alignment.
+// Shared parts of the maps with eight adjacent elements per thread: texts and alignment checks.
 #pragma once
 
 #include <algorithm>
@@ -10,23 +10,23 @@
 namespace tenon::cuda {
 
 inline constexpr int64_t kEight = 8;
-inline constexpr int64_t kLine = 32;  // of the cache, floats, as kTenonLine in device/tile.cuh
+inline constexpr int64_t kLine = 32;  // floats of a cache line, as kTenonLine in device/tile.cuh
 
-// The texts of device/*.cuh that vectors need, and those that tiles need.
+// The texts of device/*.cuh for the vector map, and for the tiled maps.
 std::string vector_skeletons();
 std::string tile_skeletons();
 
-// As the head of TenonTileArguments in device/tile.cuh.
+// The first members of TenonTileArguments in device/tile.cuh.
 struct TileHead {
   int64_t rows = 0, cols = 0;
   const uint64_t* random = nullptr;
   void* partial = nullptr;
-  uint32_t last = 0, whole = 0;  // the last tiles' first row; rows in tiles that they fill
+  uint32_t last = 0, whole = 0;  // first row of the last tiles; rows in full tiles
 };
-// Of a call whose tiles have so many rows.
+// The head of a call with tiles of `tile_rows` rows.
 TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_rows);
 
-// A launch whose argument is the head, the accesses and the places, one behind the other.
+// A launch whose argument is the head, the accesses and the places, in this order.
 template <class Head>
 Launch launch_of(size_t entry, int64_t blocks, unsigned threads, const Head& head,
                  std::span<const Access> at, std::span<const Place> places) {
@@ -40,63 +40,63 @@ Launch launch_of(size_t entry, int64_t blocks, unsigned threads, const Head& hea
   return l;
 }
 
-// The bytes of such an argument whose head has so many, without single numbers.
+// Size of that argument for a head of `head` bytes, without single values.
 size_t argument_bytes(const Step& step, size_t head);
 
-// Rows of so many tiles; `down` of them may be more than the blocks of one launch.
+// Launches for `across` x `down` tiles. `down` may exceed the grid limit of one launch.
 std::vector<Launch> launches_of_tiles(size_t entry, int64_t across, int64_t down, int64_t tile_rows,
                                       unsigned threads, TileHead head, std::span<const Access> at,
                                       std::span<const Place> places);
 
-// The element of a tile or row, counted from the data of accesses_of().
+// An element of a tile or a row, relative to the data of accesses_of().
 std::string element_eight(std::string_view kind, const ColumnMap& columns, const std::string& at);
-// One load of eight elements into in[i]; `raw` is where a tile's bytes are already, or empty.
+// Loads eight elements into in[i]. `raw` names the bytes of a tile that are already loaded, or is
+// empty.
 std::string load_eight(const Step& step, size_t i, const std::string& raw = "");
-// The largest magnitude of out[k] joins most[slot].
+// Joins the largest magnitude of out[k] into most[slot].
 std::string amax_eight(size_t k, size_t slot);
-// The stores of vectors: elements, maxima, and codes by multiplier[].
+// The vector stores: elements, maxima, and codes scaled by multiplier[].
 std::string store_eight(const Step& step);
-// multiplier[] of each encoder.
+// Sets multiplier[] for each encoder.
 std::string multiplier_lines(const Step& step);
 // scaled[8] = out[k] times the multiplier of encoder `number`.
 std::string scale_eight(size_t k, uint32_t number);
 
-// Lines of a formula that need more registers than a short one.
+// A formula of at least so many lines needs more registers.
 inline constexpr int64_t kLongFormula = 50;
-// Lines of a formula that may take longer than its memory.
+// A formula of at least so many lines may be compute-bound.
 inline constexpr int64_t kManyLines = 30;
-// Bytes that the tile loads of an element hold in registers.
+// Bytes per element that the tile loads hold in registers.
 int64_t held_bytes(const Step& step);
 
-// The formula: what to do with the loads of eight elements, then the lines for each of them. The
-// head of its kernel's argument has so many bytes.
+// The formula: preparation of the loads of eight elements, then the lines for each element. `head`
+// is the size of the head of the kernel argument.
 EightLines eight_lines(const Step& step, size_t head = sizeof(TileHead));
-// Its single numbers into in[] behind the loads.
+// Copies its single values into in[], after the loads.
 std::string single_lines(const Step& step, const Singles& singles);
 
-// What the slots of maxima have: before[] in their order.
+// Reads the current values of the maxima into before[], in their order.
 std::string start_lines(const Step& step);
-// At the end of a kernel: maxima to their slots, single scales beside their data; `early` if the
-// slots were read at its start.
+// The end of a kernel: stores maxima and single scales. `early`: start_lines has read the slots.
 std::string finish_lines(const Step& step, bool early = false);
-// Slots that no maximum joins start from 0; empty where there is none.
+// Sets slots that no maximum joins to 0. Empty if there are none.
 std::string clear_lines(const Step& step);
 
-// What tiles have in common: loads in two steps, elements and maxima stored.
+// Common parts of tile kernels: loads in two steps, stores of elements and maxima.
 struct TileBody {
   std::string raw, fetch, unpack, store;
 };
 TileBody tile_body(const Step& step);
-// The members of Body that come from it, with compute, start and finish.
+// The members of Body for these parts, with compute, start and finish.
 std::string tile_members(const Step& step, const TileBody& t, const EightLines& formula,
                          const std::string& store_arguments);
-// The address of the vector in `column` of the row `more` rows below `row`.
+// The address of the vector at `column` in the row `more` rows below `row`.
 std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::string& at,
                         const char* more = "more");
 
-// Sums over the rows of tiles: the memory for those, in strips of so many columns (a line, or
-// less where there would be few strips), and the kernel that adds them, a block a strip: its lines
-// and its launch.
+// Partial sums over the rows of tiles: the width of a strip (a cache line, or less if there are few
+// strips), the memory, and the kernel that adds them with one block per strip (its lines and its
+// launch).
 int64_t partial_strip(const Step& step);
 unsigned partial_threads(const Step& step, int64_t rows, int64_t tile_rows);
 size_t partial_bytes(const Step& step, int64_t rows, int64_t tile_rows);
@@ -107,10 +107,10 @@ int64_t partial_blocks(const Step& step);
 std::vector<size_t> stores_to(const Step& step, Store::To to);
 
 using Accesses = Few<Access, 12>;
-// Loads, single numbers, then stores; an encoded one has the encoder's rowwise data.
-// Where vectors lie, the data begins at the offset.
+// Loads, single values, then stores. An encoded store uses the rowwise data of its encoder. For
+// vectors, the data pointer includes the column offset.
 Accesses accesses_of(const Step& step, const Singles& singles, const RunArgs& args);
-// Whether every access of eight is one aligned vector, or two, and parameters suit the formula.
+// Whether every access of eight elements is one or two aligned vectors, and the parameters fit.
 bool suits_eights(const Step& step, const Singles& singles, const RunArgs& args);
 bool aligned(const Access& a, int64_t element_bytes, bool rows);
 

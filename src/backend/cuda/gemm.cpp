@@ -1,4 +1,5 @@
-// Which products the tensor cores take, how their operands are described, and which tile is best.
+// Products on tensor cores: accepted steps, tensor maps of the operands, and the choice of the
+// tile.
 #include "backend/cuda/gemm.h"
 
 #include <algorithm>
@@ -20,11 +21,11 @@ constexpr const char* kEntry = "tenon_gemm_kernel";
 constexpr const char* kClear = "tenon_gemm_clear";
 constexpr unsigned kThreads = 384;
 constexpr int64_t kTileRows = 128, kStep = 64, kBoxLanes = 64;
-constexpr int64_t kOrder = 32;  // columns whose order a tensor map changes
+constexpr int64_t kOrder = 32;  // columns that a tensor map permutes
 constexpr int64_t kElement = 2;
 constexpr size_t kMapAlignment = 128;
 
-// As the head of TenonGemmArguments in device/gemm.cuh.
+// The first members of TenonGemmArguments in device/gemm.cuh.
 struct TensorMap {
   uint64_t data[16];
 };
@@ -35,13 +36,13 @@ struct GemmHead {
 };
 static_assert(sizeof(GemmHead) == 3 * 128 + 32);
 
-// The stages, their barriers, and room to align them.
+// Bytes of the stages and their barriers, and for alignment.
 unsigned shared_bytes(int64_t width) {
   const int64_t stages = width > 128 ? 5 : 7;
   return static_cast<unsigned>(1024 + stages * ((kTileRows + width) * kStep * kElement + 16));
 }
 
-// The columns of the product that an element reads, each once.
+// The columns of the product that an element reads, without duplicates.
 std::vector<ColumnMap> products_of(const Step& step) {
   std::vector<ColumnMap> all;
   for (const Load& l : step.loads)
@@ -50,19 +51,19 @@ std::vector<ColumnMap> products_of(const Step& step) {
   return all;
 }
 
-// Columns at the same distance from each other.
+// Whether the columns are equally spaced.
 bool even(const ColumnMap& m) { return m.contiguous() || m.block == 1; }
 
-// Whether rows of a, or columns of b, are contiguous; the inner dimension is otherwise.
+// Whether rows of a, or columns of b, are contiguous. Otherwise the inner dimension is.
 bool lanes_a(const Step& step) { return lies_turned(step.gemm()->a); }
 bool lanes_b(const Step& step) { return !lies_turned(step.gemm()->b); }
 
-// Whether copies of b bring each thread eight neighbouring columns.
+// Whether the copies of b give each thread eight adjacent columns.
 bool ordered(const Step& step) {
   return !lanes_b(step) && step.cols % kOrder == 0 && std::ranges::all_of(products_of(step), even);
 }
 
-// The instruction for 64 rows, with all of its registers.
+// The wgmma instruction for 64 rows, with all its registers.
 std::string multiply_text(const Step& step, int64_t width) {
   const int64_t registers = width / 2;
   std::string places, values;
@@ -86,7 +87,7 @@ bool draws(const Step& step) {
                              [](const Load& l) { return l.from == Load::From::random; });
 }
 
-// Loads of the body: vectors in two steps, since the next are under way while one is used.
+// Loads of the body. Vectors are loaded in two steps, so that the next loads overlap with compute.
 struct LoadText {
   std::string raw, fetch, raw_row, fetch_row, unpack, ahead;
 };
@@ -184,7 +185,7 @@ GemmProgram::GemmProgram(const Step& step, int64_t width, int64_t multiprocessor
   const EightLines formula = eight_lines(step, sizeof(GemmHead) + kMapAlignment);
   singles_ = formula.singles;
   const LoadText load = load_text(step);
-  // Accumulators of a wide tile leave registers for one row.
+  // The accumulators of a wide tile leave registers for one row only.
   const int rows = width == kWide ? 1 : 2;
   std::string scalings;
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
@@ -253,7 +254,7 @@ int64_t GemmProgram::cost(int64_t rows, int64_t width) const {
 
 bool GemmProgram::suits(const RunArgs& args) const {
   constexpr int64_t kMost = INT32_MAX;
-  constexpr uintptr_t kVector = 16;  // bytes that a copy of a tensor begins at multiples of
+  constexpr uintptr_t kVector = 16;  // required alignment of a tensor copy, in bytes
   const RunArgs body = of_body(args);
   if (body.rows <= 0 || step_.cols == 0 || inner(args) <= 0 || inner(args) > kMost) return false;
   if (!suits_eights(step_, singles_, body)) return false;
@@ -318,8 +319,8 @@ std::vector<TensorBox> GemmProgram::boxes(const RunArgs& args) const {
       b.strides = {bytes(stride)};
       b.box = {kBoxLanes, kStep};
     } else if (ordered(step_)) {
-      // Lane 2t + 8j + e of a product is column 8t + 2j + e, so that lane t of four threads, which
-      // has e = 0, 1 of every j, has eight neighbours.
+      // Lane 2t + 8j + e of a product is column 8t + 2j + e. Thread t of four has e = 0, 1 of every
+      // j, so it has eight adjacent columns.
       b.rank = 5;
       b.sizes = {size(k), 2, 4, 4, size(step_.cols / kOrder)};
       b.strides = {bytes(pitch), bytes(8 * pitch), bytes(2 * pitch), bytes(kOrder * pitch)};
@@ -340,7 +341,7 @@ std::vector<TensorBox> GemmProgram::boxes(const RunArgs& args) const {
 
 namespace {
 
-// Numbers of cuda.h.
+// Constants of cuda.h.
 constexpr int kReal16F = 6, kReal16BF = 9, kSwizzle128 = 3, kPromote128 = 2;
 
 TensorMap encoded(const TensorBox& b) {
@@ -376,7 +377,7 @@ std::vector<Launch> GemmProgram::launches(const RunArgs& args) const {
   if (places.empty()) places.emplace_back();
   Launch l =
       launch_of(number(kEntry), int64_t{head.down} * head.across, kThreads, head, at, places);
-  // The device's struct is as long as its alignment says.
+  // Pads the struct to its alignment on the device.
   static constexpr std::array<std::byte, kMapAlignment> kNothing{};
   if (const size_t beyond = l.arguments.size() % kMapAlignment)
     l.arguments.append(std::span(kNothing).first(kMapAlignment - beyond));

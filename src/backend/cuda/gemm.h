@@ -1,4 +1,5 @@
-// Products by Hopper's tensor cores: operands copied by tensor maps, the body on the accumulators.
+// Products on Hopper tensor cores: tensor maps copy the operands, the body runs on the
+// accumulators.
 #pragma once
 
 #include <array>
@@ -12,8 +13,8 @@
 
 namespace tenon::cuda {
 
-// What a tensor map is encoded from: up to five dimensions, the contiguous one first, and the box
-// that one copy takes. Distances in bytes.
+// The data of a tensor map: up to five dimensions, the contiguous one first, and the box of one
+// copy. Strides are in bytes.
 struct TensorBox {
   void* data = nullptr;
   DType dtype = DType::bf16;
@@ -25,11 +26,11 @@ struct TensorBox {
 
 class GemmProgram final : public Program {
  public:
-  static constexpr int64_t kWide = 192, kNarrow = 128;  // columns of a tile of the product
+  static constexpr int64_t kWide = 192, kNarrow = 128;  // columns of a tile
 
-  // Why it does not do a step by tiles of this width, or nothing if it does.
+  // Why it refuses a step with tiles of this width. Empty if it accepts the step.
   static std::string refusal(const Step& step, int64_t width);
-  // For a device with so many multiprocessors; `library` if cuBLASLt does what does not fit.
+  // `library`: cuBLASLt is available for calls that do not fit.
   GemmProgram(const Step& step, int64_t width, int64_t multiprocessors, bool library = true);
 
   // From how many rows of a call on it is faster than cuBLASLt's product.
@@ -38,7 +39,7 @@ class GemmProgram final : public Program {
   // Whether its results would be right: sizes, and addresses that copies of tensors and vectors of
   // the body need.
   [[nodiscard]] bool suits(const RunArgs& args) const;
-  // And whether it is the fastest.
+  // Whether the call suits and this program is the fastest.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
 
@@ -46,10 +47,10 @@ class GemmProgram final : public Program {
   [[nodiscard]] std::vector<TensorBox> boxes(const RunArgs& args) const;
 
  private:
-  // The call with the rows of the result.
+  // The call with the row count of the result.
   [[nodiscard]] RunArgs of_body(const RunArgs& args) const;
   [[nodiscard]] int64_t inner(const RunArgs& args) const;
-  // What the busiest multiprocessor does, in columns of tiles.
+  // The work of the busiest multiprocessor, in columns of tiles.
   [[nodiscard]] int64_t cost(int64_t rows, int64_t width) const;
 
   Step step_;

@@ -1,4 +1,4 @@
-// Look-ups hold the library's lock, compilations do not.
+// Loads compiled kernels. Look-ups hold the lock of the map, compilations do not.
 #include "backend/cuda/kernels.h"
 
 #include <map>
@@ -26,19 +26,19 @@ namespace {
 
 using Key = std::pair<uint64_t, std::string>;  // context, text
 
-// A text's code; joined texts share a module, where their kernels' names have a prefix.
+// The code of a text. Joined texts share a module; the names of their kernels have a prefix.
 struct Code {
   Module module = nullptr;
   std::string prefix;
 };
 
-// Never destroyed: threads may still launch while the process ends.
+// Never destroyed: threads may still launch while the process exits.
 std::map<Key, Code>& modules() {
   static auto* const kModules = new std::map<Key, Code>;
   return *kModules;
 }
 
-// How much of a text is skeletons. One that is not known here is only not shared.
+// The size of the skeletons of a text. A skeleton that is not in the list is not shared.
 size_t skeleton_bytes(std::string_view text) {
   size_t size = 0;
   for (const std::string_view s : {kWordsSkeleton, kMapSkeleton, kPlainSkeleton, kVectorSkeleton,
@@ -93,7 +93,7 @@ std::string skeletons_of(const std::string& text) { return text.substr(0, skelet
 
 std::vector<size_t> groups_of(std::span<const std::string* const> texts, size_t most) {
   std::vector<size_t> numbers, sizes;
-  std::map<std::string, size_t> open;  // by skeletons, groups that take more
+  std::map<std::string, size_t> open;  // groups with room, by skeletons
   for (const std::string* text : texts) {
     const auto [at, fresh] = open.try_emplace(skeletons_of(*text), sizes.size());
     if (fresh || sizes[at->second] == most) {

@@ -1,4 +1,4 @@
-// Compiled kernels by their text, kept in memory for the life of the process and on disk.
+// Compiled kernels by text, kept in memory for the life of the process and on disk.
 #pragma once
 
 #include <atomic>
@@ -13,39 +13,40 @@
 
 namespace tenon::cuda {
 
-// The code of a text for an architecture: from the disk, else by NVRTC and then to the disk.
+// The code of a text for an architecture: from the disk cache, else from NVRTC.
 Compiled compile_once(const std::string& text, const std::string& arch, const std::string& name);
 
-// The part of a text that others have too.
+// The skeleton part of a text, which several texts share.
 std::string skeletons_of(const std::string& text);
-// The number of each text's group: those of a group have the same skeletons and are at most `most`.
+// The group of each text. Texts of a group have the same skeletons; a group has at most `most`
+// texts.
 std::vector<size_t> groups_of(std::span<const std::string* const> texts, size_t most);
-// Texts of the same skeletons as one, for those who compile many. What they share is there once;
-// the rest of each is in a namespace of its own, whose name its kernels' names begin with.
+// Joins texts with equal skeletons, to compile many at once. The shared part appears once. The rest
+// of each text has its own namespace, and the names of its kernels begin with the namespace.
 std::string joined(std::span<const std::string> texts);
-// Compiles them as one for the current context, where Source::load then finds them. Not kept on
+// Compiles the joined text for the current context. Source::load finds the result. Not kept on
 // disk.
 void load_joined(std::span<const std::string> texts);
 
 struct LoadedKernel {
   Function function = nullptr;
-  unsigned multiprocessors = 1;       // of the device it was loaded for
-  unsigned shared_bytes = 48 * 1024;  // the most dynamic ones that a launch may ask for
-  bool asked = false;                 // for all that the device has
+  unsigned multiprocessors = 1;       // of the device that it is loaded on
+  unsigned shared_bytes = 48 * 1024;  // largest dynamic shared memory of a launch
+  bool asked = false;                 // the device maximum is set
 };
 
-// One kernel's text and what it became in each context that has run it.
+// The text of one kernel, and its loaded function in each context.
 class Source {
  public:
-  // `name` says in messages what is compiled; `entry` is the kernel's name in the text.
+  // `name` is for error messages. `entry` is the name of the kernel in the text.
   Source(std::string name, std::string text, std::string entry)
       : name_(std::move(name)), text_(std::move(text)), entry_(std::move(entry)) {}
   ~Source();
   Source(const Source&) = delete;
   Source& operator=(const Source&) = delete;
 
-  // Compiles on first use in a context; equal texts are compiled once. A function must be told
-  // before it has more dynamic shared memory than every launch may have; it may get less.
+  // Compiles on first use in a context. Equal texts are compiled once. Dynamic shared memory above
+  // the default limit must be enabled per function; the device may allow less.
   LoadedKernel load(const CurrentContext& context, unsigned shared_bytes = 0) const;
 
   [[nodiscard]] const std::string& name() const { return name_; }
@@ -55,7 +56,7 @@ class Source {
   [[nodiscard]] LoadedKernel compiled(const CurrentContext& context, uint64_t id,
                                       unsigned shared_bytes) const;
 
-  // Spares the look-up by text, and launches a lock: what is in the list stays as it is.
+  // Avoids the look-up by text, and a lock at launch: entries of the list never change.
   struct Seen {
     uint64_t context;
     LoadedKernel loaded;

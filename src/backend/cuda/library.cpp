@@ -1,4 +1,4 @@
-// The loader's functions with their errors as text, and where NVIDIA's libraries lie.
+// Wraps dlopen with errors as text, and finds the libraries of NVIDIA.
 #include "backend/cuda/library.h"
 
 #include <dlfcn.h>
@@ -35,7 +35,7 @@ std::vector<std::string> candidates(const std::string& name, const char* variabl
     globfree(&found);
   };
   add(str("/usr/local/cuda*/lib64/", name, "*"));
-  // NVIDIA's wheels lie beside our own in site-packages: nvidia/cu13/lib, nvidia/cublas/lib.
+  // NVIDIA's wheels are in the same site-packages: nvidia/cu13/lib, nvidia/cublas/lib.
   if (const std::string own = path_of_this(); !own.empty())
     for (const char* up : {"/..", "/../.."}) add(str(own, up, "/nvidia/*/lib/", name, ".*"));
   return files;

@@ -1,4 +1,4 @@
-// Shared libraries opened at run time, so that nothing of CUDA is needed to build or to start.
+// Shared libraries opened at run time, so that building and starting need no part of CUDA.
 #pragma once
 
 #include <functional>
@@ -6,20 +6,20 @@
 
 namespace tenon::cuda {
 
-// Stays open for the life of the process: drivers do not survive being unloaded.
+// Stays open for the life of the process: drivers cannot be unloaded safely.
 class Library {
  public:
-  // With `visible`, libraries that are opened later find its symbols.
+  // `visible`: libraries opened later find its symbols.
   static Library open(const std::string& file, bool visible = false);
 
-  // One of NVIDIA's libraries by its plain name, "libnvrtc.so": on the loader's path, in the
-  // toolkit, or in the wheels beside torch or jax; the first one for which `refusal` says nothing.
-  // A file named by the environment variable is the only one tried. why() has every reason.
+  // Opens a library of NVIDIA by its plain name, such as "libnvrtc.so". Searches the path of the
+  // loader, the toolkit, and the wheels of torch or jax. Takes the first one that `refusal`
+  // accepts. If the environment variable is set, only that file is tried. why() lists every reason.
   static Library open_nvidia(const std::string& name, const char* variable,
                              const std::function<std::string(const Library&)>& refusal);
 
   explicit operator bool() const { return handle_ != nullptr; }
-  [[nodiscard]] const std::string& why() const { return why_; }  // what the loader said
+  [[nodiscard]] const std::string& why() const { return why_; }  // message of the loader
 
   // Whether the library has the function; `function` is null if not.
   template <class Function>
@@ -28,7 +28,7 @@ class Library {
     return function != nullptr;
   }
 
-  // The file that a function of the library came from, as the loader found it.
+  // The file of a function of the library, as the loader found it.
   [[nodiscard]] std::string path_of(const char* name) const;
 
  private:

@@ -1,4 +1,4 @@
-// Prints a step's body behind the skeletons, and launches what NVRTC makes of it.
+// Prints the body of a step after the skeletons, and launches the compiled kernel.
 #include "backend/cuda/map.h"
 
 #include <algorithm>
@@ -18,18 +18,18 @@ extern const char kMapSkeleton[];
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr unsigned kBlocksPerMultiprocessor = 32;  // a few waves, so that the last one is short
+constexpr unsigned kBlocksPerMultiprocessor = 32;  // a few waves, so that the tail is short
 
 constexpr size_t kMostAccesses = (kArgumentBytes - 2 * sizeof(int64_t)) / sizeof(Access);
 
-// As TenonMapArguments in device/map.cuh.
+// Same layout as TenonMapArguments in device/map.cuh.
 struct MapArguments {
   int64_t rows = 0, cols = 0;
   std::array<Access, kMostAccesses> at{};
 };
 static_assert(sizeof(MapArguments) <= kArgumentBytes);
 
-// Why the flat map does not do a step, or nothing if it does.
+// Why the flat map refuses a step. Empty if it accepts the step.
 std::string refusal(const Step& step) {
   if (!step.is_map()) return str("the flat map has no ", step.head_name(), " head");
   for (const Store& s : step.stores)
@@ -77,7 +77,7 @@ class FlatMap final : public Kernel {
     for (const Load& l : loads_) *at++ = load_access(l, args);
     for (const Store& s : stores_) *at++ = access(args.out[s.arg], s.columns);
 
-    // Threads walk the rest of the elements, so the grid stays small whatever their number.
+    // A grid-stride loop, so that the grid stays small for any number of elements.
     const int64_t wanted = (args.rows * cols_ + kThreads - 1) / kThreads;
     const int64_t most = int64_t{kernel.multiprocessors} * kBlocksPerMultiprocessor;
     const auto blocks = static_cast<unsigned>(std::min(wanted, most));

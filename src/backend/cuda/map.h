@@ -7,7 +7,7 @@
 
 namespace tenon::cuda {
 
-// The complete text of a step's kernel, which does not depend on any size.
+// The complete text of the kernel of a step. It does not depend on sizes.
 std::string map_source(const Step& step);
 inline constexpr const char* kMapKernel = "tenon_map_kernel";
 

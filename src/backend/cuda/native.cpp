@@ -1,4 +1,4 @@
-// Rewrites approximated formulas for threads of eight elements, and prints them.
+// Rewrites approximated formulas for eight elements per thread, and prints them.
 #include "backend/cuda/native.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 using namespace hardware;
 
-// The same graph with what `change` has for some nodes; it reads the images of all before.
+// Copies a graph. `change` may replace nodes; it reads the images of all earlier nodes.
 template <class Change>
 Lowered rewritten(const Lowered& from, const Change& change) {
   Lowered out;
@@ -44,7 +44,7 @@ Lowered rewritten(const Lowered& from, const Change& change) {
 
 using Images = std::vector<Expr>;
 
-// Quotients by constants without a division.
+// Replaces divisions by constants.
 Lowered with_quotients(const Lowered& from) {
   return rewritten(from, [](const Node& n, const Images& image) -> std::optional<Expr> {
     if (n.word != Word::div) return std::nullopt;
@@ -54,7 +54,7 @@ Lowered with_quotients(const Lowered& from) {
   });
 }
 
-// Where select(x < c, 0, ·) hides what lies below c, max(x, c) is x.
+// If select(x < c, 0, ·) discards values below c, max(x, c) becomes x.
 Lowered unclamped(const Lowered& from) {
   const Graph& graph = from.graph;
   const std::vector<uint32_t> nodes = order(graph, from.roots);
@@ -81,7 +81,7 @@ Lowered unclamped(const Lowered& from) {
   });
 }
 
-// 2^(c·(p·x) + k) is 2^((c·p)·x + k), where c·p is the same number for all elements.
+// 2^(c·(p·x) + k) becomes 2^((c·p)·x + k), because c·p is the same for all elements.
 Lowered joined(const Lowered& from, const std::vector<Loaded>& loads) {
   const Graph& graph = from.graph;
   std::vector<int> uses(graph.size(), 0);
@@ -106,7 +106,7 @@ Lowered joined(const Lowered& from, const std::vector<Loaded>& loads) {
   });
 }
 
-// Sums of products become fma, which errs less.
+// Contracts sums of products to fma, which errs less.
 Lowered contracted(const Lowered& from) {
   return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
     const auto in = [&](int i) { return image[n.in[static_cast<size_t>(i)]]; };
@@ -122,7 +122,7 @@ Lowered contracted(const Lowered& from) {
   });
 }
 
-// The strict values of all nodes, children first, for values of the loads.
+// The strict values of all nodes for given values of the loads, children first.
 std::vector<Expr> values(const Graph& graph, std::span<const float> loads) {
   std::vector<Expr> image(graph.size());
   for (uint32_t id = 0; id < graph.size(); ++id) {
@@ -137,11 +137,11 @@ std::vector<Expr> values(const Graph& graph, std::span<const float> loads) {
   return image;
 }
 
-// Numbers that are the same for all elements become loads behind the others: the host finds them,
-// and no thread holds them. A sign of a load costs nothing.
+// Values that are the same for all elements become extra loads. The host computes them, so no
+// thread holds them in registers. The sign of a load is free.
 struct Parted {
   Lowered rest;
-  std::shared_ptr<const Lowered> singles;  // nothing if there are none
+  std::shared_ptr<const Lowered> singles;  // null if there are none
 };
 Parted parted(const Lowered& from, const std::vector<Loaded>& loads, size_t most) {
   const Graph& graph = from.graph;
@@ -180,7 +180,7 @@ Parted parted(const Lowered& from, const std::vector<Loaded>& loads, size_t most
           std::make_shared<const Lowered>(rewritten({graph, found}, whole))};
 }
 
-// Whether a node is one of the loads that lie in pairs, and whether it is a number they have.
+// Whether a node is a load of bf16 pairs, and whether a constant is exact in bf16.
 bool paired(const Node& n, const std::vector<Loaded>& loads) {
   return n.word == Word::load && loads[n.slot] == Loaded::pairs;
 }
@@ -188,8 +188,8 @@ bool short_number(const Node& n) {
   return n.word == Word::constant && __builtin_bit_cast(uint32_t, n.value) % 0x10000 == 0;
 }
 
-// select(x < c, 0, ·) of everything, c <= 0, where · of zeros is 0: the loads become 0 instead, x
-// at last.
+// If all results are select(x < c, 0, ·) with c <= 0, and · of zeros is 0, sets the loads to 0
+// instead. x is set last.
 std::string zeros_first(const Graph& formula, std::span<const uint32_t> roots, Lowered& from,
                         const std::vector<Loaded>& loads) {
   const Graph& graph = from.graph;
@@ -215,7 +215,7 @@ std::string zeros_first(const Graph& formula, std::span<const uint32_t> roots, L
   return lines + line(x);
 }
 
-// Clamps of loads that stand for nothing else.
+// Clamps loads in pairs first, if the load has no other use.
 EightLines clamps_first(const Lowered& from, const std::vector<Loaded>& loads, std::string ready) {
   const Graph& graph = from.graph;
   const std::vector<uint32_t> nodes = order(graph, from.roots);

@@ -1,4 +1,4 @@
-// Native precision on the GPU: words by the processor's own approximations.
+// Native precision on the GPU: functions by hardware approximations.
 #pragma once
 
 #include <algorithm>
@@ -13,30 +13,29 @@
 
 namespace tenon::cuda {
 
-// How a load lies in memory: bf16 numbers, of which comparing two at a time with constants takes
-// half as many instructions; one number for all elements; or otherwise.
+// The kind of a load. pairs: bf16 values; two at a time can be compared with constants, in half as
+// many instructions. single: one value for all elements.
 enum class Loaded : uint8_t { otherwise, pairs, single };
 
-// The statements of print() for formulas whose words may err by `error`, relative to their results.
-// Without such a word they have the strict bits, but for subnormal quotients: contracted sums made
-// LayerNorm's kernel slower. The lines below have other bits, as they contract all sums and take
-// products for some quotients.
+// The statements of print() for formulas whose functions may err by `error`, relative to their
+// results. Without such functions the result has the strict bits, except for subnormal quotients:
+// contracted sums made the LayerNorm kernel slower. native_eight() has other bits: it contracts all
+// sums and replaces some quotients by products.
 std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error);
 
-// Numbers that the host finds for all elements, from values of the loads, of which only single ones
-// matter.
+// Values that are the same for all elements. The host computes them from the single loads.
 struct Singles {
   std::shared_ptr<const Lowered> formulas = nullptr;
-  std::vector<uint32_t> positive = {};  // loads that the lines want positive
+  std::vector<uint32_t> positive = {};  // loads that must be positive
 
   [[nodiscard]] size_t count() const { return formulas ? formulas->roots.size() : 0; }
   [[nodiscard]] std::vector<float> values(std::span<const float> loads) const;
-  // Whether the lines hold for them: where a number overflows, other lines do.
+  // Whether the lines are valid for these values. If a value overflows, another text must run.
   [[nodiscard]] bool fit(std::span<const float> loads) const;
 };
 
-// The same for in[load][0 … 7]: `ready` changes them first, and `lines` follow for each element.
-// Behind the loads are `singles`, at most so many.
+// The same for in[load][0 … 7]. `ready` prepares all eight elements; `lines` follow for each
+// element. `singles` come after the loads; there are at most `most_singles`.
 struct EightLines {
   std::string ready, lines;
   Singles singles = {};

@@ -1,5 +1,5 @@
-// Words by the processor's own approximations, and what those allow beyond single words: slopes,
-// factored sums, guards of clamps, products in place of quotients.
+// Replaces functions by hardware approximations, and applies rewrites that these allow: slopes,
+// factored sums, guards of clamps, and products in place of quotients.
 #include "backend/cuda/native_lowering.h"
 
 #include <algorithm>
@@ -32,8 +32,8 @@ Expr evaluated(const Polynomial& p, Expr x) {
 
 class Lowering {
  public:
-  // Words may err by `error`, relative to their results. Only where `loads` says which of them are
-  // single the host may be asked for what a slope needs of those.
+  // Functions may err by `error`, relative to their results. If `loads` marks single loads, the
+  // host may compute values of slopes from them.
   Lowering(const Graph& graph, std::span<const uint32_t> roots, double error,
            const std::vector<Loaded>& loads)
       : graph_(graph),
@@ -74,12 +74,12 @@ class Lowering {
     for (const uint32_t root : roots) out_.roots.push_back(out_.graph.id(image_[root]));
   }
   [[nodiscard]] const Lowered& result() const { return out_; }
-  // Single loads that have to be positive.
+  // Single loads that must be positive.
   [[nodiscard]] const std::vector<uint32_t>& positive() const { return positive_; }
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
-  static constexpr float kCertain = 20;  // its sigmoid is 1
+  static constexpr float kCertain = 20;  // the sigmoid of larger values is 1
 
   Expr lowered(uint32_t id) {
     const Node& n = graph_[id];
@@ -131,7 +131,8 @@ class Lowering {
 
   [[nodiscard]] bool constant(uint32_t id) const { return graph_[id].word == Word::constant; }
 
-  // What a select compares: min(x, a) < c is x < c for c <= a, and likewise for max.
+  // The left side of the comparison of a select. min(x, a) < c is x < c if c <= a. The same for
+  // max.
   [[nodiscard]] Expr compared(const Node& n) const {
     const Node& left = graph_[n.in[0]];
     const bool hides = (n.rel() == Rel::lt && left.word == Word::min) ||
@@ -141,7 +142,7 @@ class Lowering {
     return (n.rel() == Rel::lt ? c <= a : c >= a) ? image_[left.in[0]] : image_[n.in[0]];
   }
 
-  // select(min(x, a) < c, 0, select(x > a, 0, ·)).
+  // Matches select(min(x, a) < c, 0, select(x > a, 0, ·)).
   struct Outside {
     uint32_t x, a, least, c, inside;
   };
@@ -156,21 +157,22 @@ class Lowering {
       return std::nullopt;
     return Outside{above.in[0], above.in[1], below.in[0], below.in[1], above.in[3]};
   }
-  // That is 0 where |x| > a, if c is −a.
+  // If c is −a, outside() is 0 for |x| > a.
   [[nodiscard]] std::optional<Expr> beyond(const Node& below) const {
     const std::optional<Outside> o = outside(below);
     if (!o || graph_[o->c].word != Word::neg || graph_[o->c].in[0] != o->a) return std::nullopt;
     return select(abs(image_[o->x]) > image_[o->a], 0.0F, image_[o->inside]);
   }
-  // If it is m times a slope of w = max(min(x, a), c), c <= 0 < a, then m is 0 where w is not x,
-  // which is one comparison, and early: the slope is finite there, or NaN with x.
+  // Case: outside() is m times a slope of w = max(min(x, a), c) with c <= 0 < a. Then m is set to 0
+  // where w is not x. That is one comparison, before the slope. The slope is finite there, or NaN
+  // if x is NaN.
   [[nodiscard]] std::optional<Expr> slope_inside(const Node& below) {
     const std::optional<Outside> o = outside(below);
     const auto found = o ? slopes_.find(o->inside) : slopes_.end();
     if (found == slopes_.end() || found->second.w == kNone) return std::nullopt;
     const Slope& s = found->second;
     const Node &w = graph_[s.w], &c = graph_[o->c], &product = graph_[s.first];
-    // A quotient is one by a load that find_slopes() wants positive.
+    // The divisor of a quotient is a load that find_slopes() requires to be positive.
     const uint32_t bound = c.word == Word::div ? c.in[0] : o->c;
     if (w.in[0] != o->least || w.in[1] != o->c || !constant(bound) || graph_[bound].value >= 0 ||
         product.word != Word::mul || (product.in[0] != s.s && product.in[1] != s.s))
@@ -183,7 +185,8 @@ class Lowering {
     return select(image_[o->x] != image_[s.w], 0.0F, m) * own_factor(s);
   }
 
-  // Whether max(min(x, a), c) stands beside max(x, c), c < a: min(max(x, c), a) is the same.
+  // Whether both max(min(x, a), c) and max(x, c) occur, with c < a. Then min(max(x, c), a) is the
+  // same.
   [[nodiscard]] bool clamped_too(const Node& n) const {
     const Node& least = graph_[n.in[0]];
     if (least.word != Word::min || !constant(least.in[1]) || !constant(n.in[1]) ||
@@ -195,7 +198,7 @@ class Lowering {
     });
   }
 
-  // Two values that one condition chooses, where that leaves no more sums than one.
+  // Adds two selects with one condition as one select, if at most one branch needs an addition.
   static Expr sum(Expr a, Expr b) {
     const auto zero = [](Expr e) { return e.is_constant() && e.constant() == 0; };
     const auto branch = [&](int i) {
@@ -210,10 +213,11 @@ class Lowering {
     return select({node(a).rel(), input(a, 0), input(a, 1)}, branch(2), branch(3));
   }
 
-  // Whether a quotient by a constant may be a product with the rounded inverse, which is 2^-25 off
-  // at most: if on each way to a result there is a word that rounds nothing and yet may err by half
-  // a unit in the last place, of a product of the quotient or as a factor beside it. That is spent
-  // once: for the word's own value, or in each product that it is a factor of.
+  // Whether a quotient by a constant may become a product with the rounded inverse. The inverse
+  // errs by at most 2^-25. An exact operation may err by 0.5 ulp, which pays for it. Every path
+  // from the quotient to a result must have such an operation: on a product of the quotient, or as
+  // another factor of it. Each operation pays once: for its own value, or in each product that has
+  // it as a factor.
   bool times_inverse(uint32_t id, double b) {
     const auto inverse = static_cast<float>(1 / b);
     if (!(std::fabs(inverse * b - 1) <= 0x1p-25)) return false;
@@ -234,7 +238,7 @@ class Lowering {
     return false;
   }
   bool may_err(uint32_t id) {
-    if (uses_[id] > static_cast<int>(users_[id].size())) return false;  // a result
+    if (uses_[id] > static_cast<int>(users_[id].size())) return false;  // it is a result
     return std::ranges::all_of(users_[id], [&](uint32_t user) {
       const Node& n = graph_[user];
       const bool compared = n.word == Word::select && (n.in[0] == id || n.in[1] == id);
@@ -244,7 +248,7 @@ class Lowering {
     });
   }
 
-  // sigmoid(−a) where `id` is sigmoid(a), or the other way round.
+  // sigmoid(−a) if `id` is sigmoid(a), and the reverse.
   [[nodiscard]] uint32_t opposite(uint32_t id) const {
     if (graph_[id].word != Word::sigmoid) return kNone;
     const uint32_t a = graph_[id].in[0];
@@ -257,7 +261,7 @@ class Lowering {
     return image_[graph_[a].word == Word::neg ? graph_[a].in[0] : a];
   }
 
-  // sigmoid(|a|) and sigmoid(−|a|), with a number of a's sign.
+  // sigmoid(|a|) and sigmoid(−|a|), and a value with the sign of a.
   struct Sides {
     Expr larger, smaller, sign;
   };
@@ -277,7 +281,8 @@ class Lowering {
                                        : select(s.sign < 0.0F, s.smaller, s.larger);
   }
 
-  // Whether some units in the last place of `id` show in nothing but words that err by far more.
+  // Marks nodes whose errors of a few ulp matter: those with a user other than tanh and sigmoid,
+  // which err by far more.
   void tolerate(uint32_t id) {
     const Node& n = graph_[id];
     const bool linear = n.word == Word::neg || (n.word == Word::add && n.in[0] == n.in[1]);
@@ -285,7 +290,7 @@ class Lowering {
     for (int i = 0; i < n.arity(); ++i)
       if (!hides && !(linear && tolerant_[id])) tolerant_[n.in[static_cast<size_t>(i)]] = false;
   }
-  // A node as a sum of products; each node of another kind is a factor.
+  // A node as a sum of products. Every node that is not add or mul is a factor.
   using Powers = std::map<uint32_t, int>;
   using Terms = std::map<Powers, double>;
   static constexpr size_t kMostTerms = 4;
@@ -315,8 +320,8 @@ class Lowering {
     return all.size() > kMostTerms || std::ranges::any_of(all, long_product) ? itself : all;
   }
 
-  // A sum as one product: that of the factors of all its terms, if it stands in the formula and a
-  // word in it errs, times a polynomial of one bounded value.
+  // Rewrites a sum as one product: the common factors of all terms, times a polynomial of one
+  // bounded value. The product of the common factors must be in the formula and must be inexact.
   [[nodiscard]] std::optional<Expr> factored(uint32_t id) const {
     const Terms& all = terms_[id];
     if (all.size() < 2) return std::nullopt;
@@ -347,16 +352,16 @@ class Lowering {
     return image_[*place] * evaluated(factors, image_[of]);
   }
 
-  // m·s + m·s·σ(−a)·k(u), the latter only while v <= c: the derivative of m·v·s, s = σ(a(u)),
-  // u = min(v, c).
+  // m·s + m·s·σ(−a)·k(u) with s = σ(a(u)) and u = min(v, c): the derivative of m·v·s. The second
+  // term applies only if v <= c.
   struct Slope {
     uint32_t first, s, u;  // m·s, s, u
     Polynomial rest = {};  // k(u)/u
-    uint32_t w = kNone;    // the factor of u that has a lower bound, where k(u) is u
+    uint32_t w = kNone;    // the factor of u with a lower bound, if k(u) is u
   };
 
-  // Beside the first summand 1 − s is as good as σ(−a) if k is small, and with u for v it may stay
-  // where v > c, if s is 1 there.
+  // If k is small, 1 − s may replace σ(−a): the first term hides its error. If s is 1 for v > c,
+  // the second term may stay there, with u for v.
   [[nodiscard]] std::optional<Slope> slope(uint32_t id, int i, double error) const {
     const Node& n = graph_[id];
     if (n.word != Word::add) return std::nullopt;
@@ -398,12 +403,12 @@ class Lowering {
       most += std::fabs(f) * std::pow(std::max(std::fabs(low), std::fabs(high)), power + 1);
       last += f * std::pow(high, power + 1);
     }
-    constexpr double kOff = 0x1p-22;  // of 1 − s by the processor's words
+    constexpr double kOff = 0x1p-22;  // error of 1 − s by the hardware functions
     const std::optional<double> end = value_at(graph_[out.s].in[0], *u, high);
     if (most * kOff > 0.75 * error || !(last > 0) || !end || *end < kCertain) return std::nullopt;
     return out;
   }
-  // The factors of a product, where sums are factors, and long products too.
+  // The factors of a product. Sums and long products count as one factor.
   [[nodiscard]] Powers factors(uint32_t id) const {
     const Node& n = graph_[id];
     Powers all;
@@ -415,8 +420,9 @@ class Lowering {
     constexpr int kMostFactors = 8;
     return n.word == Word::mul && count <= kMostFactors ? all : Powers{{id, 1}};
   }
-  // The factor w = max(·, c), alone or beside a positive number, or max(·, c/p) beside p, which the
-  // host finds positive: the product has a lower bound, and is finite where its sigmoid is 0.
+  // Finds the factor w = max(·, c) of a product that is w, w times a positive constant, or max(·,
+  // c/p) times p. The host checks that p is positive. So the product has a lower bound, and it is
+  // finite where its sigmoid is 0.
   [[nodiscard]] uint32_t bounded_factor(const Powers& all) const {
     const auto moderate = [](float f) { return std::fabs(f) < 0x1p60F; };
     for (const auto& [w, power] : all) {
@@ -438,7 +444,7 @@ class Lowering {
     const Node& n = graph_[id];
     return n.word == Word::load && n.slot < loads_.size() && loads_[n.slot] == Loaded::single;
   }
-  // m·s + m·s·σ(−a)·a, s = σ(a): the derivative of w·s where a is a multiple of w.
+  // m·s + m·s·σ(−a)·a with s = σ(a): the derivative of w·s if a is a multiple of w.
   [[nodiscard]] std::optional<Slope> own_slope(uint32_t id, int i) const {
     const Node& n = graph_[id];
     if (n.word != Word::add) return std::nullopt;
@@ -458,7 +464,7 @@ class Lowering {
     }
     return std::nullopt;
   }
-  // All of them, if σ(−a) stands nowhere else.
+  // Uses slopes only if σ(−a) occurs nowhere else.
   void find_slopes(std::span<const uint32_t> roots, double error) {
     for (const uint32_t id : order_)
       for (const int i : {0, 1}) {
@@ -485,8 +491,8 @@ class Lowering {
         if (s.w != kNone && single(factor)) positive_.push_back(graph_[factor].slot);
     }
   }
-  // A product with another number in the place of a factor, in its own order, which overflows where
-  // the formula does.
+  // Replaces a factor of a product. Keeps the order, so that overflow occurs where the formula
+  // overflows.
   [[nodiscard]] Expr exchanged(uint32_t id, uint32_t factor, Expr by) const {
     if (id == factor) return by;
     const Node& n = graph_[id];
@@ -494,7 +500,7 @@ class Lowering {
     const Expr other = image_[n.in[1 - i]], own = exchanged(n.in[i], factor, by);
     return i == 0 ? own * other : other * own;
   }
-  // What is beside m in a slope where k(u) is u.
+  // The factor of m in a slope with k(u) = u.
   [[nodiscard]] Expr own_factor(const Slope& s) const {
     const Expr sigmoid = Hardware::sigmoid(unclamped(s.s)), w = image_[s.w];
     Expr k = fma(-w, sigmoid, w);
@@ -502,8 +508,8 @@ class Lowering {
       if (factor != s.w) k = k * image_[factor];
     return fma(k, sigmoid, sigmoid);
   }
-  // m·(s·(1 + k(u)·(1 − s))), where kLess and the largest power's factor cost nothing. Where k(u)
-  // is u > 0 and large, s is 1, since 1/2^n has no error.
+  // m·(s·(1 + k(u)·(1 − s))). kLess and the leading coefficient are folded into constants. If k(u)
+  // is u > 0 and large, s is 1, because 1/2^n is exact.
   [[nodiscard]] Expr slope_of(const Slope& s) const {
     if (s.w != kNone) return exchanged(s.first, s.s, own_factor(s));
     const Expr u = image_[s.u];
@@ -515,7 +521,7 @@ class Lowering {
     return exchanged(s.first, s.s, part * fma(u * evaluated(rest, u), other, less));
   }
 
-  // A node made of `of` and constants, where `of` has a value.
+  // The value of a node of constants and `of`, if `of` is `value`.
   [[nodiscard]] std::optional<double> value_at(uint32_t id, uint32_t of, double value) const {
     std::map<uint32_t, double> values{{of, value}};
     for (const uint32_t i : order_) {
@@ -532,11 +538,12 @@ class Lowering {
     return found == values.end() ? std::nullopt : std::optional(found->second);
   }
 
-  // The argument of a sigmoid without a clamp u = min(v, c) that shows in nothing else: sums and
-  // products of u and positive constants, which at u = c make the sigmoid 1 already.
+  // The argument of a sigmoid without its clamp u = min(v, c). Conditions: u has no other use, the
+  // argument consists of sums and products of u and positive constants, and the sigmoid at u = c is
+  // 1.
   Expr unclamped(uint32_t id) const {
     const uint32_t top = graph_[id].in[0];
-    std::map<uint32_t, int> uses{{top, 1}};  // within; inputs have lower numbers than their node
+    std::map<uint32_t, int> uses{{top, 1}};  // in the argument; ids ascend from inputs to users
     uint32_t clamp = kNone;
     for (auto it = uses.rbegin(); it != uses.rend(); ++it) {
       const Node& n = graph_[it->first];
@@ -574,7 +581,7 @@ class Lowering {
   std::vector<int> uses_;
   std::vector<uint32_t> sigmoid_, negated_, doubled_;  // by their arguments
   std::vector<std::vector<uint32_t>> users_;
-  std::set<uint32_t> spent_, spent_factors_, spent_products_;  // errors that inverses have
+  std::set<uint32_t> spent_, spent_factors_, spent_products_;  // 0.5 ulp errors that are in use
   std::vector<bool> tolerant_, alone_, errs_;
   std::vector<Terms> terms_;
   std::vector<Powers> factors_;

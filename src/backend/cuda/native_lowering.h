@@ -1,4 +1,4 @@
-// The first step of native precision; native.h has the rest.
+// The first step of native precision: replaces functions by approximations. native.h has the rest.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace tenon::cuda {
 
 struct Approximated {
   Lowered formula;
-  std::vector<uint32_t> positive;  // single loads that it wants positive
+  std::vector<uint32_t> positive;  // single loads that must be positive
 };
-// Words may err by `error`, relative to their results. Only where `loads` says which of them are
-// single the host may be asked for what a slope needs of those.
+// Functions may err by `error`, relative to their results. If `loads` marks single loads, the host
+// may compute values of slopes from them.
 Approximated approximated(const Graph& graph, std::span<const uint32_t> roots, double error,
                           const std::vector<Loaded>& loads);
 

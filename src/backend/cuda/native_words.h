@@ -1,5 +1,5 @@
-// Words in native precision: 2^x, log2 x and 1/x as the GPU has them, a few units in the last place
-// off, fp32 subnormals read and written as 0. Every sequence keeps clear of those.
+// Functions in native precision from the hardware's 2^x, log2 x and 1/x. These err by a few ulp and
+// flush fp32 subnormals to 0. Every sequence avoids subnormals.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 
 namespace tenon::cuda::hardware {
 
-// No word of the formula is left when they stand in its graph, so each has the place of one.
+// A lowered graph has no transcendental words left, so three of them can represent the hardware
+// words.
 inline constexpr Word kEx2 = Word::exp, kLg2 = Word::log, kRcp = Word::sigmoid;
 
 inline std::string_view name_of(Word w) {
@@ -28,7 +29,7 @@ inline const Node& node(Expr e) { return (*e.graph())[e.id()]; }
 inline Expr input(Expr e, int i) { return {e.graph(), node(e).in[static_cast<size_t>(i)]}; }
 inline bool is(Expr e, Word w) { return e.graph() && node(e).word == w; }
 
-// A product with a constant: the constant, and the other factor.
+// A product with a constant: the constant and the other factor.
 struct Multiple {
   float factor;
   Expr of;
@@ -40,7 +41,8 @@ inline std::optional<Multiple> multiple(Expr e) {
   return std::nullopt;
 }
 
-// x·f, where constants of x join f: an exponent errs far less than a word may.
+// x·f. Constants of x are folded into f: the exponent's error is far smaller than the allowed
+// error.
 inline Expr scaled(Expr x, float f) {
   for (;;) {
     const auto m = multiple(x);
@@ -50,7 +52,7 @@ inline Expr scaled(Expr x, float f) {
     f = joined;
     x = m ? m->of : input(x, 0);
   }
-  // a + c·(b·a), as in gelu: one product less.
+  // a + c·(b·a), as in gelu: saves one product.
   if (is(x, Word::add))
     if (const auto m = multiple(input(x, 1)); m && is(m->of, Word::mul))
       for (const int i : {0, 1})
@@ -60,11 +62,11 @@ inline Expr scaled(Expr x, float f) {
 }
 
 inline constexpr float kLog2e = words::kLog2e, kLn2 = words::kLn2;
-inline constexpr float kLogSmall = 0x1p-5F;  // below it lg2's absolute error would show
+inline constexpr float kLogSmall = 0x1p-5F;  // below it the absolute error of lg2 is too large
 
-// As words::Words, where what is left of a polynomial is its part near a zero.
+// As words::Words. A polynomial remains only near a zero of the function.
 struct Hardware : words::Words<words::NativeTables> {
-  // The square reaches subnormal results.
+  // Squaring reaches subnormal results.
   static Expr exp(Expr x) {
     const Expr half = ex2(scaled(x, kLog2e / 2));
     return half * half;
@@ -79,7 +81,7 @@ struct Hardware : words::Words<words::NativeTables> {
   static Expr log1p(Expr x) {
     return select(abs(x) < kLogSmall, log1p_small(x), lg2(x + 1.0F) * kLn2);
   }
-  // 1/(1 + 2^t), where 2^t reaches 2^150 because both sides of the fraction are kLess as large.
+  // 1/(1 + 2^t). 2^t may reach 2^150, because numerator and denominator are scaled by kLess.
   static constexpr float kLess = 0x1p-24F;
   static Expr sigmoid_over_less(Expr x) { return rcp(ex2(scaled(x, -kLog2e) + -24.0F) + kLess); }
   static Expr sigmoid(Expr x) { return sigmoid_over_less(x) * kLess; }
@@ -113,7 +115,7 @@ struct Hardware : words::Words<words::NativeTables> {
   }
 };
 
-// What a value lies between, unless it is NaN.
+// The range of a value that is not NaN.
 struct Range {
   float low = -words::kInfinity, high = words::kInfinity;
   [[nodiscard]] bool within(float a, float b) const { return low >= a && high <= b; }
@@ -130,7 +132,7 @@ inline Range range(Expr e, int depth = 8) {
     case Word::add:
       return {in(0).low + in(1).low, in(0).high + in(1).high};
     case Word::mul:
-      // Squares: of the numbers here, those that exp has made of halves.
+      // Squares. In these formulas they come from exp, which squares 2^(x/2).
       if (node(e).in[0] == node(e).in[1])
         return {0, std::max(in(0).low * in(0).low, in(0).high * in(0).high)};
       if (const auto m = multiple(e); m && m->factor > 0) {
@@ -145,7 +147,7 @@ inline Range range(Expr e, int depth = 8) {
   }
 }
 
-// By a constant: a correctly rounded quotient from the rounded reciprocal.
+// Division by a constant: a correctly rounded quotient from the rounded reciprocal.
 inline Expr quotient(Expr a, float b) {
   const float inverse = 1 / b;
   const Expr q = a * inverse;
@@ -155,7 +157,7 @@ inline Expr quotient(Expr a, float b) {
 }
 inline bool divides(float b) { return std::fabs(b) > 0x1p-60F && std::fabs(b) < 0x1p60F; }
 
-// A few units in the last place off, for all numbers.
+// A quotient with an error of a few ulp, for all values.
 inline Expr rough_quotient(Expr a, Expr b) {
   if (range(b).within(0x1p-64F, 0x1p64F)) return a * rcp(b);
   const Expr up = select(abs(b) < 0x1p-64F, 0x1p64F, 1.0F);

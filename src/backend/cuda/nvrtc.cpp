@@ -1,4 +1,4 @@
-// Finds libnvrtc and compiles with the options that make strict mean the same bits.
+// Finds libnvrtc, and compiles with the options for bit-exact strict results.
 #include "backend/cuda/nvrtc.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr int kInvalidOption = 5;
 
 using Program = struct ProgramHandle*;
 
-// The functions in use. A result of 0 is success.
+// The functions that Tenon calls. A result of 0 is success.
 struct Nvrtc {
   const char* (*get_error_string)(int result);
   int (*version)(int* major, int* minor);
@@ -39,7 +39,7 @@ struct Loaded {
   Nvrtc nvrtc{};
   std::string path, version;
   std::vector<int> archs;  // ascending: 75, 80, …
-  std::string why;         // empty if it works
+  std::string why;         // empty if NVRTC works
 };
 
 std::string resolve(const Library& library, Nvrtc& n) {
@@ -63,15 +63,15 @@ std::string resolve(const Library& library, Nvrtc& n) {
   return missing;
 }
 
-// NVRTC opens its builtins by bare name at the first compile, which fails outside the loader's
-// path; opened from its own folder beforehand, they are found.
+// NVRTC opens its builtins by file name at the first compile. That fails outside the path of the
+// loader, so they are opened here first, from the folder of NVRTC.
 void open_builtins(const std::string& path, const std::string& version) {
   const size_t slash = path.rfind('/');
   if (slash != std::string::npos)
     (void)Library::open(str(path.substr(0, slash + 1), "libnvrtc-builtins.so.", version), true);
 }
 
-// Why a library is no NVRTC that serves, or nothing if it is.
+// Why a library is not a usable NVRTC. Empty if it is.
 std::string refusal(const Library& library) {
   constexpr int kOldest = 12;
   Nvrtc n;
@@ -113,7 +113,7 @@ const Loaded& loaded() {
   return kLoaded;
 }
 
-// The option for an architecture, and whether its result is PTX.
+// The option for an architecture, and whether the result is PTX.
 struct Target {
   std::string option;
   bool is_ptx = false;
@@ -137,7 +137,7 @@ Target target(const Loaded& l, const std::string& arch) {
   return {str("--gpu-architecture=compute_", *(above - 1)), true};
 }
 
-// One compilation; the program is destroyed with it.
+// One compilation. Its destructor destroys the program.
 class Compilation {
  public:
   Compilation(const Nvrtc& n, const std::string& source) : n_(n) {
@@ -182,8 +182,8 @@ class Compilation {
   Program program_ = nullptr;
 };
 
-// Strict means the same bits everywhere. The last one, and one that may follow, are matters of
-// compile time.
+// Strict results need the same bits everywhere. The last option, and an optional one after it, only
+// reduce compile time.
 constexpr std::string_view kOptions[] = {"--fmad=false",    "--ftz=false",      "--std=c++17",
                                          "--prec-div=true", "--prec-sqrt=true", "--minimal"};
 
@@ -223,7 +223,7 @@ Compiled compile(const std::string& source, const std::string& arch) {
   for (;;) {
     Compilation compilation(l.nvrtc, source);
     const int result = compilation.run(options);
-    // Older versions do not know the last ones.
+    // Older versions do not know the last options.
     if (result == kInvalidOption && options.back() != kOptions[std::size(kOptions) - 2]) {
       options.pop_back();
       continue;

@@ -1,4 +1,4 @@
-// Which kernels a step needs, and what each of them is given.
+// Chooses the kernels of a step and sets their arguments.
 #include "backend/cuda/plain.h"
 
 #include <algorithm>
@@ -21,11 +21,11 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr unsigned kWarp = 32;
-constexpr int64_t kMostBlocks = 1 << 15;  // threads walk on from there
+constexpr int64_t kMostBlocks = 1 << 15;  // threads loop over the rest
 constexpr int64_t kSumRows = 128, kSumElements = 256;
 constexpr size_t kAlignment = 64;
 
-// What a kernel reads of an earlier one and writes for a later one.
+// The input from an earlier kernel and the output for a later one.
 struct Memory {
   void* from = nullptr;
   void* to = nullptr;
@@ -35,7 +35,7 @@ struct Memory {
 bool turned(const Encoder& e, Orientation o) {
   return o == Orientation::columnwise && info(e.format.scaling).transposes;
 }
-// Each element is counted once, in the rowwise encoding where there is one.
+// Counts each element once: in the rowwise encoding if there is one.
 bool counts(const Encoder& e, Orientation o) {
   return e.counts && (o == Orientation::rowwise || !e.rowwise);
 }
@@ -54,7 +54,7 @@ std::string side_text(const char* name, const Matrix& m, bool k_first, size_t at
              ", kRowwise = ", flag(m.orientation == Orientation::rowwise), ";\n};\n");
 }
 
-// value(): which store makes a column of the tensor.
+// value(): selects the store that computes a column of the tensor.
 std::string encoder_text(const Step& step, size_t number) {
   std::string value;
   for (const size_t k : stores_to(step, Store::To::encoded))
@@ -70,7 +70,7 @@ std::string encoder_text(const Step& step, size_t number) {
 
 }  // namespace
 
-// Walks a step once to write its text, or for a call to list its launches: the same order.
+// Walks over a step in one order, to write its text or to list the launches of a call.
 class PlainProgram::Writer {
  public:
   explicit Writer(const Step& step) : step_(step), writes_(true) {}
@@ -132,7 +132,7 @@ class PlainProgram::Writer {
     return here;
   }
 
-  // A kernel of its own name; the text calls tenon_<what><template arguments>.
+  // Adds a kernel with its own name. The text calls tenon_<what><template arguments>.
   void kernel(const std::string& what, const std::string& with, int64_t work, unsigned threads,
               const Memory& m = {}) {
     const size_t number = entries.size();
@@ -159,7 +159,7 @@ class PlainProgram::Writer {
     all.push_back(std::move(l));
   }
 
-  // Where loads of a kind find what an earlier kernel made.
+  // Sets the address of loads of one kind to the output of an earlier kernel.
   void point(Load::From from, uint32_t arg, void* data, int64_t stride) {
     if (!args_) return;
     for (size_t i = 0; i < step_.loads.size(); ++i) {
@@ -180,7 +180,7 @@ class PlainProgram::Writer {
     point(Load::From::product, 0, to, cols);
   }
 
-  // A total reads those before it. All have memory first: a kernel may load what it does not use.
+  // A total reads the totals before it. Memory is assigned first: a kernel may load unused totals.
   void totals() {
     std::vector<void*> to;
     for (uint32_t t = 0; t < step_.totals().size(); ++t) {
@@ -224,7 +224,7 @@ class PlainProgram::Writer {
     }
   }
 
-  // The text has one kernel for the levels above the first, however many there are.
+  // One kernel serves all levels after the first.
   void sum(const std::string& of, const std::string& as) {
     int64_t n = cdiv(rows_ * step_.cols, kSumElements);
     constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
@@ -232,7 +232,8 @@ class PlainProgram::Writer {
     void* more = take(std::max<int64_t>(cdiv(n, kSumElements), 1) * kFloat);
     kernel("sum_parts", of + ">", n, kThreads, {nullptr, parts, n});
     kernel("sum_more", "", n > 1 ? cdiv(n, kSumElements) : 0, kThreads, {parts, more, n});
-    // Levels alternate between the two; a level is at most a 256th of the one before.
+    // Levels alternate between two buffers. A level has at most 1/256 of the values of the previous
+    // one.
     if (n > 1) {
       for (n = cdiv(n, kSumElements), std::swap(parts, more); n > 1;
            n = cdiv(n, kSumElements), std::swap(parts, more))
@@ -271,7 +272,7 @@ class PlainProgram::Writer {
                  str(with, ", ", b.rows, ", ", b.cols, ", ", flag(b.transposed), ">"),
                  cdiv(rows_, b.rows) * cdiv(e.cols, b.cols), kWarp, {nullptr, health, 0});
       }
-      // A single scale may lie beside either encoding.
+      // Either encoding may hold a single scale.
       if (info(e.format.scaling).scales(1, 1, o).rows == 0 || (!b.single() && !e.has(o))) continue;
       const View v = args_ ? args_->out[e.scale_inv(o)] : View{};
       kernel("encode_end",
@@ -310,7 +311,7 @@ PlainProgram::PlainProgram(const Step& step) : step_(step) {
       indented(compute_lines(step)), "  }\n  __device__ static void store(", at, element,
       "const float* out) {\n", indented(store_lines(step)),
       "  }\n};\nusing Arguments = TenonPlainArguments<", accesses, ", ", places, ">;\n", w.text);
-  // Many small kernels, whose speed nobody is promised; products take too long for that.
+  // Many small kernels that are not tuned: compile fast. Products would become too slow.
   if (!step.gemm()) text_ += kCompileFast;
 }
 

@@ -1,4 +1,4 @@
-// Kernels for any step on CUDA: right for everything, with no promise of speed.
+// Kernels for any step on CUDA. They are correct for every step and not tuned for speed.
 #pragma once
 
 #include "backend/cuda/program.h"

@@ -1,4 +1,4 @@
-// Launches what a program lists.
+// Runs the launches of a program.
 #include "backend/cuda/program.h"
 
 #include <algorithm>

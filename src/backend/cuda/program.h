@@ -1,4 +1,4 @@
-// A step's text with what is launched for a call, and the kernel that runs it.
+// The CUDA text of a step, the launches of a call, and the kernel that runs them.
 #pragma once
 
 #include <algorithm>
@@ -13,33 +13,32 @@
 
 namespace tenon::cuda {
 
-// One kernel of a text, ready to launch; its arguments are one struct. Made anew for every call, so
-// without strings.
+// One kernel launch. Its argument is one struct. Created for every call, so it has no strings.
 struct Launch {
-  size_t entry = 0;               // its number among the program's
-  unsigned blocks = 1, down = 1;  // of a row, and how many such rows
+  size_t entry = 0;               // index in the entries of the program
+  unsigned blocks = 1, down = 1;  // blocks per row of the grid, and rows
   unsigned threads = 1;
   Few<std::byte, 768> arguments;
-  unsigned shared = 0;              // dynamic bytes; less where the device has less,
-  unsigned least_shared = 0;        // but not less than these
-  unsigned per_multiprocessor = 0;  // if any, the most blocks; these do the work of the others
+  unsigned shared = 0;              // dynamic bytes; reduced if the device has less
+  unsigned least_shared = 0;        // lower limit of that
+  unsigned per_multiprocessor = 0;  // if not 0, the most blocks; they loop over the work
 };
 
-// Texts and what fits them need no GPU.
+// Creating a text and checking a call need no GPU.
 class Program {
  public:
   virtual ~Program() = default;
   [[nodiscard]] const std::string& text() const { return text_; }
   [[nodiscard]] const std::vector<std::string>& entries() const { return entries_; }
-  // Whether it does a call: sizes and addresses may not suit it.
+  // Whether it can run a call. Sizes or addresses may be unsuitable.
   [[nodiscard]] virtual bool fits(const RunArgs& /*args*/) const { return true; }
   [[nodiscard]] virtual bool fits_all() const { return false; }
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
-  // In order; `args.workspace` holds at least workspace(args.rows) bytes.
+  // In order. `args.workspace` holds at least workspace(args.rows) bytes.
   [[nodiscard]] virtual std::vector<Launch> launches(const RunArgs& args) const = 0;
 
  protected:
-  // The number of an entry.
+  // The index of an entry.
   [[nodiscard]] size_t number(std::string_view entry) const {
     const auto at = std::ranges::find(entries_, entry);
     assert(at != entries_.end());

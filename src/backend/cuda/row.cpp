@@ -17,22 +17,22 @@ extern const char kRowSkeleton[];  // embedded by the build
 namespace {
 
 constexpr int64_t kWarp = 32, kMostThreads = 1024, kMostVectors = 8;
-constexpr int64_t kRegisters = 65536;      // of a multiprocessor
-constexpr int64_t kOrdered = 32;           // the order of gamma's and beta's gradients
-constexpr int64_t kParts = 512;            // sums that one launch adds
-constexpr int64_t kMostStage = 96 * 1024;  // what every device gives a block
-constexpr int64_t kRing = 112 * 1024;      // of rows on their way: two to four
+constexpr int64_t kRegisters = 65536;  // registers of a multiprocessor
+constexpr int64_t kOrdered = 32;  // rows that sums of gamma's and beta's gradients add in sequence
+constexpr int64_t kParts = 512;   // sums that one launch adds
+constexpr int64_t kMostStage = 96 * 1024;  // shared memory that every device supports
+constexpr int64_t kRing = 112 * 1024;      // prefetched rows: two to four
 constexpr const char* kEntry = "tenon_row_kernel";
 constexpr const char* kSums = "tenon_row_sum";
 constexpr const char* kClear = "tenon_row_clear";
 constexpr const char* kEnd = "tenon_row_end";
 
-// Floats that the sums of a block's rows take, in whole lines.
+// Floats of the partial sums of a block, in whole cache lines.
 int64_t part_floats(const Step& step) { return rup(step.cols, kLine); }
 
 bool has_sums(const Step& step) { return !stores_to(step, Store::To::column_sum).empty(); }
 
-// Bytes of an element that loads of a kind read.
+// Bytes per element of all loads of one kind.
 int64_t bytes_of(const Step& step, Load::From from) {
   int64_t bytes = 0;
   for (const Load& l : step.loads)
@@ -40,24 +40,25 @@ int64_t bytes_of(const Step& step, Load::From from) {
   return bytes;
 }
 
-// Registers of a vector as it was read.
+// Registers of a loaded vector before conversion.
 int64_t words_of(const Step& step, Load::From from) { return kEight / 4 * bytes_of(step, from); }
 
-// How a row is spread over a block, and how many blocks a multiprocessor's registers must hold.
+// The split of a row over a thread block. `blocks` is the number of resident blocks per
+// multiprocessor.
 struct Size {
   int64_t threads = 0, vectors = 0, blocks = 0;
   [[nodiscard]] int64_t stage(const Step& step) const {
     return threads * vectors * kEight * bytes_of(step, Load::From::tile);
   }
-  // Whether the next rows wait in shared memory.
+  // Whether the next rows are prefetched to shared memory.
   [[nodiscard]] bool staged(const Step& step) const {
     return has_sums(step) && stage(step) > 0 && stage(step) <= kMostStage;
   }
 };
 
-// A row in registers: four to eight vectors a thread, so that the other blocks of a multiprocessor
-// hide its latency. Rows in turn: as few as possible, for the sums and the next rows are beside it.
-// No threads: the row is too long.
+// Without sums: four to eight vectors per thread, so that other blocks of the multiprocessor hide
+// latency. With sums, a block processes rows in sequence: as few vectors as possible, because the
+// sums and the next rows need registers too. 0 threads: the row is too long.
 Size size_of(const Step& step) {
   const int64_t row = std::max<int64_t>(1, cdiv(step.cols, kEight));
   const auto threads = [&](int64_t vectors) { return rup(cdiv(row, vectors), kWarp); };
@@ -65,7 +66,7 @@ Size size_of(const Step& step) {
     return std::clamp<int64_t>(kRegisters / (threads * registers), 1, 8);
   };
   if (has_sums(step)) {
-    constexpr int64_t kBeside = 34;  // registers
+    constexpr int64_t kBeside = 34;  // other registers
     const auto sums = static_cast<int64_t>(stores_to(step, Store::To::column_sum).size());
     const int64_t held = kEight * sums + words_of(step, Load::From::row);
     int64_t vectors = 1;
@@ -76,7 +77,7 @@ Size size_of(const Step& step) {
     if (vectors > kMostVectors) return {};
     return {threads(vectors), vectors, blocks(threads(vectors), held * vectors + kBeside)};
   }
-  constexpr int64_t kHeld = 84, kBeside = 32;  // registers
+  constexpr int64_t kHeld = 84, kBeside = 32;  // registers for vectors; other registers
   const int64_t words = words_of(step, Load::From::tile) + words_of(step, Load::From::row);
   const int64_t most = std::clamp<int64_t>(kHeld / std::max<int64_t>(words, 1), 1, kMostVectors);
   const int64_t least = std::min({int64_t{4}, most, cdiv(row, kWarp)});
@@ -93,7 +94,7 @@ Size size_of(const Step& step) {
   return best;
 }
 
-// Whether a node reads a load that `wanted` is true of.
+// Whether a node depends on a load for which `wanted` is true.
 template <class Wanted>
 bool reads(const Step& step, uint32_t node, const Wanted& wanted) {
   std::vector<uint32_t> open{node};
@@ -110,7 +111,7 @@ bool reads(const Step& step, uint32_t node, const Wanted& wanted) {
   return false;
 }
 
-// Whether rows are read where they are used: no total does, and they would take many registers.
+// Whether row vectors are loaded at their use: no total reads them, and they need many registers.
 bool late(const Step& step, int64_t vectors) {
   constexpr int64_t kMostHeld = 28;  // registers
   if (step.totals().empty() || has_sums(step) ||
@@ -121,7 +122,7 @@ bool late(const Step& step, int64_t vectors) {
   });
 }
 
-// Where each group of totals begins: those of a group are found at once.
+// The first total of each group. The totals of a group are computed together.
 std::string groups_of(const Step& step, int64_t vectors) {
   std::string text = "0";
   uint32_t first = 0;
@@ -218,7 +219,7 @@ RowStores stores_text(const Step& step) {
           inside += str("{\n", scale_eight(k, s.arg), store, "scaled);\n}\n");
           break;
         }
-        // Outside of the branch: all lanes of a block of columns take part.
+        // Outside the branch, because all lanes of a block of columns take part.
         t.store += str("{\nfloat scaled[8];\ntenon_scale8<Scaling", s.arg, ", ", b.cols, ", ",
                        flag(b.transposed), ">(a, row, column, there, out[", k,
                        "], scaled);\nif (there) ", store, "scaled);\n}\n");
@@ -229,7 +230,7 @@ RowStores stores_text(const Step& step) {
   return t;
 }
 
-// Rows of one encoding only; what a scale covers is whole in a warp.
+// One rowwise encoding only. A warp must hold all columns of a scale.
 std::string why_not(const Encoder& e, const Step& step) {
   const Blocks b = e.format.blocks(Orientation::rowwise);
   if (e.columnwise) return "the row map writes no columnwise encoding";
@@ -373,7 +374,7 @@ std::vector<Launch> RowProgram::launches(const RunArgs& args) const {
     main.shared = static_cast<unsigned>(stage * std::clamp<int64_t>(kRing / stage, 2, 4));
     main.least_shared = static_cast<unsigned>(stage);
   }
-  int64_t padded = 0;  // scales of a tensor that has more than its blocks
+  int64_t padded = 0;  // size of padded scale tensors
   for (const Encoder& e : step_.encoders) {
     const Blocks b = e.format.blocks(Orientation::rowwise);
     if (b.single()) continue;

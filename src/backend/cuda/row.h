@@ -1,4 +1,4 @@
-// Rows in registers: norms, forward and backward, one read of a row.
+// The row map: norms, forward and backward. A row stays in registers and is read once.
 #pragma once
 
 #include "backend/cuda/program.h"
@@ -7,11 +7,11 @@ namespace tenon::cuda {
 
 class RowProgram final : public Program {
  public:
-  // Why it does not do a step, or nothing if it does.
+  // Why the row map refuses a step. Empty if it accepts the step.
   static std::string refusal(const Step& step);
   explicit RowProgram(const Step& step);
 
-  // Tensors made of whole, aligned vectors.
+  // Accepts tensors of whole, aligned vectors.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
   [[nodiscard]] size_t workspace(int64_t rows) const override;
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;

@@ -1,4 +1,4 @@
-// Prints the body for tiles, and says which calls it suits.
+// Prints the body for tiles, and checks which calls it can run.
 #include "backend/cuda/tile.h"
 
 #include <algorithm>
@@ -13,13 +13,13 @@ namespace {
 
 constexpr int64_t kTile = 128;
 constexpr unsigned kThreads = 512;
-constexpr size_t kMostTurned = 2;  // 16 KB of shared memory each, beside the sums' 8 KB each
+constexpr size_t kMostTurned = 2;  // 16 KB of shared memory each, and 8 KB per sum
 constexpr size_t kMostSums = 2;
 constexpr const char* kEntry = "tenon_tile_kernel";
 constexpr const char* kSum = "tenon_tile_sums";
 constexpr const char* kClear = "tenon_tile_clear";
 
-// The stores whose encoder has a columnwise side, in the order of the tile's planes.
+// The stores whose encoder has a columnwise output, in the order of the planes of the tile.
 std::vector<size_t> turned_stores(const Step& step) {
   std::vector<size_t> all;
   for (const size_t k : stores_to(step, Store::To::encoded))
@@ -27,8 +27,9 @@ std::vector<size_t> turned_stores(const Step& step) {
   return all;
 }
 
-// Blocks of a multiprocessor: codes of one tensor alone leave room for a third. So does one sum of
-// rowwise results, if few loads go ahead and the sum waits in shared memory: light.
+// Resident blocks per multiprocessor. A step with one load and no sums has room for a third block.
+// So does a light step: one sum, rowwise results, few loads in flight, and the sum in shared
+// memory.
 struct Room {
   int blocks = 2;
   bool light = false;
@@ -49,7 +50,7 @@ struct EncodedText {
   std::string codes, store, turned;
 };
 
-// Codes of a result that goes both ways are made once.
+// Codes that are written both rowwise and columnwise are computed once.
 EncodedText encoded_text(const Step& step) {
   EncodedText t;
   const std::vector<size_t> turned = turned_stores(step);
@@ -152,7 +153,7 @@ TileProgram::TileProgram(const Step& step, bool whole_rows) : step_(step), whole
 bool TileProgram::fits(const RunArgs& args) const {
   if (args.rows == 0 || step_.cols == 0 || !suits_eights(step_, singles_, args)) return false;
   if (whole_rows_ && args.rows % kTile != 0) return false;
-  // Columns are written 16 rows at once.
+  // Columns are written 16 rows at a time.
   for (const Encoder& e : step_.encoders) {
     if (!e.columnwise) continue;
     const View& v = args.out[e.data(Orientation::columnwise)];

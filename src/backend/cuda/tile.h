@@ -8,13 +8,13 @@ namespace tenon::cuda {
 
 class TileProgram final : public Program {
  public:
-  // Why the tiled map does not do a step, or nothing if it does.
+  // Why the tiled map refuses a step. Empty if it accepts the step.
   static std::string refusal(const Step& step);
-  // For calls whose tiles have all their rows, or for others too: that text takes twice as long to
-  // compile.
+  // With `whole_rows`, the text handles only calls whose row count is a multiple of the tile. The
+  // general text takes twice as long to compile.
   explicit TileProgram(const Step& step, bool whole_rows = false);
 
-  // Tensors made of whole, aligned vectors.
+  // Accepts tensors of whole, aligned vectors.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
   [[nodiscard]] size_t workspace(int64_t rows) const override;
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;

@@ -1,4 +1,4 @@
-// Prints the body for eight elements at once, and says which calls it suits.
+// Prints the body for eight elements per thread, and checks which calls it can run.
 #include "backend/cuda/vector.h"
 
 #include <algorithm>
@@ -14,21 +14,21 @@ namespace {
 constexpr const char* kEntry = "tenon_vector_kernel";
 constexpr const char* kClear = "tenon_vector_clear";
 
-// The head of TenonVectorArguments in device/vector.cuh.
+// The first members of TenonVectorArguments in device/vector.cuh.
 struct VectorHead {
   uint32_t vectors = 0, magic = 0, shift = 0, all = 0;
   const uint64_t* random = nullptr;
 };
 
-// floor(v ÷ d) is v·magic >> (31 + shift) for all v of 31 bits: magic·d exceeds that power of two
-// by at most 2^shift.
+// floor(v ÷ d) is v·magic >> (31 + shift) for every 31-bit v: magic·d exceeds that power of two by
+// at most 2^shift.
 VectorHead divided_by(uint32_t d) {
   const auto shift = static_cast<uint32_t>(std::bit_width(d - 1));
   const auto magic = static_cast<uint32_t>((uint64_t{1} << (31 + shift)) / d + 1);
   return {.vectors = d, .magic = magic, .shift = shift};
 }
 
-// Whether rows follow each other without a gap, and an element's place in its row means nothing.
+// Whether rows are contiguous and the column of an element does not matter.
 bool dense(const Step& step, std::span<const Access> at) {
   for (size_t i = 0; i < step.loads.size(); ++i) {
     const Load& l = step.loads[i];
@@ -42,12 +42,15 @@ bool dense(const Step& step, std::span<const Access> at) {
 
 }  // namespace
 
-// As many threads as the registers of a short formula allow, for one or two loads; one-byte results
-// want two vectors, and so do random numbers, whose rounds wait for each other. What only finds
-// amaxes ends slowly, so few blocks do it all. Each line of a strict polynomial waits for the one
-// before: without a division, which is a call, it wants threads more than registers.
+// Rules for the launch size:
+// - With one or two loads and a short formula: as many threads as the registers allow.
+// - One-byte results and random numbers: two vectors per thread. Random rounds depend on each
+//   other.
+// - Amax-only kernels use a small persistent grid: their tail dominates.
+// - Strict polynomials without a division (a call): more threads, because each line depends on the
+//   line before it.
 VectorProgram::Size VectorProgram::size_of(const Step& step, const std::string& formula) {
-  constexpr int64_t kPolynomial = 20;  // lines of the shortest with a transcendental word
+  constexpr int64_t kPolynomial = 20;  // lines of the shortest transcendental function
   const int64_t bytes = held_bytes(step);
   const int64_t lines = std::ranges::count(formula, '\n');
   const bool native = step.effective_precision() == Precision::native;
@@ -128,7 +131,7 @@ VectorProgram::VectorProgram(const Step& step) : step_(step) {
 }
 
 bool VectorProgram::fits(const RunArgs& args) const {
-  // A thread beyond the last vector has a number of 32 bits too.
+  // Threads after the last vector also need a 32-bit index.
   const int64_t all = args.rows * (step_.cols / kEight);
   return all > 0 && all <= INT32_MAX && suits_eights(step_, singles_, args);
 }

@@ -8,17 +8,17 @@ namespace tenon::cuda {
 
 class VectorProgram final : public Program {
  public:
-  // Why the vector map does not do a step, or nothing if it does.
+  // Why the vector map refuses a step. Empty if it accepts the step.
   static std::string refusal(const Step& step);
   explicit VectorProgram(const Step& step);
 
-  // Tensors made of whole, aligned vectors.
+  // Accepts tensors of whole, aligned vectors.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
 
  private:
-  // Threads of a block, vectors of a thread, and the blocks of a multiprocessor that the registers
-  // must allow; whether no more blocks are launched.
+  // Threads per block, vectors per thread, and resident blocks per multiprocessor. The flag limits
+  // the grid to the resident blocks.
   struct Size {
     unsigned threads, vectors, blocks;
     bool walks;
