@@ -1,8 +1,8 @@
-// The tiled map with scales of blocks: the values of one result at a time stay in registers until
-// their maxima are known; those of a second one wait in shared memory. A thread has 4 rows x 8
-// columns as in tile.cuh, which it follows; the tile is Body's.
+// The tiled map with block scales. The values of one result stay in registers until their maxima
+// are known. The values of a second result wait in shared memory. A thread has 4 rows x 8 columns
+// as in tile.cuh, which comes before this text. Body sets the tile size.
 
-// Scales that belong to no block are 0. By block `block` of `blocks`.
+// Sets scales outside all blocks to 0. Called by thread block `block` of `blocks`.
 template <class Encoder, bool rowwise, class Arguments>
 __device__ inline void tenon_block_end(const Arguments& a, TenonU32 block, TenonU32 blocks) {
   constexpr int block_rows = rowwise ? Encoder::kRowRows : Encoder::kColumnRows;
@@ -23,7 +23,7 @@ __device__ inline void tenon_block_end(const Arguments& a, TenonU32 block, Tenon
       tenon_put_scale<Encoder, rowwise, scales_turned>(a, i, j, 0);
 }
 
-// Values that wait for a thread, in 16-byte slots of its own.
+// Values of a thread that wait in shared memory, in 16-byte slots of the thread.
 #if defined(__CUDA_ARCH__)
 extern __shared__ TenonWords4 tenon_parked[];
 #else
@@ -34,44 +34,46 @@ __device__ inline TenonWords4& tenon_slot(int thread, int r, int half) {
   return tenon_parked[(2 * r + half) * threads + thread];
 }
 
-// Body is printed as for the tiled map, with kTileRows, kTileCols; Encoder: kRowRows, kRowCols,
-// kColumnRows, kColumnCols (the blocks), kRowTurned, kColumnTurned (their scales), kTransposes;
-// kParts, the values that are encoded or summed: part p is result part(p); if summed(p), column c
-// of it is c + sum_more(p) of the row of all sums. The first kEncoded make the encoder's tensor,
-// whose columns begin(p) … end(p) are in p's tiles. Where one of its blocks has columns of both
-// parts, one of them takes it, and the second part's tiles are shifted against the first one's, as
-// the body counts: the last tile of the first part does if the second's begin after that block,
-// kShift columns further right, or the first tile of the second part, with all of its tiles -kShift
-// columns further left.
+// Body is printed as for the tiled map, with these additions:
+// - kTileRows, kTileCols: the tile.
+// - Encoder: kRowRows, kRowCols, kColumnRows, kColumnCols (scale blocks), kRowTurned, kColumnTurned
+//   (transposed scales), kTransposes (transposed data).
+// - kParts: values that are encoded or summed. Part p is result part(p). If summed(p), column c of
+//   it is column c + sum_more(p) of the row of all sums.
+// - kEncoded: the first parts, which form the tensor of the encoder. Columns begin(p) … end(p) of
+//   the tensor are in the tiles of part p.
+// - kShift: offset of the tiles of the second part relative to the first, in columns of the body.
+//   It is nonzero if a scale block has columns of both parts. kShift > 0: the last tile of the
+//   first part takes that block. kShift < 0: the first tile of the second part takes it.
 template <class Body>
 struct TenonBlock {
   using Encoder = typename Body::Encoder;
   static constexpr int kRows = Body::kTileRows, kCols = Body::kTileCols;
-  static constexpr int kLanes = kCols / 8;  // of a row
+  static constexpr int kLanes = kCols / 8;  // lanes per row
   static constexpr int kShiftLanes = (Body::kShift < 0 ? -Body::kShift : Body::kShift) / 8;
   static constexpr int kThreads = kRows / 4 * kLanes;
   static constexpr int kWarps = kThreads / 32;
-  // Maxima and sums of columns lie in lines: a warp's, or those of warps that have a row together.
+  // Maxima and sums of columns are in lines. A line belongs to one warp, or to all warps of a row.
   static constexpr int kLineThreads = kLanes > 32 ? kLanes : 32;
   static constexpr int kLines = kThreads / kLineThreads;
-  static constexpr bool kWhole = Encoder::kRowRows > 1;  // one block is the tile
+  static constexpr bool kWhole = Encoder::kRowRows > 1;  // one scale block is the tile
   static constexpr bool kColumnBlocks = Body::kColumnwise && !kWhole;
   static constexpr bool kTurns = Body::kColumnwise && Encoder::kTransposes;
-  // The maxima of both parts wait for one barrier; where columns are turned there is another
-  // anyway, and a long formula without sums would have to store registers for it.
+  // The maxima of both parts share one barrier. Not with transposed columns, which have another
+  // barrier anyway. Not with a long formula without sums, which would spill registers.
   static constexpr bool kTogether =
       kWhole && Body::kEncoded > 1 && !kTurns && (Body::kSums > 0 || !Body::kLong);
   static constexpr int kGroups = kColumnBlocks ? kRows / Encoder::kColumnRows : 1;  // of rows
-  // Sums are added beside the maxima, at the same barrier, or after them in their memory where it
-  // is short, or those of all parts at the end, in the memory of values that waited.
+  // Sums have three places: next to the maxima, at the same barrier; after the maxima in the same
+  // memory, if memory is short; or at the end for all parts, in the memory of values that waited.
   static constexpr bool kSumsAfter = kColumnBlocks && !kTurns;
   static constexpr bool kSumsLast =
       Body::kSums > 0 && !kColumnBlocks && (!kWhole || Body::kParts > 1);
   static constexpr bool kSumsBeside = Body::kSums > 0 && !kSumsAfter && !kSumsLast;
   static constexpr bool kSumsWait = kSumsLast && Body::kParts > 1;
-  // Loads are cached in what shared memory leaves. Columns that are turned take the memory of
-  // maxima and sums if a barrier lies between; multipliers that of their maxima if nothing else
-  // does.
+  // The L1 cache gets the shared memory that is left. Transposed columns reuse the memory of maxima
+  // and sums if there is a barrier between. Multipliers reuse the memory of their maxima if nothing
+  // else does.
   static constexpr int kTurned = kTurns && !Body::kLight ? kCols * kRows / 4 : 0;  // words
   static constexpr int kMaxima = kColumnBlocks ? kLines * kCols : 0;
   static constexpr int kSums = kSumsBeside || (kSumsLast && !kSumsWait) ? kLines * kCols : 0;
@@ -90,9 +92,9 @@ struct TenonBlock {
       if (kSumsWait) return at(tenon_parked + part * (kLines * kCols / 4));
       return at(words + (kSumsAfter ? kApart : kApart + kMaxima) / 4);
     }
-    // The maxima of warps, where the tile is a block.
+    // Maxima of warps, if the tile is one scale block.
     __device__ float* warps(int part) { return at(words + kFirst / 4)[0] + part * kWarps; }
-    // Of a group of rows.
+    // Multipliers of a group of rows.
     __device__ float* multipliers(int group) {
       return kInPlace ? maxima()[group * (kLines / kGroups)] : at(words + kFirst / 4)[group];
     }
@@ -102,15 +104,15 @@ struct TenonBlock {
   };
 };
 
-// Maxima are of magnitudes, and NaN where there is one.
+// Maxima of magnitudes. A NaN propagates.
 __device__ inline float tenon_larger(float most, float v) { return tenon_max(most, tenon_abs(v)); }
 template <class Encoder>
 __device__ inline TenonScale tenon_block_scale(float amax) {
   return tenon_block_scale<Encoder>(__float_as_uint(amax));
 }
 
-// The scale of each of a thread's rows, whose maxima lie over `lanes` lanes: lanes exchange rows
-// until each has one, and hand its multiplier out. Lane l has row tenon_own_row(l).
+// The scales of the rows of a thread, from maxima in `lanes` lanes. Lanes exchange rows until each
+// has one, then distribute the multipliers. Lane l has row tenon_own_row(l).
 __device__ inline int tenon_own_row(int l) { return 2 * (l & 1) + (l >> 1 & 1); }
 template <class Encoder, int lanes>
 __device__ inline TenonScale tenon_row_scales(const float (&most)[4], float (&multiplier)[4]) {
@@ -163,7 +165,8 @@ __device__ inline void tenon_block_end_sum(const Arguments& a,
                                                    column0 + more, Body::end(a, part) + more);
 }
 
-// The scale of a result whose tile is one block, from every thread's maximum; a barrier between.
+// The scale of a result whose tile is one block, from the maxima of all threads. The caller adds a
+// barrier.
 template <class Body>
 __device__ inline void tenon_tile_most(int part, float most,
                                        typename TenonBlock<Body>::Shared& shared) {
@@ -188,8 +191,8 @@ __device__ inline TenonScale tenon_tile_scale(const Arguments& a, TenonU32 row0,
   return scale;
 }
 
-// One result from its values: maxima, scales, rows, columns, and its sum. Columns are the
-// encoder's. Where the tile is a block, maxima are in shared memory already, and a sum beside them.
+// Encodes one result from its values: maxima, scales, rows, columns and the sum. Columns are those
+// of the encoder. If the tile is one block, its maxima and a sum are already in shared memory.
 template <class Body, bool full, class Arguments>
 __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, TenonU32 column0,
                                           const float (&v)[4][8], int part,
@@ -254,7 +257,7 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
       tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(a, first_row / Encoder::kColumnRows,
                                                               column0 + own, scale.inverse);
   }
-  // By threads that find no column's scale, if there are any.
+  // Done by threads that compute no column scale, if there are any.
   constexpr int summing = Block::kColumnBlocks && Block::kThreads > Block::kCols ? Block::kCols : 0;
   if (sum && Block::kSumsBeside) tenon_block_end_sum<Body>(a, shared, part, summing, row0, column0);
   TenonWords2 codes[4];
@@ -293,7 +296,7 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
       const TenonWords4 w = *tenon_plane<Block::kCols>(shared.multipliers(group), l, half);
       for (int i = 0; i < 4; ++i) multiplier[4 * half + i] = tenon_bits(w.w[i]);
     }
-    if (Block::kTurns) {  // four rows of a column make a word
+    if (Block::kTurns) {  // four rows of a column make one word
       for (int e = 0; e < 8; ++e) {
         const float m = multiplier[e];
         tenon_put_turned(turned, e,
@@ -337,10 +340,11 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
   TenonU32 most[Body::kAmax + 1] = {};
   float v[4][8];
   TenonU32 column = column0 + 8 * l;
-  int slot = threadIdx.x;  // for what waits
-  bool second = false;     // the first part's tile has a column of the second one
-  // Shifted: the second part's columns beside the first one's tile are computed, too, if they are
-  // not in it. Thread n begins with the n-th of their vectors. Left of all, they are the first's.
+  int slot = threadIdx.x;  // slot of waiting values
+  bool second = false;     // this column of the first part's tile belongs to the second part
+  // Shifted tiles: also computes the columns of the second part that are next to the tile of the
+  // first part. Thread n starts with vector n of them. At the left edge they belong to the first
+  // part.
   constexpr int lanes = shifted ? Block::kShiftLanes : 1;
   constexpr int vectors = shifted ? Block::kRows * lanes : 0;
   typename Body::Raw more;
@@ -366,7 +370,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
   }
   if (shifted && first_more < vectors) fetch_more(first_more);
   const bool inside = tenon_inside<Body>(a, column);
-  float second_most = 0;  // of the second part's block
+  float second_most = 0;  // maximum of the block of the second part
   const auto join_second = [&](const float(&out)[Body::kStores][8]) {
     if (Block::kTogether)
       for (int e = 0; e < 8; ++e)
@@ -384,7 +388,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
       a, row, column,
       [&](int r, bool there, const float(&out)[Body::kStores][8]) {
         if (there && inside) Body::store(a, full ? row : row + r, column, full ? r : 0, out, most);
-      // Chosen, not indexed, where the row is not a constant.
+      // A select, not an index, because the row may not be a constant.
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -393,7 +397,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
         if (!shifted || (slot >= 0 && !second)) join_second(out);
       },
       [&] {
-        if constexpr (shifted) {  // the compiler does not know that no thread has a number below 0
+        if constexpr (shifted) {  // the compiler cannot prove that thread numbers are not negative
 #pragma unroll 1
           for (int n = first_more; n < vectors; n += Block::kThreads) {
             float out[Body::kStores][8];
@@ -446,16 +450,17 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
     if (++part >= Body::kParts) break;
     float total[8];
     if (Block::kSumsLast) tenon_block_total<full>(a, row, v, total);
-    // Shared memory is free again, and has what other threads left.
+    // Now shared memory can be reused, and values from other threads are visible.
     if (Block::kTurns || Block::kColumnBlocks || (shifted && !Block::kWhole)) __syncthreads();
     slot = threadIdx.x;
-    if (shifted) {  // outside, the nearest inside
+    if (shifted) {  // outside the tensor: the nearest vector inside
       const int last = static_cast<int>(Body::end(a, 1) - Body::begin(a, 1) - column0) / 8 - 1;
       if (l > last) slot += (last < 0 ? 0 : last) - l;
     }
     waited(part);
     if (Block::kSumsLast) {
-      // Sums take slots that were read: a warp's own where two lanes have a column, else anybody's.
+      // Sums reuse slots that were read: slots of the own warp if two lanes have a column, else of
+      // any warp.
       if (Block::kLanes == 16)
         __syncwarp();
       else
@@ -479,8 +484,8 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
   Body::finish(a, most, before);
 }
 
-// A tile that is one block, of one result without sums: all values wait in shared memory, which
-// leaves registers for a third block of threads.
+// For one result without sums whose tile is one block. All values wait in shared memory, so a third
+// thread block fits in the registers.
 template <class Body, bool full, class Arguments>
 __device__ inline void tenon_light_part(const Arguments& a, TenonU32 row0, TenonU32 column0,
                                         typename TenonBlock<Body>::Shared& shared) {
@@ -538,7 +543,7 @@ __device__ inline void tenon_light_part(const Arguments& a, TenonU32 row0, Tenon
   Body::finish(a, most, before);
 }
 
-// Whichever suits the body.
+// Chooses the variant for the body.
 template <class Body, bool full, class Arguments>
 __device__ inline void tenon_block_tile(const Arguments& a, TenonU32 row, TenonU32 column,
                                         typename TenonBlock<Body>::Shared& shared) {
@@ -548,7 +553,7 @@ __device__ inline void tenon_block_tile(const Arguments& a, TenonU32 row, TenonU
     tenon_block_part<Body, full>(a, row, column, shared);
 }
 
-// By blocks that have no tile.
+// Runs in thread blocks without a tile.
 template <class Body, class Arguments>
 __device__ inline void tenon_block_behind(const Arguments& a, TenonU32 tiles_down) {
   const TenonU32 block = (blockIdx.y - tiles_down) * gridDim.x + blockIdx.x;
@@ -559,7 +564,7 @@ __device__ inline void tenon_block_behind(const Arguments& a, TenonU32 tiles_dow
 
 template <class Body, class Arguments>
 __device__ inline void tenon_block_map(const Arguments& a) {
-  __shared__ typename TenonBlock<Body>::Shared shared;  // of both paths
+  __shared__ typename TenonBlock<Body>::Shared shared;  // shared by both paths
   const TenonU32 row = tenon_first_row<Body::kTileRows>(a);
   const TenonU32 column = blockIdx.x * Body::kTileCols;
   if (row < a.whole) return tenon_block_tile<Body, true>(a, row, column, shared);

@@ -1,30 +1,31 @@
-// A product by Hopper's tensor cores (sm_90a) with a body on its accumulators. A block computes
-// tiles of 128 rows in turn. One thread copies operands into a ring of stages; of two groups of
-// 128 threads one multiplies while the other runs the body on its tile. Follows vector.cuh.
+// A product on Hopper tensor cores (sm_90a) with a body on its accumulators. A thread block
+// computes tiles of 128 rows one after the other. One thread copies operands into a ring of stages.
+// There are two groups of 128 threads: one multiplies while the other runs the body. Follows
+// vector.cuh.
 
-// As the driver encodes it.
+// Opaque data from cuTensorMapEncodeTiled.
 struct alignas(128) TenonTensorMap {
   TenonU64 data[16];
 };
 
-// As the host's GemmHead, then the accesses and the places.
+// Same layout as GemmHead of the host, then the accesses and the places.
 template <int accesses, int places>
 struct TenonGemmArguments {
   TenonTensorMap map[3];  // a, b, and b of the second half of a gated body
-  TenonU32 rows, cols;    // of the body
-  TenonU32 steps;         // of 64 along the inner dimension
-  TenonU32 down, across;  // tiles
-  TenonU32 block;         // columns of a body that are neighbours in b
+  TenonU32 rows, cols;    // rows and columns of the body
+  TenonU32 steps;         // steps of 64 along the inner dimension
+  TenonU32 down, across;  // number of tiles
+  TenonU32 block;         // columns of the body that are adjacent in b
   const TenonU64* random;
   TenonAccess at[accesses];
   TenonPlace place[places];
 };
 
-constexpr int kTenonTileRows = 128, kTenonStep = 64;  // of a product; a step is 128 bytes
+constexpr int kTenonTileRows = 128, kTenonStep = 64;  // a step is 128 bytes
 constexpr TenonU32 kTenonBox = 64 * 128;              // bytes of 64 lanes in one step
 constexpr TenonU32 kTenonRaster = 16;                 // rows of tiles in a band
 
-// The most stages that fit together with their barriers.
+// The most stages that fit in shared memory with their barriers.
 __device__ constexpr int tenon_gemm_stages(int width) { return width > 128 ? 5 : 7; }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -49,7 +50,7 @@ __device__ inline void tenon_barrier_arrive(TenonU32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Named barriers of the two groups: to wait for both, and to arrive without waiting.
+// Named barriers of the two groups: wait for both, or arrive without waiting.
 __device__ inline void tenon_turn_wait(TenonU32 number) {
   asm volatile("bar.sync %0, 256;" ::"r"(number) : "memory");
 }
@@ -57,8 +58,8 @@ __device__ inline void tenon_turn_give(TenonU32 number) {
   asm volatile("bar.arrive %0, 256;" ::"r"(number) : "memory");
 }
 
-// What the L2 cache does with copied operands: a is read again by the tiles to the right, b by
-// those that run at the same time only.
+// L2 policies of the copies. The tiles to the right read a again, so it is kept. Only tiles that
+// run at the same time read b.
 constexpr TenonU64 kTenonKeep = 0x1000000000000000ull, kTenonPass = 0x12f0000000000000ull;
 
 __device__ inline void tenon_copy_2d(TenonU32 to, const TenonTensorMap& map, TenonU32 barrier,
@@ -97,8 +98,8 @@ __device__ inline void tenon_products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
 }
 
-// An operand in shared memory in the form of the 128-byte swizzle: the low word has its place and,
-// where lanes are contiguous, the distance of 64 lanes; the high one the distance of 8 rows.
+// The descriptor of an operand in shared memory with the 128-byte swizzle. Low word: the address
+// and, if lanes are contiguous, the distance of 64 lanes. High word: the distance of 8 rows.
 template <bool contiguous_lanes>
 __device__ inline TenonU32 tenon_operand(TenonU32 place) {
   return (contiguous_lanes ? kTenonBox >> 4 << 16 : 0x10000u) | (place >> 4 & 0x3fffu);
@@ -108,13 +109,13 @@ __device__ inline TenonU64 tenon_descriptor(TenonU32 low) {
   asm("mov.b64 %0, {%1, %2};" : "=l"(all) : "r"(low), "r"(0x40000040u));
   return all;
 }
-// From one product of 16 along the inner dimension to the next, in units of 16 bytes.
+// Offset between two products of 16 along the inner dimension, in units of 16 bytes.
 template <bool contiguous_lanes>
 __device__ constexpr TenonU32 tenon_next_sixteen() {
   return contiguous_lanes ? 16 * 128 / 16 : 2;
 }
 
-// Bands of kTenonRaster rows of tiles, column by column.
+// The tile order: bands of kTenonRaster rows of tiles, column by column.
 struct TenonTileAt {
   TenonU32 down, across;
 };
@@ -128,8 +129,9 @@ __device__ inline TenonTileAt tenon_tile_at(const Arguments& a, TenonU32 tile) {
   return {band * kTenonRaster + in_band - across * high, across};
 }
 
-// Eight columns of one row that a thread has of 32: its neighbours, if b's lanes came in that
-// order; else lane t of four has columns 2t and 2t + 1 of each eight, and wants all of the t-th.
+// Eight columns of one row for each thread, out of 32. If b's lanes were permuted, a thread already
+// has adjacent columns. Otherwise lane t of four has columns 2t and 2t + 1 of each group of eight,
+// and exchanges them for group t.
 template <bool ordered>
 __device__ inline void tenon_columns(float (&v)[8]) {
   if (ordered) return;
@@ -157,14 +159,15 @@ struct TenonGemmShape {
   static constexpr int kWidth = Body::kWidth, kStages = tenon_gemm_stages(kWidth);
   static constexpr int kPart = kWidth / Body::kProducts;  // columns of the body
   static constexpr TenonU32 kBytesA = 2 * kTenonBox, kBytesB = kWidth / 64 * kTenonBox;
-  static constexpr TenonU32 kB = kStages * kBytesA;  // where b's stages begin, and the barriers
+  static constexpr TenonU32 kB = kStages * kBytesA;  // start of the stages of b; barriers follow
   static constexpr TenonU32 kFull = kB + kStages * kBytesB, kEmpty = kFull + kStages * 8;
-  // What a thread takes of its accumulators at once: rows r and r + 8, or one, of 32 columns.
+  // A unit: the accumulators that a thread processes at once. Rows r and r + 8, or one row, of 32
+  // columns.
   static constexpr int kUnits = kPart / 32 * 4 / Body::kRows;
 };
 
-// The products of a unit. Registers have no index, and copies of a long body for all units would
-// not fit the instruction cache together with the loop of the products.
+// The products of a unit. Registers cannot be indexed, so this selects by unit. A copy of a long
+// body per unit would not fit the instruction cache with the product loop.
 template <class Body, int first, int count, int size>
 __device__ inline void tenon_take(const float (&d)[2][size], int unit,
                                   float (&product)[Body::kRows][Body::kProducts][8]) {
@@ -187,7 +190,7 @@ __device__ inline void tenon_take(const float (&d)[2][size], int unit,
   }
 }
 
-// One thread: the operands of all tiles of the block, as stages become free.
+// One thread: copies the operands of all tiles of the thread block as stages become free.
 template <class Body, class Arguments>
 __device__ inline void tenon_gemm_copy(const Arguments& a, TenonU32 base) {
   using Shape = TenonGemmShape<Body>;
@@ -230,7 +233,7 @@ __device__ inline void tenon_gemm_copy(const Arguments& a, TenonU32 base) {
   }
 }
 
-// The first row and the column of a thread's part of a unit.
+// First row and column of the part of a unit that a thread has.
 template <class Body>
 struct TenonGemmPlace {
   TenonU32 row, column;
@@ -246,7 +249,7 @@ struct TenonGemmPlace {
   }
 };
 
-// What the body of a unit loads as vectors.
+// The vector loads of the body of a unit.
 template <class Body>
 struct TenonGemmUnit {
   typename Body::Raw raw[Body::kRows];
@@ -287,18 +290,18 @@ struct TenonGemmUnit {
   }
 };
 
-// Asks the L2 cache for a line that is read later.
+// Prefetches a cache line to L2.
 __device__ inline void tenon_ahead(const TenonU8* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
-// Two groups: every other tile of the block each, in turn.
+// Two groups take the tiles of the thread block alternately.
 template <class Body, class Arguments>
 __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, TenonU32 group) {
   using Shape = TenonGemmShape<Body>;
   constexpr TenonU32 kNextA = tenon_next_sixteen<Body::kLanesA>();
   constexpr TenonU32 kNextB = tenon_next_sixteen<Body::kLanesB>();
-  constexpr TenonU32 kTurn = 1;  // the first of two named barriers
+  constexpr TenonU32 kTurn = 1;  // first of two named barriers
   const TenonU32 from_a = tenon_operand<Body::kLanesA>(base);
   const TenonU32 from_b = tenon_operand<Body::kLanesB>(base + Shape::kB);
   const TenonU32 lane = threadIdx.x % 32;
@@ -318,7 +321,7 @@ __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, Te
     }
     const TenonTileAt at = tenon_tile_at(a, tile);
     Body::ahead(a, at.down * kTenonTileRows + threadIdx.x % 128, at.across * Shape::kPart);
-    // Only when the other group has seen its last stage: its parity comes again a lap later.
+    // Waits until the other group has seen its last stage: the same parity returns one lap later.
     tenon_turn_wait(kTurn + group);
     TenonU32 last = 0;
 #pragma unroll 1
@@ -348,7 +351,7 @@ __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, Te
     tenon_products_wait<0>();
     if (lane == 0) tenon_barrier_arrive(base + Shape::kEmpty + last * 8);
 
-    // The loads of the next unit are under way while one is computed.
+    // Loads of the next unit overlap with the current unit.
     TenonGemmUnit<Body> now;
     now.start(a, at, 0);
 #pragma unroll Body::kUnrolled ? Shape::kUnits : 1
@@ -364,16 +367,18 @@ __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, Te
   Body::finish(a, most, before);
 }
 
-// Body is printed: as that of vector.cuh, but with vectors of tiles and rows apart from the other
-// loads (Raw and RawRow, fetch and fetch_row, unpack; ahead for a whole tile); and kWidth (columns
-// of a tile of the product), kProducts (columns of it that an element reads), kRows (of a unit),
-// kUnrolled (a copy of the body for each unit), kLanesA and kLanesB (rows of a, or columns of b,
-// are contiguous), kOrdered, multiply.
+// Body is printed as for vector.cuh, with these differences:
+// - Vectors of tiles and rows are separate from other loads: Raw and RawRow, fetch and fetch_row,
+//   unpack, and ahead for a whole tile.
+// - kWidth: columns of a product tile. kProducts: columns of the product that an element reads.
+// - kRows: rows of a unit. kUnrolled: one copy of the body per unit.
+// - kLanesA, kLanesB: rows of a, or columns of b, are contiguous.
+// - kOrdered: b's lanes are permuted. multiply: the instruction.
 template <class Body, class Arguments>
 __device__ inline void tenon_gemm(const Arguments& a) {
   using Shape = TenonGemmShape<Body>;
   extern __shared__ TenonU8 tenon_gemm_memory[];
-  constexpr TenonU32 kSwizzle = 1024;  // bytes after which the pattern of the swizzle comes again
+  constexpr TenonU32 kSwizzle = 1024;  // period of the swizzle pattern, in bytes
   const TenonU32 base =
       (static_cast<TenonU32>(__cvta_generic_to_shared(tenon_gemm_memory)) + kSwizzle - 1) /
       kSwizzle * kSwizzle;
@@ -381,7 +386,7 @@ __device__ inline void tenon_gemm(const Arguments& a) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kStages; ++i) {
       tenon_barrier_start(base + Shape::kFull + i * 8, 1);
-      tenon_barrier_start(base + Shape::kEmpty + i * 8, 4);  // a warp of the group each
+      tenon_barrier_start(base + Shape::kEmpty + i * 8, 4);  // one arrival per warp of the group
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -397,7 +402,7 @@ __device__ inline void tenon_gemm(const Arguments& a) {
 
 #else
 
-// Other architectures compile the text; the host launches nothing of it there.
+// Other architectures compile an empty kernel. The host never launches it.
 template <class Body, class Arguments>
 __device__ inline void tenon_gemm(const Arguments&) {}
 

@@ -1,22 +1,23 @@
-// The flat map: one thread an element, adjacent threads on adjacent elements; follows words.cuh.
+// The flat map: one element per thread, adjacent threads on adjacent elements. Follows words.cuh.
 
-// Where a load or store lies: column c at (c / block)*block_stride + c % block + offset of a row.
+// Location of a load or store. Column c is at (c / block)*block_stride + c % block + offset of a
+// row.
 struct TenonAccess {
   TenonU8* data;
-  TenonI64 stride;  // elements from row to row
+  TenonI64 stride;  // elements between rows
   TenonI64 block, block_stride, offset;
-  TenonI64 tiles;  // of swizzled scales, in a row
-  float value;     // of a parameter, which has no memory
+  TenonI64 tiles;  // tiles of swizzled scales per row
+  float value;     // value of a parameter, which has no memory
 };
 
-// Laid out as the host's MapArguments: the loads, then the stores.
+// Same layout as MapArguments of the host: the loads, then the stores.
 template <int accesses>
 struct TenonMapArguments {
   TenonI64 rows, cols;
   TenonAccess at[accesses];
 };
 
-// Of numbers that are not negative; 64-bit division is a long sequence, most indices need 32 bits.
+// For values that are not negative. 64-bit division is slow, and most indices fit in 32 bits.
 __device__ inline TenonI64 tenon_divide(TenonI64 a, TenonI64 b) {
   if ((a | b) >> 32 == 0) return static_cast<TenonU32>(a) / static_cast<TenonU32>(b);
   return a / b;
@@ -28,7 +29,7 @@ __device__ inline TenonI64 tenon_mapped(const TenonAccess& a, TenonI64 column) {
   return block * a.block_stride + (column - block * a.block) + a.offset;
 }
 
-// The element that each kind of access touches, counted from its data.
+// The element index for each kind of access, relative to its data.
 __device__ inline TenonI64 tenon_tile(const TenonAccess& a, TenonI64 row, TenonI64 column) {
   return row * a.stride + tenon_mapped(a, column);
 }
@@ -50,7 +51,7 @@ __device__ inline void tenon_store(const TenonAccess& a, TenonI64 element, float
 }
 
 // Body is printed for each step: kLoads, kStores, load, compute, store. All loads of an element
-// come before its stores, and no other thread touches it, so calls in place are right.
+// come before its stores, and no other thread accesses it. So in-place calls are correct.
 template <class Body>
 __device__ inline void tenon_map(const TenonMapArguments<Body::kLoads + Body::kStores>& arguments) {
   const TenonI64 count = arguments.rows * arguments.cols;
@@ -59,7 +60,7 @@ __device__ inline void tenon_map(const TenonMapArguments<Body::kLoads + Body::kS
        i += threads) {
     const TenonI64 row = tenon_divide(i, arguments.cols);
     const TenonI64 column = i - row * arguments.cols;
-    float in[Body::kLoads + 1];  // a formula may load nothing
+    float in[Body::kLoads + 1];  // + 1: a formula may have no loads
     float out[Body::kStores];
     Body::load(arguments.at, row, column, in);
     Body::compute(in, out);

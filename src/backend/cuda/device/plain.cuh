@@ -1,6 +1,5 @@
-// Kernels for any step, one for each thing that it stores. A thread computes the values it needs
-// from the loads, again in every kernel, so that only sums, totals and products lie in memory in
-// between. Follows map.cuh.
+// Kernels for any step, one kernel per store. A thread computes its values from the loads, again in
+// every kernel. Only sums, totals and products are in memory between kernels. Follows map.cuh.
 
 // A tensor of an encoder or of a product.
 struct TenonPlace {
@@ -8,12 +7,12 @@ struct TenonPlace {
   TenonI64 stride, rows, cols;
 };
 
-// Laid out as the host's: the loads, then the stores; see plain.cpp for the places.
+// Same layout as on the host: the loads, then the stores. plain.cpp defines the places.
 template <int accesses, int places>
 struct TenonPlainArguments {
   TenonI64 rows, cols, inner;
   const TenonU64* random;
-  const float* from;  // what an earlier kernel left
+  const float* from;  // output of an earlier kernel
   float* to;
   TenonI64 count;
   TenonAccess at[accesses];
@@ -31,15 +30,12 @@ __device__ inline void tenon_put(TenonU8* to, TenonU32 code) {
   for (int i = 0; i < bytes; ++i) to[i] = static_cast<TenonU8>(code >> (8 * i));
 }
 
-// ---- Loads beyond those of the flat map ----
-
 __device__ inline TenonI64 tenon_tile_transposed(const TenonAccess& a, TenonI64 row,
                                                  TenonI64 column) {
   return tenon_mapped(a, column) * a.stride + row;
 }
 
-// Where scale (i, j) lies. Swizzled ones are tiles of 128 lines x 4 blocks; `tiles` of them in a
-// row.
+// The index of scale (i, j). Swizzled scales are tiles of 128 lines x 4 blocks, `tiles` per row.
 template <bool transposed, bool swizzled, bool rowwise>
 __device__ inline TenonI64 tenon_scale_at(TenonI64 i, TenonI64 j, TenonI64 stride, TenonI64 tiles) {
   if (!swizzled) return transposed ? j * stride + i : i * stride + j;
@@ -65,7 +61,8 @@ __device__ inline void tenon_philox_round(TenonU32 (&c)[4], TenonU32 k0, TenonU3
   c[3] = static_cast<TenonU32>(a);
 }
 
-// The block of the stream that has number i. The state is seed, offset, row0, col0, columns.
+// The block of the random stream that holds value i. The state is seed, offset, row0, col0,
+// columns.
 __device__ inline void tenon_philox(const TenonU64* state, TenonU64 i, TenonU32 ordinal,
                                     TenonU32 (&c)[4]) {
   const TenonU64 high = state[1] + ordinal;
@@ -78,7 +75,7 @@ __device__ inline void tenon_philox(const TenonU64* state, TenonU64 i, TenonU32 
   for (int r = 0; r < 10; ++r, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) tenon_philox_round(c, k0, k1);
 }
 
-// 16 bits of the stream as a number.
+// 16 bits of the random stream as a value.
 __device__ inline float tenon_random(const TenonU64* state, TenonI64 row, TenonI64 column,
                                      TenonU32 ordinal) {
   const TenonU64 i =
@@ -88,8 +85,6 @@ __device__ inline float tenon_random(const TenonU64* state, TenonI64 row, TenonI
   const TenonU32 word = c[(i & 7) >> 1];
   return static_cast<float>(static_cast<int>(i & 1 ? word >> 16 : word & 0xffffu));
 }
-
-// ---- Values, and the tree of adjacent pairs ----
 
 // Body is printed for each step: kLoads, kRoots, load, compute, store.
 template <class Body, int root, class Arguments>
@@ -101,7 +96,7 @@ __device__ inline float tenon_value(const Arguments& a, TenonI64 row, TenonI64 c
   return out[root];
 }
 
-// f(0) … f(n-1), of which an odd last one moves up unchanged; n of at least 1.
+// The adjacent-pair tree sum of f(0) … f(n-1), n >= 1. An odd last value moves up unchanged.
 template <class F>
 __device__ inline float tenon_tree(TenonI64 n, const F& f) {
   float stack[64];
@@ -132,7 +127,7 @@ struct TenonColumnOf {
     return tenon_value<Body, root>(a, first + i, column);
   }
 };
-// The sum of 32 rows in order, as one summand.
+// The sum of 32 rows in sequence, as one summand.
 template <class Body, int root, class Arguments>
 struct TenonOrderedColumnOf {
   const Arguments& a;
@@ -160,9 +155,7 @@ struct TenonPartialOf {
   __device__ float operator()(TenonI64 i) const { return from[i * stride]; }
 };
 
-// ---- Kernels ----
-
-// Elements as they are: the last kernel, because a result may lie where an input does.
+// Stores elements. This is the last kernel, because a result may overwrite an input.
 template <class Body, class Arguments>
 __device__ inline void tenon_tiles(const Arguments& a) {
   const TenonI64 count = a.rows * a.cols;
@@ -177,7 +170,7 @@ __device__ inline void tenon_tiles(const Arguments& a) {
   }
 }
 
-// One number a row: a tree over the columns, a warp a row. Each lane has an aligned part.
+// One value per row: a tree over the columns, one warp per row. Each lane has an aligned part.
 template <class Body, int root, class Arguments>
 __device__ inline float tenon_row_tree(const Arguments& a, TenonI64 row) {
   const TenonI64 lane = threadIdx.x;
@@ -192,7 +185,7 @@ __device__ inline float tenon_row_tree(const Arguments& a, TenonI64 row) {
     const float other = __shfl_down_sync(0xffffffffu, sum, step);
     if (lane % (2 * step) == 0 && (lane + step) * part < a.cols) sum = sum + other;
   }
-  return sum;  // of lane 0
+  return sum;  // valid in lane 0
 }
 
 template <class Body, int root, class Arguments>
@@ -217,7 +210,7 @@ __device__ inline void tenon_columns(const Arguments& a) {
     tenon_store<Format>(to, row * to.stride, tenon_value<Body, root>(a, row, 0));
 }
 
-// Sums over rows: 128 rows at a time, then those.
+// Sums over rows: parts of 128 rows, then the sum of the parts.
 template <class Body, int root, bool ordered, class Arguments>
 __device__ inline void tenon_column_parts(const Arguments& a) {
   for (TenonI64 i = tenon_thread(); i < a.count; i += tenon_threads()) {
@@ -241,7 +234,7 @@ __device__ inline void tenon_column_sums(const Arguments& a) {
   }
 }
 
-// The sum of everything: 256 elements at a time, then 256 of those, and so on.
+// The sum of all elements: parts of 256 elements, then parts of 256 parts, and so on.
 template <class Body, int root, class Arguments>
 __device__ inline void tenon_sum_parts(const Arguments& a) {
   const TenonI64 elements = a.rows * a.cols;
@@ -261,7 +254,7 @@ __device__ inline void tenon_sum_end(const Arguments& a) {
     tenon_store<Format>(a.at[Body::kLoads + root], 0, a.count == 0 ? 0.0f : a.from[0]);
 }
 
-// The integer maximum of the bits of |v|, a NaN above all.
+// The integer maximum of the bits of |v|. A NaN is larger than every value.
 template <class Body, int root, class Arguments>
 __device__ inline void tenon_amax_parts(const Arguments& a) {
   const TenonI64 count = a.rows * a.cols;
@@ -289,9 +282,9 @@ __device__ inline void tenon_clear(const Arguments& a) {
   for (TenonI64 i = tenon_thread(); i < a.count; i += tenon_threads()) a.to[i] = 0.0f;
 }
 
-// ---- Encoders: Encoder is printed, its numbers are those of the format ----
+// Encoder is printed. Its constants come from the format.
 
-// The step's column behind a column of the tensor, if this store writes it.
+// Maps a column of the tensor to a column of the step, if this store writes it.
 __device__ inline bool tenon_unmapped(const TenonAccess& to, TenonI64 cols, TenonI64 column,
                                       TenonI64& step) {
   const TenonI64 from = column - to.offset;
@@ -303,7 +296,7 @@ __device__ inline bool tenon_unmapped(const TenonAccess& to, TenonI64 cols, Teno
 
 struct TenonScale {
   float multiplier;
-  TenonU32 inverse;  // the code of scale_inv
+  TenonU32 inverse;  // code of scale_inv
 };
 
 __device__ inline TenonScale tenon_scale_given(float multiplier) {
@@ -326,7 +319,7 @@ __device__ inline TenonScale tenon_scale_of(TenonU32 amax_bits) {
   return tenon_scale_given(scale);
 }
 
-// The scale of a tensor that has one; its multiplier or its amax lies in the last place.
+// The scale of a tensor with a single scale. The last place holds its multiplier or amax.
 template <class Encoder, class Arguments>
 __device__ inline TenonScale tenon_single_scale(const Arguments& a) {
   if (!Encoder::kScaled) return {1.0f, 0};
@@ -335,7 +328,7 @@ __device__ inline TenonScale tenon_single_scale(const Arguments& a) {
                          : tenon_scale_of<Encoder>(__float_as_uint(given) & 0x7fffffffu);
 }
 
-// Saturated, flushed to zero, not finite.
+// Counts: saturated, flushed to zero, not finite.
 struct TenonHealth {
   TenonU64 counts[3];
 };
@@ -366,7 +359,7 @@ __device__ inline void tenon_encode_one(const Arguments& a, const TenonPlace& da
   tenon_count<Encoder>(h, v, scaled);
 }
 
-// One scale for all.
+// One scale for the whole tensor.
 template <class Body, class Encoder, bool rowwise, bool turned, bool counts, class Arguments>
 __device__ inline void tenon_encode_elements(const Arguments& a) {
   const TenonPlace& data = a.place[Encoder::kPlace + (rowwise ? 0 : 2)];
@@ -383,7 +376,7 @@ __device__ inline void tenon_encode_elements(const Arguments& a) {
   if (counts) tenon_add_health(a, h);
 }
 
-// A scale for each block, a warp a block.
+// One scale per block, one warp per block.
 template <class Body, class Encoder, bool rowwise, bool turned, bool counts, int block_rows,
           int block_cols, bool scales_turned, class Arguments>
 __device__ inline void tenon_encode_blocks(const Arguments& a) {
@@ -429,7 +422,7 @@ __device__ inline void tenon_encode_blocks(const Arguments& a) {
   if (counts) tenon_add_health(a, h);
 }
 
-// What lies beside the data of one orientation: padding is 0, a single scale is written once.
+// Finishes one orientation: sets padding to 0 and writes a single scale once.
 template <class Encoder, bool rowwise, int block_rows, int block_cols, bool scales_turned,
           class Arguments>
 __device__ inline void tenon_encode_end(const Arguments& a) {
@@ -464,9 +457,7 @@ __device__ inline void tenon_health_end(const Arguments& a) {
                  __float_as_uint(static_cast<float>(all[i])));
 }
 
-// ---- The product: Side is printed for a and for b ----
-
-// Lane and k of a side, decoded; scales of blocks are multiplied in.
+// Decodes element (lane, k) of an operand. Applies block scales. Side is printed for a and for b.
 template <class Side, class Arguments>
 __device__ inline float tenon_operand(const Arguments& a, TenonI64 lane, TenonI64 k) {
   using Format = typename Side::Format;
@@ -489,8 +480,8 @@ __device__ inline float tenon_operand_scale(const Arguments& a) {
   return Side::kSingle ? tenon_read<tenon_f32>(a.place[Side::kPlace + 1].data) : 1.0f;
 }
 
-// Tiles of 64 x 64, a thread has 4 x 4. Blocks of 256 in k are summed by fused multiply-adds from 0
-// and added in order, as on the CPU. The product is [rows, count] in `to`.
+// Tiles of 64 x 64; a thread has 4 x 4. Blocks of 256 in k are summed by fused multiply-adds from 0
+// and then added in order, as on the CPU. The product is [rows, count] in `to`.
 template <class A, class B, class Arguments>
 __device__ inline void tenon_product_tiles(const Arguments& a) {
   constexpr int kTile = 64, kDepth = 16, kOwn = 4;

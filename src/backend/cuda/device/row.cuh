@@ -1,13 +1,14 @@
-// Whole rows on chip: totals of a row, then what follows from them. Vector n of thread t is the
-// row's vector n·threads + t. Follows tile.cuh.
-//
-// Body is printed: kLoads, kRoots, kStores, kTotals, kSums, kAmax, kThreads, kVectors, kCols;
-// kGroups, where each group of totals begins that no total of itself reads; kLate, whether Fixed is
-// fetched where it is used, for want of registers; Raw (of tiles), Fixed
-// (of rows) and Line (of columns) with how they are fetched, Stage (Raw of all threads), unpack,
-// compute, store, columns, sum, end_sum, finish. Root kStores + t is total t.
+// Whole rows on chip: totals of a row, then the values that use them. Vector n of thread t is
+// vector n·threads + t of the row. Follows tile.cuh.
+// Body is printed:
+// - kLoads, kRoots, kStores, kTotals, kSums, kAmax, kThreads, kVectors, kCols. Root kStores + t is
+//   total t.
+// - kGroups: the first total of each group. No total of a group reads another total of that group.
+// - kLate: Fixed is loaded at its use, to save registers.
+// - Raw (tiles), Fixed (rows) and Line (columns) with their loads, Stage (Raw of all threads).
+// - unpack, compute, store, columns, sum, end_sum, finish.
 
-constexpr int kTenonSumRows = 32;  // that sums over rows add in order
+constexpr int kTenonSumRows = 32;  // rows that sums over rows add in sequence
 
 template <class Body>
 __device__ inline TenonU32 tenon_row_column(int n) {
@@ -17,7 +18,7 @@ template <class Body>
 __device__ inline bool tenon_row_inside(int n) {
   return (n + 1) * Body::kThreads * 8 <= Body::kCols || tenon_row_column<Body>(n) < Body::kCols;
 }
-// Beyond the row its last vector is read, and not stored.
+// After the end of the row, reads its last vector. Such a vector is not stored.
 template <class Body>
 __device__ inline TenonU32 tenon_row_safe(int n) {
   return tenon_row_inside<Body>(n) ? tenon_row_column<Body>(n) : Body::kCols - 8;
@@ -27,7 +28,7 @@ __device__ constexpr int tenon_power(int least) {
   return least > 1 ? 2 * tenon_power((least + 1) / 2) : 1;
 }
 
-// The tree of numbers in registers; count is a power of two.
+// The tree sum of values in registers. count is a power of two.
 template <int count>
 __device__ inline float tenon_tree_of(const float (&v)[count]) {
   if constexpr (count == 1) {
@@ -40,8 +41,8 @@ __device__ inline float tenon_tree_of(const float (&v)[count]) {
   }
 }
 
-// Trees over the lanes of a warp, many at once: lanes of a pair take one half of them each. Lane l
-// ends with that of v[l % count]; count is a power of two.
+// Tree sums over the lanes of a warp, many at once: the two lanes of a pair take half of the sums
+// each. Lane l ends with the sum of v[l % count]. count is a power of two.
 template <int count, int step = 1>
 struct TenonLanes {
   __device__ static float sum(const float (&v)[count]) {
@@ -64,7 +65,7 @@ struct TenonLanes<1, step> {
     return s;
   }
 };
-// Eight results times the multiplier of their block of columns, whose scale is put beside it.
+// Scales eight results by the multiplier of their block of columns, and stores its scale.
 template <class Encoder, int block, bool scales_turned, class Arguments>
 __device__ inline void tenon_scale8(const Arguments& a, TenonU32 row, TenonU32 column, bool there,
                                     const float (&v)[8], float (&scaled)[8]) {
@@ -91,14 +92,14 @@ __device__ inline void tenon_fetch_fixed(const TenonAccess* at,
     Body::fetch_fixed(at, 0, tenon_row_safe<Body>(n), fixed[n]);
 }
 
-// Trees of 32 vectors each; two sets of them in turn, so that one barrier a set is enough.
+// Tree sums of 32 vectors each. Two alternating sets, so that one barrier per set is enough.
 template <class Body>
 struct TenonRowShared {
   static constexpr int kParts = Body::kVectors * (Body::kThreads / 32);
   float parts[2][Body::kTotals + 1][kParts];
 };
 
-// One row: `source` has its tiles, the totals follow from one another.
+// One row. `source` loads its tiles. A total may use earlier totals.
 template <class Body, class Source, class Arguments>
 struct TenonRow {
   const Arguments& a;
@@ -130,12 +131,12 @@ struct TenonRow {
     }
   }
 
-  // The tree over the parts of a group's totals, in every warp.
+  // The tree over the parts of the totals of a group, in every warp.
   template <int t, int first, int count>
   __device__ void join(int turn) {
     constexpr int parts = TenonRowShared<Body>::kParts;
     constexpr int width = tenon_power(parts);
-    constexpr int own = width > 32 ? width / 32 : 1;  // neighbours of a lane
+    constexpr int own = width > 32 ? width / 32 : 1;  // adjacent parts per lane
     float v[own];
 #pragma unroll
     for (int i = 0; i < own; ++i) {
@@ -149,7 +150,7 @@ struct TenonRow {
     if constexpr (t + 1 < count) join<t + 1, first, count>(turn);
   }
 
-  // What lies beyond the row is -0, which adds nothing.
+  // Elements after the end of the row are -0, which adds nothing.
   template <int group>
   __device__ void total(int& turn) {
     constexpr int first = Body::kGroups[group];
@@ -178,7 +179,7 @@ struct TenonRow {
     if constexpr (first + count < Body::kTotals) total<group + 1>(turn);
   }
 
-  // Totals, then the stores; each(n, out) sees the results.
+  // Computes totals, then stores. each(n, out) gets the results.
   template <class Each>
   __device__ void run(int& turn, TenonU32* most, const Each& each) {
     if constexpr (Body::kTotals > 0) total<0>(turn);
@@ -199,7 +200,7 @@ struct TenonHeldRow {
   __device__ const typename Body::Raw& operator()(int n) const { return raw[n]; }
 };
 
-// A block has a row, all of it in registers.
+// One row per thread block, all of it in registers.
 template <class Body, class Arguments>
 __device__ inline void tenon_row_map(const Arguments& a) {
   __shared__ TenonRowShared<Body> shared;
@@ -218,7 +219,7 @@ __device__ inline void tenon_row_map(const Arguments& a) {
   Body::finish(a, most);
 }
 
-// Copies to shared memory that do not wait; those before a mark are waited for together.
+// Asynchronous copies to shared memory. The copies before a mark are waited for together.
 template <int bytes>
 __device__ inline void tenon_copy(void* to, const TenonU8* from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -240,7 +241,7 @@ __device__ inline void tenon_mark_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// All but the last `left` marks, of at most 3.
+// Waits for all but the last `left` marks. `left` is at most 3.
 __device__ inline void tenon_wait_copies(int left) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   if (left >= 3)
@@ -264,15 +265,15 @@ struct TenonStagedRow {
   }
 };
 
-// Where column c of part p of sum k lies, of `count` parts: in strips of a line, as
-// tenon_partial's.
+// The index of column c of part p of sum k, of `count` parts. Strips of one cache line, as in
+// tenon_partial.
 template <class Body>
 __device__ inline TenonI64 tenon_row_part(TenonI64 k, TenonI64 count, TenonI64 p, TenonU32 c) {
   constexpr TenonU32 kStrips = (Body::kCols + kTenonLine - 1) / kTenonLine;
   return ((k * kStrips + c / kTenonLine) * count + p) * kTenonLine + c % kTenonLine;
 }
 
-// The sums of a block's rows, in order.
+// The sums over the rows of a thread block, added in sequence.
 template <class Body>
 struct TenonRowSums {
   float v[Body::kSums + 1][Body::kVectors][8];
@@ -298,8 +299,8 @@ struct TenonRowSums {
   }
 };
 
-// A block has 32 rows in turn. The next ones are on their way to shared memory, where a thread
-// reads only what it has copied itself.
+// A thread block processes 32 rows in sequence. The next rows are copied to shared memory. A thread
+// reads only its own copies.
 template <class Body, class Arguments>
 __device__ inline void tenon_row_ring(const Arguments& a) {
   using Stage = typename Body::Stage;
@@ -345,7 +346,7 @@ __device__ inline void tenon_row_ring(const Arguments& a) {
   Body::finish(a, most);
 }
 
-// The same without shared memory, for rows too long for it.
+// The same without shared memory, for rows that are too long for it.
 template <class Body, class Arguments>
 __device__ inline void tenon_row_chunk(const Arguments& a) {
   __shared__ TenonRowShared<Body> shared;
@@ -369,8 +370,8 @@ __device__ inline void tenon_row_chunk(const Arguments& a) {
   Body::finish(a, most);
 }
 
-// The tree over the sums of blocks, 512 of them for 32 columns a block; what is left then lies in
-// `to`.
+// The tree over the sums of thread blocks: 512 sums for 32 columns per thread block. The rest is
+// written to `to`.
 template <class Body, class Arguments>
 __device__ inline void tenon_row_sums(const Arguments& a) {
   constexpr int kOwn = 16;

@@ -1,22 +1,23 @@
-// The tiled map: tiles of 128 x 128, rows and columns of one encoding in one pass. A thread has 4
-// rows x 8 columns: lane l of a half warp the columns 8l … 8l+7, half warp g the rows 4g … 4g+3.
+// The tiled map: tiles of 128 x 128, rowwise and columnwise outputs in one pass. A thread has 4
+// rows x 8 columns: lane l of a half warp has columns 8l … 8l+7, half warp g has rows 4g … 4g+3.
 // Follows vector.cuh.
 
 constexpr int kTenonTile = 128;
 
-// As the host's TileHead, then the loads, the stores and the encoders' places.
+// Same layout as TileHead of the host, then the loads, the stores and the places of the encoders.
 template <int accesses, int places>
 struct TenonTileArguments {
   TenonI64 rows, cols;
   const TenonU64* random;
-  float* partial;        // sums of a tile's rows
-  TenonU32 last, whole;  // the last tiles' first row; rows in tiles that they fill
+  float* partial;        // sums over the rows of a tile
+  TenonU32 last, whole;  // first row of the last tiles; rows in full tiles
   TenonAccess at[accesses];
   TenonPlace place[places];
 };
 
-// The first row of the block's tile. The last rows come first: a tile that they do not fill takes
-// longer, and the end of the call would wait for it. Behind the tiles, a row that is not there.
+// The first row of the tile of this thread block. Blocks start with the last rows: a partial tile
+// takes longer and would delay the end of the kernel. Blocks after the tiles get a row outside the
+// tensor.
 template <int tile_rows, class Arguments>
 __device__ inline TenonU32 tenon_first_row(const Arguments& a) {
   return a.last - blockIdx.y * tile_rows;
@@ -42,7 +43,7 @@ __device__ inline TenonU32 tenon_bytes(TenonU32 a, TenonU32 b, TenonU32 which) {
   return out;
 #endif
 }
-// Word r holds row r of four columns; afterwards word c holds column c of four rows.
+// Word r holds row r of four columns. Afterwards word c holds column c of four rows.
 __device__ inline void tenon_transpose_bytes(TenonU32 (&w)[4]) {
   const TenonU32 a = tenon_bytes(w[0], w[1], 0x5140u);  // 00 10 01 11
   const TenonU32 b = tenon_bytes(w[2], w[3], 0x5140u);
@@ -54,27 +55,28 @@ __device__ inline void tenon_transpose_bytes(TenonU32 (&w)[4]) {
   w[3] = tenon_bytes(c, d, 0x7632u);
 }
 
-// Where column c of a tile lies in a row of shared words: the first four columns of all threads,
-// then the last four. Neither a thread's four nor 32 neighbours meet a bank twice.
+// The position of column c of a tile in a row of shared words: first the first four columns of all
+// threads, then the last four. Neither the four words of a thread nor 32 neighbours have bank
+// conflicts.
 template <int columns>
 __device__ inline int tenon_plane_word(int c) {
   const int half = c / 4 % 2;
   return half * (columns / 2) + ((c / 8 * 4) ^ (16 * half)) + c % 4;
 }
-// The column that lies in a word.
+// The column at a position.
 template <int columns>
 __device__ inline int tenon_plane_column(int word) {
   const int half = word / (columns / 2);
   return 2 * ((word % (columns / 2) / 4 * 4) ^ (16 * half)) + 4 * half + word % 4;
 }
-// Four words of thread-column l, columns 8l + 4·half … +3.
+// Four words of lane l: columns 8l + 4·half … +3.
 template <int columns>
 __device__ inline TenonWords4* tenon_plane(void* words, int l, int half) {
   return static_cast<TenonWords4*>(words) + half * (columns / 8) + (l ^ (4 * half));
 }
 
-// The sum of a thread's four rows as a tree: pairs, then the pairs. What the first pair has may
-// wait in shared memory, in two of the thread's own slots.
+// The tree sum of the four rows of a thread: pairs, then the sum of the pairs. The sum of the first
+// pair may wait in shared memory, in two slots of the thread.
 template <bool kWaits>
 struct TenonFour {
   float first[kWaits ? 1 : 8], pair[8];
@@ -100,7 +102,7 @@ struct TenonFour {
   }
 };
 
-// As tenon_join_amax, where the slot is read last, by the lane that may write it.
+// As tenon_join_amax, but the lane that may write reads the slot, as late as possible.
 __device__ inline void tenon_join_late(TenonU8* slot, TenonU32 most) {
   most = tenon_warp_most(most);
   TenonU32* const all = reinterpret_cast<TenonU32*>(slot);
@@ -109,13 +111,13 @@ __device__ inline void tenon_join_late(TenonU8* slot, TenonU32 most) {
 
 __device__ inline TenonU32 tenon_most(TenonU32 a, TenonU32 b) { return a > b ? a : b; }
 
-// tenon_scale_of in few instructions, where a format lets them.
+// tenon_scale_of in fewer instructions, for the formats that allow it.
 template <class Encoder>
 __device__ inline TenonScale tenon_block_scale(TenonU32 amax) {
   if (Encoder::kE8M0) {
     const TenonU32 p = __float_as_uint(tenon_bits(amax) * Encoder::inverse_most());
     const bool none = p > 0x7f800000u;  // NaN
-    // Up to the next power of two, which 2^127 and infinity have not.
+    // Rounds up to a power of two, at most 2^127.
     const TenonU32 sum = p + 0x7fffffu;
     const TenonU32 up = (sum < 0x7f7fffffu ? sum : 0x7f7fffffu) & 0x7f800000u;
     const TenonU32 power = p <= 0x400000u ? 0 : up;
@@ -123,7 +125,8 @@ __device__ inline TenonScale tenon_block_scale(TenonU32 amax) {
     return {tenon_bits(none ? 0x7fc00000u : multiplier), none ? 0xff : power >> 23};
   }
   if (!Encoder::kPowers) return tenon_scale_of<Encoder>(amax);
-  // The exponent of most / amax, which is no power of two unless amax has most's mantissa.
+  // The exponent of most / amax. The quotient is a power of two only if amax has the mantissa of
+  // most.
   const TenonU32 most = __float_as_uint(Encoder::most());
   const TenonU32 eps = __float_as_uint(Encoder::eps());
   const TenonU32 m = amax < eps ? eps : amax;
@@ -133,7 +136,7 @@ __device__ inline TenonScale tenon_block_scale(TenonU32 amax) {
   return {tenon_bits(e << 23), e == 254 ? 0x00400000u : (254 - e) << 23};
 }
 
-// Scale (i, j) of blocks, in aligned memory.
+// Stores scale (i, j) in aligned memory.
 template <class Encoder, bool rowwise, bool scales_turned, class Arguments>
 __device__ inline void tenon_put_scale(const Arguments& a, TenonI64 i, TenonI64 j,
                                        TenonU32 inverse) {
@@ -148,8 +151,9 @@ __device__ inline void tenon_put_scale(const Arguments& a, TenonI64 i, TenonI64 
     tenon_put<Format::bytes>(scales.data + at * Format::bytes, inverse);
 }
 
-// A thread's 4 x 8 codes to the tile's columns in shared memory: word g of a column holds rows 4g …
-// 4g+3. The words of a column are shuffled so that neither side meets a bank twice.
+// Stores the 4 x 8 codes of a thread to the columns of the tile in shared memory. Word g of a
+// column holds rows 4g … 4g+3. The words of a column are permuted, so that neither side has bank
+// conflicts.
 __device__ inline void tenon_put_turned(TenonU32* turned, int e, TenonU32 word) {
   const int l = threadIdx.x % 16;
   const int g = threadIdx.x / 16;
@@ -164,7 +168,7 @@ __device__ inline void tenon_turn(TenonU32* turned, const TenonWords2 (&codes)[4
   }
 }
 
-// Columns up to `end` from shared memory, 16 rows a lane: whole lines of 128 bytes.
+// Stores columns up to `end` from shared memory, 16 rows per lane: whole lines of 128 bytes.
 template <class Body, bool full, class Arguments>
 __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* turned, int plane,
                                           TenonU32 row0, TenonU32 column0, TenonU32 end) {
@@ -183,7 +187,7 @@ __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* tu
     if (full || to + 16 <= a.rows) {
       *reinterpret_cast<TenonWords4*>(data) = w;
     } else {
-      // Chosen, not indexed: an index would put the words into memory.
+      // A select, not an index: an index would put the words into local memory.
 #pragma unroll 1
       for (int i = 0; i < static_cast<int>(a.rows - to); ++i) {
         const TenonU32 low = i < 4 ? w.w[0] : w.w[1];
@@ -194,9 +198,9 @@ __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* tu
   }
 }
 
-constexpr int kTenonLine = 32;  // of the cache, floats: the host's kLine
-// A number that the next kernel reads: it stays in the cache, whatever passes by, until a thread
-// lets go of its line, which need not go to memory if nobody reads it again.
+constexpr int kTenonLine = 32;  // floats of a cache line, as kLine of the host
+// Stores a value for the next kernel. It stays in the L2 cache until a thread calls tenon_let_go on
+// its line. A line that is discarded there is never written to memory.
 __device__ inline void tenon_put_kept(float* to, float v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile(
@@ -208,7 +212,7 @@ __device__ inline void tenon_put_kept(float* to, float v) {
   *to = v;
 #endif
 }
-// Eight of them, in aligned memory.
+// Eight such values, in aligned memory.
 __device__ inline void tenon_put_kept8(float* to, const float (&v)[8]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   TenonU64 policy;
@@ -221,8 +225,8 @@ __device__ inline void tenon_put_kept8(float* to, const float (&v)[8]) {
   for (int i = 0; i < 8; ++i) to[i] = v[i];
 #endif
 }
-// Memory that does not begin with a line has lines that two blocks share, which only lose their
-// priority. On a host the numbers are spoiled, so that tests see who reads them after all.
+// If memory does not start at a cache line, two blocks share some lines. Such a line only loses its
+// priority. On the host the values are overwritten, so that tests detect later reads.
 __device__ inline void tenon_let_go(const float* line) {
 #if !defined(__CUDA_ARCH__)
   for (int i = 0; i < kTenonLine; ++i) const_cast<float*>(line)[i] = tenon_bits(0x7fc00000u);
@@ -237,19 +241,19 @@ __device__ inline void tenon_let_go(const float* line) {
 #endif
 }
 
-// Partial rows lie in strips of so many columns, each in lines of its own, so that the block which
-// adds a strip is alone with them.
+// Partial rows are in strips of `strip` columns. Each strip has its own cache lines, so only the
+// block that adds the strip reads them.
 template <int tile_rows, int strip, class Arguments>
 __device__ inline float* tenon_partial(const Arguments& a, TenonU32 row, TenonU32 column) {
   constexpr TenonU32 kLineRows = kTenonLine / strip;
   const TenonU32 rows = static_cast<TenonU32>((a.rows + tile_rows - 1) / tile_rows);
-  const TenonU32 taken = (rows + kLineRows - 1) / kLineRows * kTenonLine;  // by a strip
+  const TenonU32 taken = (rows + kLineRows - 1) / kLineRows * kTenonLine;  // floats of a strip
   return a.partial + tenon_wide(column / strip, taken, row * strip + column % strip);
 }
 
-// Sums of a warp to its row of shared memory, where half warps that have the same columns exchange
-// four each. Then the tree over the warps, by a thread a column from `begin` on, to the partial row
-// that the tiles of these rows share; it counts all columns of the first sum, then the next one's.
+// Writes the sums of a warp to its row of shared memory. Half warps with the same columns exchange
+// four columns each. Then one thread per column, from `begin` on, adds the tree over the warps into
+// the partial row of the tile row. That row has all columns of the first sum, then of the next sum.
 template <int columns>
 __device__ inline void tenon_begin_sum(float* partial, const float (&sum)[8]) {
   const int l = threadIdx.x % (columns / 8);
@@ -280,12 +284,12 @@ __device__ inline void tenon_end_sum(const Arguments& a, const float (*partial)[
   tenon_put_kept(tenon_partial<tile_rows, Body::kStrip>(a, row0 / tile_rows, column0 + own), v[0]);
 }
 
-// The tree over the partial rows of the block's strip: as many threads as it has columns have an
-// aligned part of the rows, 16 rows at a time. What is not there is -0, which adds nothing. The
-// first threads get the sums of the strip's columns, the others 0.
+// The tree over the partial rows of the strip of this block. Each group of `strip` threads has an
+// aligned part of the rows, 16 rows at a time. Missing rows are -0, which adds nothing. The first
+// threads get the sums of the columns, the other threads 0.
 template <int tile_rows, int sums, int strip, class Arguments>
 __device__ inline float tenon_sum_partials(const Arguments& a) {
-  __shared__ float done[32][strip];  // of warps
+  __shared__ float done[32][strip];  // sums of warps
   constexpr int kLevels = 20;
   const TenonU32 rows = static_cast<TenonU32>((a.rows + tile_rows - 1) / tile_rows);
   const int own = threadIdx.x % strip;
@@ -293,7 +297,7 @@ __device__ inline float tenon_sum_partials(const Arguments& a) {
   TenonU32 part = 16;
   while (blockDim.x / strip * part < rows) part *= 2;
   const TenonU32 first = threadIdx.x / strip * part;
-  float held[kLevels];  // of 16·2^i rows
+  float held[kLevels];  // sums of 16·2^i rows
   float sum = -0.0f;
 #pragma unroll 1
   for (TenonU32 n = 0; n < part / 16; ++n) {
@@ -326,15 +330,15 @@ __device__ inline float tenon_sum_partials(const Arguments& a) {
   return v[0];
 }
 
-// How many of its four rows a thread loads ahead, as registers allow: `held` is whether others need
-// them, as codes of rows above that stay.
+// How many of its four rows a thread loads ahead. Registers limit it. `held`: other values also
+// need registers, such as codes of earlier rows.
 template <class Body, bool held>
 constexpr int kTenonAhead = sizeof(typename Body::Raw) > 64                 ? 1
                             : sizeof(typename Body::Raw) > (held ? 16 : 32) ? 2
                                                                             : 4;
 
-// Keeps the compiler from moving loads behind it: a branch that is never taken, another one for
-// each place.
+// Keeps the compiler from moving earlier loads after this point: a branch that is never taken. Each
+// `place` needs a different branch.
 template <class Arguments>
 __device__ inline void tenon_all_loaded(const Arguments& a, int place) {
 #if defined(__CUDA_ARCH__)
@@ -342,13 +346,13 @@ __device__ inline void tenon_all_loaded(const Arguments& a, int place) {
 #endif
 }
 
-// Whether a column of a tile is one of the tensor.
+// Whether a column of a tile is inside the tensor.
 template <class Body, class Arguments>
 __device__ inline bool tenon_inside(const Arguments& a, TenonU32 column) {
   return Body::kWholeColumns || column < static_cast<TenonU32>(a.cols);
 }
 
-// The results of a row's eight elements.
+// Computes the results for eight elements of a row.
 template <class Body, class Arguments>
 __device__ inline void tenon_one_row(const Arguments& a, TenonU32 row, TenonU32 column,
                                      const typename Body::Raw& raw,
@@ -364,10 +368,10 @@ __device__ inline void tenon_one_row(const Arguments& a, TenonU32 row, TenonU32 
   }
 }
 
-// A thread's four rows, from the loads to visit(row 0 … 3, whether it is there, out). Outside of
-// the tensor the nearest element inside is taken. Loads go ahead of what uses them, and of stores,
-// which they cannot pass; one row at a time where rows of the tile are not there. What is done
-// meanwhile comes after the first of them.
+// Loads and computes the four rows of a thread, then calls visit(row 0 … 3, whether the row exists,
+// out). Outside the tensor it uses the nearest element inside. In full tiles, loads are issued
+// before their use and before stores, which they cannot pass. In partial tiles, one row at a time.
+// meanwhile() runs after the first loads are issued.
 template <class Body, bool full, int ahead, class Arguments, class Visit, class Meanwhile>
 __device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU32 column,
                                        const Visit& visit, const Meanwhile& meanwhile) {
@@ -378,7 +382,7 @@ __device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU3
   if (full) {
 #pragma unroll
     for (int r = 0; r < depth; ++r) Body::fetch(a.at, row, column, r, raw[r]);
-    if (Body::kLoads > 1) tenon_all_loaded(a, 0);  // one load alone goes first anyway
+    if (Body::kLoads > 1) tenon_all_loaded(a, 0);  // a single load comes first anyway
   }
   meanwhile();
 #pragma unroll(full ? 4 : 1)
@@ -395,14 +399,16 @@ __device__ inline void tenon_four_rows(const Arguments& a, TenonU32 row, TenonU3
   }
 }
 
-// Body is printed: kLoads, kStores, kAmax, kTurned (stores with a columnwise encoding), kSums,
-// kStrip (columns of partial sums that lie together), kLight (sums wait in shared memory), kLong
-// (the formula), kWholeRows, kWholeColumns (tiles have none outside of the tensor); Raw,
-// fetch, unpack, compute, store (of one row), codes, sum, turned (where a column goes), start and
-// finish as for vectors.
+// Body is printed:
+// - kLoads, kStores, kAmax, kSums. kTurned: stores with a columnwise encoding.
+// - kStrip: columns of partial sums that are stored together.
+// - kLight: sums wait in shared memory. kLong: the formula is long.
+// - kWholeRows, kWholeColumns: no tile extends outside the tensor.
+// - Raw, fetch, unpack, compute, store (one row), codes, sum, turned (destination of a column).
+// - start and finish as for vectors.
 
-// The maxima of a tile's warps. Two sums take all of the 48 KB that every device has, so there each
-// warp joins the slots by itself.
+// The maxima of the warps of a tile. Two sums need all of the 48 KB that every device has. So with
+// two sums each warp joins the global slots directly.
 template <bool there, int slots>
 struct TenonTileMost {
   static constexpr bool kHas = there;
@@ -420,7 +426,7 @@ struct TenonTileShared : TenonTileMost<(Body::kSums < 2), Body::kAmax> {
   static constexpr int kSums = Body::kSums;
   static constexpr bool kWaits = kSums > 1 || Body::kLight;
   static constexpr int kSlots = kWaits ? kSums : 0;
-  // The columns of a result; before, a sum that waits.
+  // First a sum that waits, later the columns of a result.
   TenonWords4 turned[Body::kTurned > kSlots ? Body::kTurned
                      : kSlots > 0           ? kSlots
                                             : 1][kTenonTile * 8];
@@ -435,12 +441,12 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
   const TenonU32 cols = static_cast<TenonU32>(a.cols);
   const bool inside = tenon_inside<Body>(a, column);
   using Shared = TenonTileShared<Body>;
-  const bool joins = !Shared::kHas || threadIdx.x < 32;  // maxima
+  const bool joins = !Shared::kHas || threadIdx.x < 32;  // this thread joins maxima
   TenonU32 before[Body::kAmax + 1];
   TenonU32 most[Body::kAmax + 1] = {};
   TenonWords2 codes[Body::kTurned + 1][4];
   TenonFour<TenonTileShared<Body>::kWaits> sums[Body::kSums + 1];
-  // Two sums, two turned results and a long formula leave no registers for loads ahead.
+  // Two sums, two transposed results and a long formula leave no registers to load ahead.
   constexpr bool alone = Body::kLong && Body::kTurned > 1 && Body::kSums > 1;
   constexpr int ahead = alone ? 1 : kTenonAhead<Body, (Body::kTurned > 0 || Body::kLight)>;
   tenon_four_rows<Body, full, ahead>(
@@ -450,7 +456,7 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
         Body::codes(a, out, now);
         if (there && inside)
           Body::store(a, full ? row : row + r, column, full ? r : 0, out, now, most);
-      // Chosen, not indexed, where the row is not a constant.
+      // A select, not an index, because the row may not be a constant.
 #pragma unroll
         for (int k = 0; k < Body::kTurned; ++k)
 #pragma unroll
@@ -458,7 +464,7 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
             for (int w = 0; w < 2; ++w) codes[k][i].w[w] = i == r ? now[k].w[w] : codes[k][i].w[w];
         Body::sum(out, there, r, sums, shared.turned);
       },
-      // One load alone would wait for the row before.
+      // Otherwise a single load would wait for the row before it.
       [&] {
         if (full && Body::kLoads == 1) tenon_all_loaded(a, 0);
       });
@@ -484,7 +490,7 @@ __device__ inline void tenon_tile_part(const Arguments& a, TenonU32 row0, TenonU
 
 template <class Body, class Arguments>
 __device__ inline void tenon_tile_map(const Arguments& a) {
-  __shared__ TenonTileShared<Body> shared;  // of both paths
+  __shared__ TenonTileShared<Body> shared;  // shared by both paths
   const TenonU32 row = tenon_first_row<kTenonTile>(a);
   const TenonU32 column = blockIdx.x * kTenonTile;
   if (row < a.whole)

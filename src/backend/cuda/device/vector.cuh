@@ -1,8 +1,8 @@
-// The vector map: a thread has 8 neighbouring elements of a row, once or more; all loads come
-// first. Whole, aligned vectors only. Follows plain.cuh.
+// The vector map: a thread has 8 adjacent elements of a row, one or more times. All loads come
+// first. Supports only whole, aligned vectors. Follows plain.cuh.
 
-// Two numbers of a 16-bit or 8-bit format at once, by the processor's own conversions where they
-// give the same bits.
+// Two values of a 16-bit or 8-bit format at once. Uses hardware conversions if they give the same
+// bits.
 template <class Format>
 __device__ inline void tenon_decode_pair(TenonU32 codes, float& a, float& b) {
   constexpr TenonU32 mask = Format::bytes == 2 ? 0xffffu : 0xffu;
@@ -53,8 +53,8 @@ __device__ inline TenonU32 tenon_encode_pair<tenon_e5m2>(float a, float b) {
 #endif
 #endif
 
-// The element that an access touches, in numbers of 32 bits; the host has put the offset into the
-// data. Columns lie side by side, or in blocks.
+// The element index of an access in 32 bits. The host has added the offset to the data pointer.
+// Columns are contiguous or in blocks.
 __device__ inline TenonU32 tenon_blocks8(const TenonAccess& a, TenonU32 column) {
   const TenonU32 size = static_cast<TenonU32>(a.block);
   const TenonU32 block = column / size;
@@ -73,7 +73,7 @@ __device__ inline TenonI64 tenon_row8_blocks(const TenonAccess& a, TenonU32, Ten
   return tenon_blocks8(a, column);
 }
 
-// As tenon_single_scale, from an aligned number that nothing in the kernel writes.
+// As tenon_single_scale, but reads an aligned value that no thread of the kernel writes.
 template <class Encoder, class Arguments>
 __device__ inline TenonScale tenon_tensor_scale(const Arguments& a) {
   if (!Encoder::kScaled) return {1.0f, 0};
@@ -89,7 +89,7 @@ struct alignas(8) TenonWords2 {
   TenonU32 w[2];
 };
 
-// Eight numbers; a vector of 16 bytes, or two, or one of 8.
+// Eight values: one vector of 16 bytes, two of them, or one of 8.
 template <class Format>
 struct TenonEight {
   __device__ static void load(const TenonU8* from, float (&v)[8]) {
@@ -142,7 +142,7 @@ __device__ inline void tenon_spread8(float value, float (&v)[8]) {
   for (int i = 0; i < 8; ++i) v[i] = value;
 }
 
-// The address of a row's vector, `more` rows below `row`.
+// The address of a vector in the row `more` rows below `row`.
 template <int bytes>
 __device__ inline TenonU8* tenon_below8(const TenonAccess& a, TenonU32 row, TenonU32 column,
                                         int more) {
@@ -151,7 +151,7 @@ __device__ inline TenonU8* tenon_below8(const TenonAccess& a, TenonU32 row, Teno
          static_cast<TenonU64>(stride) * more;
 }
 
-// Eight elements in the format that memory holds: loads of all rows come first, in few registers.
+// Eight elements in memory format, so that the early loads of all rows use few registers.
 template <int bytes>
 struct TenonRaw {
   TenonWords4 w[bytes == 4 ? 2 : 1];
@@ -170,7 +170,7 @@ __device__ inline void tenon_unpack8(const TenonRaw<Format::bytes>& raw, float (
   TenonEight<Format>::load(reinterpret_cast<const TenonU8*>(raw.w), v);
 }
 
-// Eight numbers of bf16, compared two at a time: their codes, which are in registers anyway.
+// Two of eight bf16 values as one word, to compare two at a time.
 __device__ inline TenonU32 tenon_pair(const float (&v)[8], int i) {
   return __float_as_uint(v[2 * i]) >> 16 | (__float_as_uint(v[2 * i + 1]) & 0xffff0000u);
 }
@@ -192,7 +192,7 @@ __device__ inline void tenon_clamp8(float (&v)[8], float c) {
 }
 __device__ inline void tenon_min8(float (&v)[8], float c) { tenon_clamp8<false>(v, c); }
 __device__ inline void tenon_max8(float (&v)[8], float c) { tenon_clamp8<true>(v, c); }
-// 0 where x < c.
+// Sets v to 0 where x < c.
 __device__ inline void tenon_zero8(float (&v)[8], const float (&x)[8], float c) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   for (int i = 0; i < 4; ++i) {
@@ -205,12 +205,12 @@ __device__ inline void tenon_zero8(float (&v)[8], const float (&x)[8], float c) 
 #endif
 }
 
-// 16 bits as a number: the mantissa of 2^23 + bits, less 2^23.
+// 16 bits as a value: the mantissa of 2^23 + bits, minus 2^23.
 __device__ inline float tenon_sixteen(TenonU32 bits) {
   return tenon_bits(0x4b000000u | bits) - 8388608.0f;
 }
 
-// Half words from the k-th on go down to the first.
+// Moves half words down by k.
 template <int words>
 __device__ inline void tenon_shift_halves(TenonU32 (&w)[words], TenonU32 k) {
 #pragma unroll
@@ -219,8 +219,8 @@ __device__ inline void tenon_shift_halves(TenonU32 (&w)[words], TenonU32 k) {
   for (int i = 0; i + 1 < words; ++i) w[i] = (k & 1) != 0 ? w[i] >> 16 | w[i + 1] << 16 : w[i];
 }
 
-// One block of the stream where the vector is one, else of two neighbours. Nothing in the kernel
-// writes the state, so that it is read once for all rows.
+// One block of the random stream if the vector is aligned to it, else two adjacent blocks. No
+// thread of the kernel writes the state, so it is read once for all rows.
 __device__ inline void tenon_random8(const TenonU64* from, TenonI64 row, TenonI64 column,
                                      TenonU32 ordinal, float (&v)[8]) {
   TenonU64 state[5];
@@ -242,10 +242,11 @@ __device__ inline void tenon_random8(const TenonU64* from, TenonI64 row, TenonI6
   }
 }
 
-// As the host's. The row of vector v, which has 31 bits: the high word of 2v·magic, >> shift.
+// Same layout as on the host. The row of the 31-bit vector index v is the high word of 2v·magic, >>
+// shift.
 template <int accesses, int places>
 struct TenonVectorArguments {
-  TenonU32 vectors;  // of a row
+  TenonU32 vectors;  // vectors per row
   TenonU32 magic, shift;
   TenonU32 all;  // vectors of the call
   const TenonU64* random;
@@ -270,15 +271,16 @@ __device__ inline TenonU32 tenon_warp_most(TenonU32 most) {
 #endif
 }
 
-// The integer maximum of a warp joins the slot; what the slot had before lets few of them write.
+// Joins the integer maximum of a warp into the slot. The earlier value of the slot avoids most
+// writes.
 __device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most, TenonU32 before) {
   most = tenon_warp_most(most);
   if (threadIdx.x % 32 == 0 && most > before) atomicMax(reinterpret_cast<TenonU32*>(slot), most);
 }
 
-// Body is printed: kLoads, kStores, kAmax, kEncoders (how many), start (what slots and scales are),
-// load, compute, store, finish. kVectors of a thread lie a block's width apart; blocks may walk
-// over what the grid leaves. Flat: a row is one vector.
+// Body is printed: kLoads, kStores, kAmax, kEncoders (their number), start (reads slots and
+// scales), load, compute, store, finish. The kVectors of a thread are one block width apart.
+// `walks`: thread blocks loop over the rest of the call. `flat`: a row is one vector.
 template <class Body, int kVectors, bool walks, bool flat, class Arguments>
 __device__ inline void tenon_vectors_of(const Arguments& a) {
   TenonU32 before[Body::kAmax + 1];
@@ -299,7 +301,8 @@ __device__ inline void tenon_vectors_of(const Arguments& a) {
     if (!walks) Body::start(a, before, multiplier);
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
-      // The branch keeps all loads before the first use; a walk computes its vectors side by side.
+      // The branch keeps all loads before the first use. A walk has no branch, so its vectors
+      // overlap.
       const bool there = first + n * blockDim.x < a.all;
       if (!walks && !there) continue;
       float out[Body::kStores][8];
@@ -317,7 +320,7 @@ __device__ inline void tenon_vectors_of(const Arguments& a) {
   if (walks) Body::start(a, before, multiplier);
   Body::finish(a, most, before);
 }
-// A walk is short of instructions, not of memory, so that it has a path without divisions.
+// A walk is limited by instructions, not by memory, so it has a path without divisions.
 template <class Body, int kVectors, bool walks, class Arguments>
 __device__ inline void tenon_vectors(const Arguments& a) {
   if (walks && a.vectors == 1)

@@ -1,4 +1,4 @@
-// The words of lowered formulas and the number formats, bit for bit as on the CPU.
+// The operations of lowered formulas and the number formats, with the same bits as on the CPU.
 
 typedef unsigned int TenonU32;
 typedef unsigned short TenonU16;
@@ -8,7 +8,7 @@ typedef unsigned long long TenonU64;
 
 static_assert(sizeof(TenonU32) == 4 && sizeof(TenonU16) == 2 && sizeof(TenonI64) == 8, "sizes");
 
-// All 64 bits of a·b + c, in one instruction.
+// All 64 bits of a·b + c in one instruction.
 __device__ inline TenonU64 tenon_wide(TenonU32 a, TenonU32 b, TenonU64 c = 0) {
 #if defined(__CUDA_ARCH__)
   asm("mad.wide.u32 %0, %1, %2, %0;" : "+l"(c) : "r"(a), "r"(b));
@@ -23,7 +23,8 @@ __device__ inline float tenon_abs(float a) { return fabsf(a); }
 __device__ inline float tenon_sqrt(float a) { return __fsqrt_rn(a); }
 __device__ inline float tenon_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
-// IEEE 754-2019 minimum and maximum: a NaN wins, and -0 < +0 (equal values differ only in sign).
+// IEEE 754-2019 minimum and maximum: a NaN propagates, and -0 < +0 (equal values differ only in
+// sign).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 __device__ inline float tenon_min(float a, float b) {
   float c;
@@ -48,8 +49,8 @@ __device__ inline float tenon_max(float a, float b) {
 }
 #endif
 
-// The processor's own approximations, for native precision: a few units in the last place (log2
-// near 1: 2^-22), subnormal numbers are 0; only log2 reads them.
+// Hardware approximations for native precision. Error: a few ulp (log2 near 1: 2^-22). Subnormal
+// values are flushed to 0; only log2 reads them.
 #if defined(__CUDA_ARCH__)
 __device__ inline float tenon_ex2(float a) {
   float b;
@@ -73,12 +74,13 @@ __device__ inline float tenon_lg2(float a) { return log2f(a); }
 __device__ inline float tenon_rcp(float a) { return tenon_flushed(1.0f / tenon_flushed(a)); }
 #endif
 
-// 1/x, rounded once, for x in [2^-125, 2^126): what a compiler makes of the IEEE reciprocal there.
+// 1/x, correctly rounded, for x in [2^-125, 2^126). Compilers use the same sequence for the IEEE
+// reciprocal in that range.
 __device__ inline float tenon_inverse(float x) {
   const float y = tenon_rcp(x);
   return tenon_fma(tenon_fma(-x, y, 1.0f), y, y);
 }
-// 2^n of n + 1.5*2^23 + 127, whose low bits are n + 127, for an integral n in [-127, 128].
+// 2^n from n + 1.5*2^23 + 127, whose low bits are n + 127, for an integer n in [-127, 128].
 __device__ inline float tenon_pow2(float n) { return tenon_bits(__float_as_uint(n) << 23); }
 // x = mantissa*2^exponent with the mantissa in [sqrt(1/2), sqrt(2)), for positive normal x.
 __device__ inline int tenon_exponent_bits(float x) {
@@ -96,7 +98,7 @@ __device__ inline float tenon_power_of_two(int n) {
   return tenon_bits(static_cast<TenonU32>(n + 127) << 23);
 }
 
-// A format with a sign; the numbers are those of its row in dtype.h.
+// A signed format. The parameters are those of its row in dtype.h.
 template <int bytes_, int exponent_bits, int mantissa_bits, int bias, TenonU32 largest,
           TenonU32 nan, bool saturates>
 struct TenonFormat {
@@ -117,7 +119,7 @@ struct TenonFormat {
     return tenon_bits(bits | ((code & sign) != 0 ? 0x80000000u : 0u));
   }
 
-  // Nearest, ties to even.
+  // Rounds to nearest even.
   __device__ static TenonU32 encode(float v) {
     const TenonU32 bits = __float_as_uint(v);
     const TenonU32 magnitude = bits & 0x7fffffffu;
@@ -125,7 +127,7 @@ struct TenonFormat {
     const TenonU32 rounded = magnitude + ((1u << (shift - 1)) - 1) + ((magnitude >> shift) & 1u);
     TenonU32 code = (rounded >> shift) - (static_cast<TenonU32>(127 - bias) << mantissa_bits);
     if (bias != 127 && magnitude < (static_cast<TenonU32>(128 - bias) << 23)) {
-      // Adding the power of two whose ulp is the subnormal spacing rounds to that spacing.
+      // Adds the power of two whose ulp is the subnormal spacing. This rounds to that spacing.
       const float magic = tenon_power_of_two(24 - bias - mantissa_bits);
       code = __float_as_uint(tenon_bits(magnitude) + magic) - __float_as_uint(magic);
     }
@@ -145,7 +147,7 @@ using tenon_bf16 = TenonFormat<2, 8, 7, 127, 0x7f7f, 0x7fc0, false>;
 using tenon_e4m3 = TenonFormat<1, 4, 3, 7, 0x7e, 0x7f, true>;
 using tenon_e5m2 = TenonFormat<1, 5, 2, 15, 0x7b, 0x7f, true>;
 
-// Scales: the least power of two not below |v|, at most 2^127.
+// Scales: the smallest power of two that is at least |v|, at most 2^127.
 struct tenon_e8m0 {
   static constexpr int bytes = 1;
   __device__ static float decode(TenonU32 code) {
@@ -162,7 +164,7 @@ struct tenon_e8m0 {
   }
 };
 
-// To the nearest number of a format and back.
+// Rounds to a format and back.
 __device__ inline float tenon_round_f16(float v) { return tenon_f16::decode(tenon_f16::encode(v)); }
 __device__ inline float tenon_round_bf16(float v) {
   return tenon_bf16::decode(tenon_bf16::encode(v));
@@ -181,7 +183,7 @@ __device__ inline bool tenon_aligned(const void* at, int bytes) {
   return reinterpret_cast<unsigned long long>(at) % static_cast<unsigned>(bytes) == 0;
 }
 
-// One element at any address; a misaligned one is put together from its bytes.
+// One element at any address. A misaligned element is read byte by byte.
 template <class Format>
 __device__ inline float tenon_read(const TenonU8* from) {
   TenonU32 code = 0;
