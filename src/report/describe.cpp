@@ -1,4 +1,4 @@
-// A plan for people: stable text, and JSON.
+// Describes a plan as stable text and as JSON.
 #include "report/describe.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ std::string joined(const List& list, const char* between, F text) {
   return out;
 }
 
-// The tensor that a view shows a part of; its columnwise encoding lies in a buffer of its own.
+// The tensor that a view belongs to. The columnwise encoding has its own buffer.
 std::string slot_name(const PlanData& d, const Slot& slot) {
   std::string name = d.buffers[static_cast<size_t>(slot.buffer)].name;
   const bool turned = slot.orientation == Orientation::columnwise && slot.form == Slot::Form::data;
@@ -35,11 +35,10 @@ std::string slot_name(const PlanData& d, const Slot& slot) {
   return name;
 }
 
-// Stands before the names of tensors while a formula is put together: a tensor may be called like
-// one of its parts.
+// Marks tensor names while a formula is assembled, because a tensor may have the name of a part.
 constexpr char kTensor = '\x01';
 
-// Without the room for alignment that a buffer may have.
+// Without the padding that a buffer may have for alignment.
 int64_t slot_bytes(const Slot& s, int64_t rows) {
   const auto bytes = [](const Shape& shape, DType d) {
     return shape.rows * shape.cols * info(d).bytes;
@@ -112,15 +111,15 @@ std::string store_text(const PlanData& d, const PlanStep& s, const Store& to,
   }
 }
 
-// Formulas that stand several times get a name: one result is often stored, summed and measured.
+// Names formulas that occur several times. One result is often stored, summed and measured.
 std::vector<std::string> name_repeats(std::vector<std::string>& formulas, size_t next) {
   std::vector<std::string> named;
-  constexpr size_t kMost = 64;  // every one is looked for in all others
+  constexpr size_t kMost = 64;  // each one is searched in all others
   if (formulas.size() > kMost) return named;
   for (size_t i = 0; i < formulas.size(); ++i) {
     const std::string text = formulas[i];
     if (text.find_first_of(" (*/") == std::string::npos) continue;
-    // Whole, or as an argument, where no precedence can go wrong.
+    // Only as a whole or as an argument, where precedence does not matter.
     const auto places = [&](const std::string& in) {
       std::vector<size_t> list;
       for (size_t at = in.find(text); at != std::string::npos; at = in.find(text, at + 1)) {
@@ -139,7 +138,7 @@ std::vector<std::string> name_repeats(std::vector<std::string>& formulas, size_t
       std::vector<size_t> list = places(f);
       for (auto it = list.rbegin(); it != list.rend(); ++it) {
         const size_t at = *it, end = at + text.size();
-        // Brackets that are no call's are not needed around a name.
+        // A name does not need parentheses that are not those of a call.
         const bool bare = at > 0 && f[at - 1] == '(' && end < f.size() && f[end] == ')' &&
                           (at == 1 || !(is_letter(f[at - 2]) || is_digit(f[at - 2])));
         f.replace(bare ? at - 1 : at, text.size() + (bare ? 2 : 0), name);
@@ -150,7 +149,7 @@ std::vector<std::string> name_repeats(std::vector<std::string>& formulas, size_t
   return named;
 }
 
-// The parts of a formula that a line mentions: v1, total0.
+// The parts of a formula that a line uses: v1, total0.
 std::vector<std::string_view> parts_in(std::string_view line) {
   std::vector<std::string_view> list;
   for (size_t i = 0; i < line.size();) {
@@ -172,13 +171,13 @@ std::vector<std::string_view> parts_in(std::string_view line) {
   return list;
 }
 
-// t1 becomes v1: tensors of the workspace are called t1 too.
+// Renames t1 to v1, because tensors of the workspace are named t1 too.
 void rename_parts(std::string& line) {
   for (const std::string_view part : parts_in(line))
     if (!part.starts_with("total")) line[static_cast<size_t>(part.data() - line.data())] = 'v';
 }
 
-// Lines `name = …` so that every part comes before those that mention it.
+// Orders lines `name = …`, so that every part comes before its uses.
 std::vector<std::string> in_order(std::vector<std::string> lines) {
   std::vector<std::string> out, missing;
   for (const std::string& line : lines)
@@ -402,7 +401,7 @@ int64_t bytes_of(const PlanData& d, const PlanStep& s, int64_t rows) {
   int64_t total = 0;
   if (s.random != kNoBuffer) total += d.buffers[static_cast<size_t>(s.random)].bytes(rows);
   for (const auto* list : {&s.in, &s.out}) {
-    std::set<int> counted;  // a product's operand may be loaded beside it
+    std::set<int> counted;  // a product's operand may also be a load
     for (const Slot& slot : *list)
       if (slot.buffer != kNoBuffer && counted.insert(slot.buffer).second)
         total += slot_bytes(slot, rows);
@@ -435,7 +434,7 @@ std::string valid_utf8(std::string_view text) {
                                                          : 0;
     bool good = length > 0;
     for (size_t k = 1; k < length; ++k) good = good && (byte(k) & 0xc0) == 0x80;
-    // Neither overlong forms, nor surrogates, nor what lies above the last plane.
+    // Rejects overlong forms, surrogates and code points above the last plane.
     if (lead == 0xe0) good = good && byte(1) >= 0xa0;
     if (lead == 0xed) good = good && byte(1) < 0xa0;
     if (lead == 0xf0) good = good && byte(1) >= 0x90;

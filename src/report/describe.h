@@ -1,4 +1,4 @@
-// What text, JSON and page say about a step, found once.
+// Facts about a step that the text, the JSON and the page share.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ namespace tenon {
 // bf16, or e4m3 delayed row.
 [[nodiscard]] std::string format_of(const Operand& o);
 
-// A tensor that a step reads; scales of blocks belong to the tensor they scale.
+// A tensor that a step reads. Block scales belong to the tensor that they scale.
 struct Read {
   std::string name;
   int buffer = kNoBuffer;
@@ -24,7 +24,7 @@ struct Read {
 };
 [[nodiscard]] std::vector<Read> reads_of(const PlanData& d, const PlanStep& s);
 
-// What the step computes, a line an assignment, by the names of the plan's tensors.
+// The computation of a step: one assignment per line, with the tensor names of the plan.
 [[nodiscard]] std::vector<std::string> body_lines(const PlanData& d, const PlanStep& s);
 
 // The makers that were asked before the first that took the step; not those of other heads.
@@ -46,17 +46,17 @@ struct Alternative {
 // "target sm_90a, " where the plan is for another machine than this.
 [[nodiscard]] std::string target_text(const PlanData& d);
 
-// Bytes that a step moves in a call of the plan's `rows`: each input and output once.
+// Bytes that a step moves in a call with `rows` rows. Each input and output counts once.
 [[nodiscard]] int64_t bytes_of(const PlanData& d, const PlanStep& s, int64_t rows);
 
-// The least time of a step; nothing where the speed is not known.
+// The least time of a step. Empty if the speed is not known.
 [[nodiscard]] std::optional<double> floor_us(const PlanData& d, const PlanStep& s, int64_t rows,
                                              const Speed& speed);
 
-// The text with U+FFFD in place of bytes that are no UTF-8.
+// The text with U+FFFD for invalid UTF-8.
 [[nodiscard]] std::string valid_utf8(std::string_view text);
 
-// Decimals whatever the host's locale says.
+// A decimal number, independent of the locale of the host.
 [[nodiscard]] std::string fixed(double value, int digits);
 
 }  // namespace tenon

@@ -1,4 +1,4 @@
-// One page that explains a plan: no scripts, nothing from elsewhere.
+// The HTML page that explains a plan. It has no scripts and loads nothing from other sites.
 #include "report/html.h"
 
 #include <algorithm>
@@ -24,8 +24,8 @@ double ratio(int64_t part, int64_t whole) {
   return whole ? static_cast<double>(part) / static_cast<double>(whole) : 0;
 }
 
-// The same ops one at a time, each with its own plan. What only copies its input costs nothing: the
-// next op would read the input itself.
+// The same ops one at a time, each with its own plan. An op that only copies its input costs
+// nothing: the next op can read the input itself.
 struct Alone {
   std::vector<int64_t> bytes;  // by op
   size_t passes = 0;
@@ -87,7 +87,7 @@ std::optional<Alone> one_by_one(const PlanData& d, int64_t rows) {
       rows = y.rows(rows);
     }
   } catch (const Error&) {
-    return std::nullopt;  // an op that only its chain can run
+    return std::nullopt;  // an op that can run only in its chain
   }
   return all;
 }
@@ -242,7 +242,7 @@ class Page {
     std::string out = str("<tbody>\n<tr><th scope=\"row\">", s.tag, "</th>");
     out += cell("ops", "ops", chips);
     out += cell("stores", "stores", str("<ul>", writes, "</ul>"));
-    // What only changed weights need is no part of the total.
+    // Steps that only changed weights need are not part of the total.
     const auto amount = [&](int64_t n, int64_t all, const std::string& text) {
       const std::string number = str("<span title=\"", n, "\">", text, "</span>");
       if (s.step->weights) return str("<span class=\"amount\">", number, "</span>");
@@ -339,7 +339,7 @@ class Page {
                       b.random ? "u64" : info(b.dtype).name, "</td><td class=\"n\" title=\"",
                       b.bytes(rows_), "\">", bytes_text(b.bytes(rows_)), "</td></tr>");
       }
-      // Buffers of the workspace that never live at once share their memory.
+      // Workspace buffers share memory if they are never live at the same time.
       if (g.kind == "workspace") g.bytes = plan_.workspace_bytes(rows_);
       total += g.bytes;
     }

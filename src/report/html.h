@@ -1,4 +1,4 @@
-// The parts of a plan's page.
+// The parts of the HTML page of a plan.
 #pragma once
 
 #include <array>
@@ -10,51 +10,51 @@
 
 namespace tenon::page {
 
-// For text and for attributes; control characters have no place in either.
+// Escapes for text and attributes. Removes control characters, which neither allows.
 [[nodiscard]] std::string escaped(std::string_view text);
 
 [[nodiscard]] std::string bytes_text(int64_t bytes);
 [[nodiscard]] std::string flops_text(int64_t flops);
 [[nodiscard]] std::string percent_text(double share);
-[[nodiscard]] std::string short_number(double value);  // a coordinate or a width
+[[nodiscard]] std::string short_number(double value);  // for a coordinate or a width
 
-// Which colour an op has: mul, norm, move or map.
+// The colour class of an op: mul, norm, move or map.
 [[nodiscard]] std::string_view kind_of(std::string_view op);
 
-// A pass as the page shows it; steps that prepare weights are none.
+// A kernel pass as the page shows it. Steps that prepare weights are not passes.
 struct Shown {
   const PlanStep* step;
   Pass pass;
-  std::string tag;  // F1, B2, or W where only changed weights need it
+  std::string tag;  // F1, B2, or W if only changed weights need it
   int64_t bytes, flops;
   struct Chip {
     std::string text, title;
     std::string_view kind;
   };
   std::vector<Chip> chips;
-  std::string note;  // which product of a linear's backward, or for whom something is quantised
+  std::string note;  // which product of linear's backward, or the op that a tensor is quantised for
 };
 struct Model {
   const PlanData& d;
   int64_t rows;
   std::vector<Shown> forward, backward, weights;
-  int64_t bytes = 0, flops = 0;  // of all passes
+  int64_t bytes = 0, flops = 0;  // totals of all passes
 };
 [[nodiscard]] Model model_of(const PlanData& d, int64_t rows);
 
-// What the backward pass finds of the forward one: saved tensors, and inputs that the caller keeps.
+// Tensors of the forward pass that backward reads: saved tensors, and inputs that the caller keeps.
 struct Kept {
   std::string name, format;
   int64_t bytes = 0;
   bool callers = false;
   std::vector<int> buffers;
-  int producer = -1;  // of Model::forward; -1: an input
+  int producer = -1;  // index in Model::forward; -1 for an input
   std::vector<size_t> readers;
 };
 [[nodiscard]] std::vector<Kept> kept_of(const Model& m);
 
-// Passes as boxes. Wide: forward down the left side, backward up the right one, what is kept
-// between them. Narrow: one below the other.
+// Draws passes as boxes. Wide: forward goes down on the left, backward goes up on the right, kept
+// tensors are between. Narrow: all in one column.
 [[nodiscard]] std::string figure(const Model& m, bool wide);
 
 extern const std::string_view kStyle;

@@ -1,4 +1,4 @@
-// Coordinates are pixels of the drawing; text widths are those of a monospaced font.
+// Draws the figure of a plan. Coordinates are pixels; text widths are those of a monospaced font.
 #include <algorithm>
 #include <map>
 
@@ -16,7 +16,7 @@ constexpr double kKept = 196, kKeptHeight = 42, kKeptGap = 10;
 
 std::string num(double v) { return short_number(v); }
 
-// The columns of a text, however many bytes a character has.
+// The number of characters of a UTF-8 text.
 size_t letters(std::string_view text) {
   return static_cast<size_t>(std::ranges::count_if(
       text, [](char c) { return (static_cast<unsigned>(c) & 0xc0) != 0x80; }));
@@ -47,7 +47,7 @@ std::string path(const std::string& d, std::string_view classes) {
 
 std::string tip(std::string_view text) { return str("<title>", escaped(text), "</title>"); }
 
-// A head that points down, up, left or right, with its end at (x, y).
+// An arrow head with its tip at (x, y). It points down, up, left or right.
 std::string arrow_head(double x, double y, char to, std::string_view classes) {
   const std::string_view shape = to == 'd'   ? "l-4-7h8z"
                                  : to == 'u' ? "l-4 7h8z"
@@ -61,7 +61,7 @@ struct Line {
   std::string_view role;
 };
 
-// Of a tensor with two encodings, one may be kept and the other not.
+// A tensor may have two encodings of which only one is saved.
 Role role_of(const PlanData& d, const PlanStep& s, const std::string& name) {
   Role role = Role::workspace;
   for (const Slot& slot : s.out)
@@ -167,7 +167,7 @@ class Column {
     for (const Shown& s : passes) cards_.emplace_back(m, s);
     for (size_t b = 0; b < m.d.buffers.size(); ++b) {
       const Buffer& buffer = m.d.buffers[b];
-      // A channel may have one of these names too.
+      // A channel may have one of these names too, so these roles are skipped.
       if (buffer.role == Role::workspace || buffer.role == Role::saved) continue;
       if (buffer.name == in) in_ = static_cast<int>(b);
       if (buffer.name == out) out_ = static_cast<int>(b);
@@ -180,7 +180,7 @@ class Column {
     return h + kGap * gaps();
   }
 
-  // Time goes down, or up.
+  // Time goes down, or up if `up`.
   void place(double x, double top, double height, bool up, bool gutter_right) {
     x_ = x;
     up_ = up;
@@ -231,7 +231,7 @@ class Column {
            text_at(x_ + kCard / 2, y + 21, "line mid", text);
   }
 
-  // Tops of the nodes in time: the input, the passes, the output.
+  // Top and height of a node in time order: the input, the passes, the output.
   [[nodiscard]] std::pair<double, double> span(size_t node) const {
     if (node == 0) return {in_top_, kPill};
     if (node <= cards_.size()) return {tops_[node - 1], cards_[node - 1].height()};
@@ -240,7 +240,7 @@ class Column {
 
   [[nodiscard]] size_t nodes() const { return cards_.size() + (out_ == kNoBuffer ? 1 : 2); }
 
-  // Whether a later node reads what an earlier one wrote.
+  // Whether a later node reads a buffer that an earlier node wrote.
   [[nodiscard]] bool feeds(size_t from, size_t to) const {
     const auto made = from == 0 ? std::vector<int>{in_} : buffers_in(passes_[from - 1].step->out);
     const auto read =
@@ -248,10 +248,11 @@ class Column {
     return meet(made, read);
   }
 
-  // A step points at those that read what it wrote: next in line, or past others by the gutter.
+  // Draws an edge from each step to the steps that read its results: to the next node directly,
+  // past other nodes through the gutter.
   [[nodiscard]] std::string edges() const {
     std::string out;
-    std::vector<size_t> busy;  // by lane: the last node that it passes
+    std::vector<size_t> busy;  // by lane: the last node that an edge passes
     for (size_t from = 0; from + 1 < nodes(); ++from) {
       std::vector<size_t> far;
       for (size_t to = from + 1; to < nodes(); ++to) {
@@ -278,7 +279,7 @@ class Column {
   }
 
   [[nodiscard]] std::string detour(size_t from, const std::vector<size_t>& to, size_t lane) const {
-    constexpr size_t kLanes = 3;  // the gutter has room for these, then they share
+    constexpr size_t kLanes = 3;  // lanes of the gutter; further edges share them
     const double side = gutter_right_ ? x_ + kCard : x_;
     const double away = gutter_right_ ? 1 : -1;
     const double x = side + away * (12 + 8 * static_cast<double>(lane % kLanes));
@@ -327,7 +328,7 @@ std::string curve(double x1, double y1, double x2, double y2) {
               "keep");
 }
 
-// What is kept, near the middle of its maker and its readers, without overlap.
+// Places kept tensors near the middle of their producer and readers, without overlap.
 std::vector<double> kept_tops(const std::vector<Kept>& kept, const std::vector<double>& wanted,
                               double top, double bottom) {
   std::vector<size_t> order(kept.size());
@@ -347,7 +348,7 @@ std::vector<double> kept_tops(const std::vector<Kept>& kept, const std::vector<d
   return tops;
 }
 
-// Where lines of one card meet its edge: in the order of their other ends.
+// The ends of lines at the edge of a card, in the order of their other ends.
 class Ports {
  public:
   void add(size_t card, double other_end) { ends_[card].push_back(other_end); }
@@ -419,7 +420,7 @@ std::string wide_figure(const Model& m) {
     }
     out += kept_pill(k, keep_left, tops[i], kKept);
   }
-  // What happens between y and dy is not the plan's.
+  // The step between y and dy is not part of the plan.
   const double y = forward.out_middle();
   out += path(str("M", num(left + kCard), " ", num(y), "H", num(right - 8)), "edge away");
   out += arrow_head(right - 2, y, 'r', "head");

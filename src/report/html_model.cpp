@@ -1,4 +1,4 @@
-// What the page of a plan shows, found from its steps and buffers.
+// Collects the data of the page from the steps and buffers of a plan.
 #include <algorithm>
 #include <cmath>
 
@@ -18,7 +18,7 @@ Shown shown(const PlanData& d, const PlanStep& s, Pass pass, int64_t rows) {
             .chips = {},
             .note = {}};
   const bool backward = pass == Pass::backward;
-  // A step without a part of the chain's own quantises for the op that follows.
+  // A quantize step that is not an op of the chain quantises for the next op.
   if (s.step.name.starts_with("quantize") && s.ops.size() == 1 &&
       d.chain[s.ops[0]].name != "quantize") {
     out.chips.push_back({"quantize", "quantise for the product that reads it", "move"});
@@ -35,7 +35,7 @@ Shown shown(const PlanData& d, const PlanStep& s, Pass pass, int64_t rows) {
   return out;
 }
 
-// The tensor that a buffer belongs to: data, transposed data and scales are one.
+// The tensor of a buffer. Data, transposed data and scales are one tensor.
 std::string tensor_of(std::string name) {
   for (const std::string_view end : {".scale_inv", ".t"})
     if (name.ends_with(end)) name.resize(name.size() - end.size());
@@ -90,7 +90,7 @@ std::string short_number(double value) {
 
 namespace {
 
-// Three digits and a unit.
+// Formats a count with three digits and a unit.
 template <size_t n>
 std::string with_unit(int64_t count, double step, const std::array<const char*, n>& units) {
   auto value = static_cast<double>(count);
@@ -186,7 +186,7 @@ std::vector<Kept> kept_of(const Model& m) {
       if (uses(s.in, k.buffers) || draws) k.readers.push_back(i);
     }
   }
-  // What the caller has anyway is of interest where backward comes back to it.
+  // Inputs of the caller are listed only if backward reads an input of the forward pass again.
   std::erase_if(list, [&](const Kept& k) {
     const bool forward = std::ranges::any_of(m.forward, [&](const Shown& s) {
       return uses(s.step->in, k.buffers) || uses(s.step->out, k.buffers);

@@ -1,4 +1,4 @@
-// The page's style: two sets of colours, one layout that folds on narrow screens.
+// The style of the page: two colour schemes, and a layout that adapts to narrow screens.
 #include "report/html.h"
 
 namespace tenon::page {
