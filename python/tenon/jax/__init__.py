@@ -1,4 +1,4 @@
-"""Tenon in JAX: activations, plain, gated or of one's own, with FP8 outputs and bias gradients.
+"""Tenon in JAX: activations with FP8 outputs and bias gradients; plain, gated or user-defined.
 
 >>> from tenon.jax import activation
 >>> y = activation(x, ("silu", "linear"))            # x [..., 2, H], differentiable

@@ -25,16 +25,16 @@ def activation(
     precision: str = "native",
     rounding: str = "once",
 ) -> jax.Array:
-    """y = f(x), or f(a)*b, of x [..., inputs, H]; differentiable once, in reverse mode.
+    """y = f(x), or f(a)*b, of x [..., inputs, H]. Differentiable once, in reverse mode.
 
-    dx = dz*f'(x); gated: da = dz*b*f'(a), db = dz*f(a). activation_type and act_params are those of
-    `act_lu`. With a quantizer y is quantised and dequantised, and the gradient passes straight
-    through it. The amax that a DelayedScaleQuantizer found is its cotangent: slot 0 of
-    amax_history, for `quantizer.update(amax)`.
+    dx = dz*f'(x). Gated: da = dz*b*f'(a), db = dz*f(a). activation_type and act_params are those of
+    `act_lu`. With a quantizer y is quantised and dequantised, and the gradient passes through
+    unchanged. The cotangent of a DelayedScaleQuantizer is the amax: slot 0 of amax_history, for
+    `quantizer.update(amax)`.
     """
     act = act_of("activation", activation_type, act_params)
     check_quantizer("activation", quantizer)
-    # What varies over a mesh is typed so outside of the rule, where transposing it adds gradients.
+    # Varying values get their type outside the rule, where transposing the cast adds gradients.
     x = jnp.asarray(x)
     x = vary(x, varying(x, *jax.tree.leaves(quantizer)))
     return _activation(x, quantizer, act, (precision, rounding))
@@ -50,13 +50,13 @@ def _activation(
 def _forward(
     x: jax.Array, quantizer: Quantizer | None, act: Act, options: tuple[str, str]
 ) -> tuple[jax.Array, Any]:
-    # Whoever differentiates this differentiates the activation for the second time.
+    # Differentiating this function would be a second derivative of the activation.
     y = forward("activation", x, act, quantizer, False, options, NO_SECOND)
     if quantizer is None:
         return y, (x, None)
     found = None
     if isinstance(quantizer, DelayedScaleQuantizer):
-        # Shards share the quantizer, so its cotangent is the largest amax and not their sum.
+        # Shards share the quantizer, so its cotangent is the largest amax, not the sum.
         amax, old = y.amax, jnp.asarray(quantizer.amax_history)
         over = varying(amax) - varying(old)
         amax = largest(amax, sorted(over)) if over else amax

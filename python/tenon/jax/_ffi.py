@@ -15,8 +15,8 @@ ACT_LU = "tenon_act_lu_ffi"
 DACT_LU = "tenon_dact_dbias_quantize_ffi"
 DEQUANTIZE = "tenon_dequantize_ffi"
 
-# XLA's name of a target: the C symbol that executes it on the CPU. Those of CUDA and of
-# initialisers have suffixes.
+# XLA target name -> C symbol that executes it on the CPU. Symbols for CUDA and for the initialise
+# stage have suffixes.
 _SYMBOLS = {
     ACT_LU: "tenon_ActLu",
     DACT_LU: "tenon_DActLuDBiasQuantize",
@@ -24,11 +24,11 @@ _SYMBOLS = {
 }
 
 
-_PLATFORMS = {"cpu": "", "CUDA": "Cuda"}  # XLA's name: the suffix
+_PLATFORMS = {"cpu": "", "CUDA": "Cuda"}  # XLA platform name -> suffix
 
 
 def register() -> None:
-    """Makes the handlers known to XLA for CPU and CUDA; none of them needs a GPU to be known."""
+    """Registers the handlers with XLA for CPU and CUDA. Registration needs no GPU."""
     for target, symbol in _SYMBOLS.items():
         for platform, suffix in _PLATFORMS.items():
             name = symbol + suffix

@@ -14,14 +14,14 @@ from .._numpy import activation_info, resolve
 ActivationType = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
 ActParams = Mapping[str, float] | Iterable[float] | None
 
-# The one pair that is no f(a)·b, and the one parameter that has another name there.
+# Names of Transformer Engine: the one pair that is not f(a)·b, and the one renamed parameter.
 _PAIRS = {("clamped_silu", "clamped_linear"): "clamped_swiglu"}
 _PARAMETERS = {"glu_linear_offset": "offset"}
 
 
 @dataclass(frozen=True)
 class Act:
-    """A resolved key: what the library calls it, its inputs (1 or 2), its parameters' values."""
+    """A resolved key: its name in the library, inputs (1 or 2) and parameter values."""
 
     text: str
     name: str
@@ -30,7 +30,7 @@ class Act:
 
 
 def act_of(op: str, activation_type: ActivationType, act_params: ActParams = None) -> Act:
-    """The activation of a key, checked; `op` names the caller in messages."""
+    """The checked activation of a key. `op` names the caller in messages."""
     text = _text(op, activation_type)
     info = activation_info(text)
     if info["scaled"]:

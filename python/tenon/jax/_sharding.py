@@ -1,10 +1,10 @@
-"""Calls on sharded arrays: each device computes its own part; sums and maxima are then joined.
+"""Calls on sharded arrays: each device computes its part, then sums and maxima are joined.
 
-A call names the axes of its operands and results. What happens depends on the mesh:
-- no mesh, or one device: the call itself;
-- manual axes (inside shard_map): the call itself, whose results vary as its operands do;
-- explicit axes: a shard_map with the operands' own specs;
-- automatic axes (jit): custom_partitioning, since only XLA knows how the operands are sharded.
+A call names the axes of its operands and results. The mesh decides how it runs:
+- no mesh, or one device: the plain call;
+- manual axes (inside shard_map): the plain call, with results that vary as the operands do;
+- explicit axes: a shard_map with the specs of the operands;
+- automatic axes (jit): custom_partitioning, because only XLA knows the shardings.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 Names = tuple[str, ...]
-Axes = Mapping[str, Names]  # of each axis that is split: the axes of the mesh that split it
+Axes = Mapping[str, Names]  # split axis -> mesh axes that split it
 
 
 class Split(NamedTuple):
     """How the arrays of a call may be split: a name for each of their axes.
 
-    The operand number `main` decides how. Axes named in `whole` are never split. A result without
-    some axis is the "sum" or the "max" over the devices that split it, or the same on all ("").
+    Operand `main` decides the split. Axes named in `whole` are never split. A result that lacks a
+    split axis is the "sum" or the "max" over the devices that split it, or equal on all devices
+    ("").
     """
 
     operands: tuple[Names, ...]
@@ -37,38 +38,38 @@ class Split(NamedTuple):
 
 
 class Call(Protocol):
-    """A function of arrays; hashable, so that it is compiled once."""
+    """A function of arrays. Hashable, so that it is compiled once."""
 
     @property
     def folds(self) -> bool:
         """Whether a batch of calls is one call with one more leading axis."""
 
     def split(self, *arrays: Any) -> Split | None:
-        """How it may be split, or None: it then sees whole arrays."""
+        """How the call may be split. None: it needs whole arrays."""
 
     def run(self, *arrays: Any, partial: bool = False) -> tuple[Any, ...]:
-        """The results; with `partial` sums are f32, to be added to those of other devices."""
+        """The results. With `partial`, sums are f32, to be added to those of other devices."""
 
 
 def varying(*arrays: Any) -> frozenset[str]:
-    """The manual axes of the mesh over which any of the arrays varies."""
+    """The manual mesh axes over which any of the arrays varies."""
     return frozenset().union(*(jax.typeof(a).manual_axis_type.varying for a in arrays))
 
 
 def vary(array: Any, axes: frozenset[str]) -> Any:
-    """The array, typed as varying over `axes` too."""
+    """The array, typed as varying also over `axes`."""
     missing = axes - varying(array) if axes else axes
     return jax.lax.pcast(array, tuple(sorted(missing)), to="varying") if missing else array
 
 
 def largest(amax: jax.Array, axes: Sequence[str]) -> jax.Array:
-    """The maximum over axes of the mesh, of the bits: NaN is the largest."""
+    """The maximum over mesh axes, of the bits: NaN is the largest."""
     bits = jax.lax.bitcast_convert_type(amax, jnp.int32)
     return jax.lax.bitcast_convert_type(jax.lax.pmax(bits, tuple(axes)), jnp.float32)
 
 
 def is_traced(arrays: Sequence[Any]) -> bool:
-    """Whether any of the arrays has no value yet."""
+    """Whether any of the arrays is a tracer."""
     return any(isinstance(a, jax.core.Tracer) for a in arrays)
 
 
@@ -77,7 +78,7 @@ def _is_shared(array: Any) -> bool:
 
 
 def place(call: Call, *arrays: Any) -> tuple[Any, ...]:
-    """call.run(*arrays), on each device for its own part where that can be."""
+    """call.run(*arrays), on each device for its part if possible."""
     if not is_traced(arrays) and not any(map(_is_shared, arrays)):
         return call.run(*arrays)
     split = call.split(*arrays)
@@ -110,7 +111,7 @@ def _spec(names: Names, axes: Axes) -> PartitionSpec:
 
 
 def _part(call: Call, split: Split, axes: Axes) -> Callable[..., tuple[Any, ...]]:
-    """The call on one device's part, with what all devices have in common joined."""
+    """The call on the part of one device, with the common results joined."""
     over = [[a for n, of in axes.items() if n not in names for a in of] for names in split.results]
 
     def run(*arrays: Any) -> tuple[Any, ...]:
@@ -151,7 +152,7 @@ def _explicit(
             for a, s in zip(arrays, operands, strict=True)
         )
     )
-    # They vary over manual axes around this mesh's, and a gradient has its operand's type.
+    # Results also vary over manual axes outside this mesh. A gradient has its operand's type.
     outer = varying(*arrays)
     results = tuple(vary(r, outer) for r in results)
     return tuple(
@@ -211,7 +212,7 @@ def _automatic(call: Call, split: Split) -> Callable[..., tuple[Any, ...]]:
 
 
 def _even(axes: Axes, mesh: Mesh, names: Names, shaped: Any) -> Axes:
-    """Those of `axes` that divide evenly; XLA pads other parts, and padding must not be summed."""
+    """The `axes` that divide evenly. XLA pads other parts, and padding must not be summed."""
     return {
         name: over
         for name, over in axes.items()

@@ -1,4 +1,4 @@
-"""How much workspace a call takes on CUDA: XLA wants every size before anything runs."""
+"""The workspace size of a call on CUDA. XLA needs every size before anything runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def size_of(
     attributes: dict[str, Any],
     sums: Any = None,
 ) -> int:
-    """Bytes for a call on x [..., inputs, H], and dz backward; 0 where JAX has no CUDA device.
+    """Bytes for a call on x [..., inputs, H], and on dz in backward. 0 without a CUDA device.
 
     `sums` is the dtype of dbias.
     """
@@ -58,13 +58,13 @@ def _measured(
 ) -> int:
     asked, settings = dict(attributes), dict(encoding.options)
     rows, cols = math.prod(shape[:-2]), shape[-2] * shape[-1]
-    width = shape[-1] if of_dz is None else cols  # of what is written
+    width = shape[-1] if of_dz is None else cols  # columns of the output
     address = _PAGE
 
     def view(rows: int, cols: int, code: int) -> Any:
         nonlocal address
         made = View(address, rows, cols, cols, code)
-        address += (rows * cols * 4 // _PAGE + 2) * _PAGE  # apart, and aligned as XLA's are
+        address += (rows * cols * 4 // _PAGE + 2) * _PAGE  # separate, and aligned as in XLA
         return POINTER(View)(made)
 
     mode = scaling_of(encoding.scaling)
@@ -99,7 +99,7 @@ def _measured(
     size = c_size_t()
     _lib.check(_lib.lib.tenon_measure_begin())
     try:
-        # What is wrong with a call is said by the call itself.
+        # Errors of a call are ignored here: the real call reports them.
         if of_dz is None:
             call = ForwardArgs(y_encoded=POINTER(Tensor)(written), **given)
             _lib.lib.tenon_forward(act.text.encode(), byref(call), options)

@@ -1,7 +1,7 @@
-"""Quantizers and what they make, as pytrees.
+"""Quantizers and quantised tensors, as pytrees.
 
-A quantizer says how a tensor is encoded (dtype, scaling mode, row- or columnwise or both); a
-ScaledTensor holds the codes and scale_inv = 1/scale: number = code * scale_inv.
+A quantizer sets the encoding of a tensor: dtype, scaling mode, rowwise, columnwise or both. A
+ScaledTensor holds the codes and scale_inv = 1/scale. value = code * scale_inv.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FP8 = tuple(np.dtype(t) for t in _NAMES.values())
 
 
 class QuantizeLayout(enum.IntEnum):
-    """Which encodings are written; columnwise ones are what a GEMM over the rows reads."""
+    """The encodings to write. A GEMM that sums over the rows reads columnwise ones."""
 
     ROWWISE = 0
     COLWISE = 1
@@ -54,11 +54,11 @@ class QuantizeLayout(enum.IntEnum):
 
 @dataclass(frozen=True)
 class ScaledTensor:
-    """An encoded tensor [..., K]; what is not there is None.
+    """An encoded tensor [..., K]. Absent parts are None.
 
-    data and columnwise_data are FP8 codes, scale_inv and columnwise_scale_inv their scales in the
-    shapes of the scaling mode for M x K, leading dimensions folded into M. Columnwise data are
-    transposed, [K, ...], except with mxfp8. amax is the largest |number| where the mode knows it.
+    data and columnwise_data are FP8 codes. scale_inv and columnwise_scale_inv are their scales, in
+    the shapes of the scaling mode for M x K, with leading dimensions folded into M. Columnwise data
+    is transposed, [K, ...], except with mxfp8. amax is the largest |value| if the mode has it.
     """
 
     data: jax.Array | None
@@ -68,12 +68,12 @@ class ScaledTensor:
     amax: jax.Array | None
     scaling: str
     dtype: np.dtype
-    k_axes: int = 1  # how many axes of the tensor are its columns: 2 for [..., inputs, H]
+    k_axes: int = 1  # number of axes that are columns: 2 for [..., inputs, H]
     swizzled: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the tensor that is encoded."""
+        """The shape of the tensor before encoding."""
         if self.data is not None:
             return self.data.shape
         assert self.columnwise_data is not None
@@ -83,7 +83,7 @@ class ScaledTensor:
         return shape[self.k_axes :] + shape[: self.k_axes]
 
     def dequantize(self, dtype: Any = None) -> jax.Array:
-        """code * scale_inv, in `dtype` or the dtype that was encoded; rowwise data if there are."""
+        """code * scale_inv, in `dtype` or the original dtype. Uses rowwise data if present."""
         wanted = np.dtype(self.dtype if dtype is None else dtype)
         if wanted not in _PLAIN:
             raise TypeError(
@@ -94,7 +94,7 @@ class ScaledTensor:
         scales = self.columnwise_scale_inv if columnwise else self.scale_inv
         assert data is not None and scales is not None
         if scales.ndim > (1 if scaling_of(self.scaling).single else 2):
-            # Made under vmap: one more axis in front, of data and scales alike.
+            # Made under vmap: data and scales have one more leading axis.
             return jax.vmap(lambda t: t.dequantize(dtype))(self)
         call = _Dequantize(self.scaling, columnwise, self.swizzled, self.k_axes, wanted)
         return place(call, data, scales)[0]
@@ -125,7 +125,7 @@ class _Dequantize:
         return shape[self.k_axes :] + shape[: self.k_axes]
 
     def split(self, *arrays: Any) -> Split | None:
-        """Along every axis, with one scale for the tensor."""
+        """Splits along every axis if the tensor has one scale."""
         if not scaling_of(self.scaling).single:
             return None
         names = tuple(f"r{i}" for i in range(arrays[0].ndim))
@@ -133,7 +133,7 @@ class _Dequantize:
         return Split((names, ("one",)), (turned,), ("",), 0, ("one",))
 
     def run(self, *arrays: Any, partial: bool = False) -> tuple[jax.Array, ...]:
-        """The call."""
+        """Runs the call."""
         axes = varying(*arrays)
         shape = self._shape(arrays[0])
         cut = len(shape) - self.k_axes
@@ -153,9 +153,9 @@ class _Dequantize:
 
 @dataclass(frozen=True)
 class Quantizer:
-    """How a tensor becomes FP8; use one of the subclasses.
+    """How a tensor is encoded in FP8. Use one of the subclasses.
 
-    q_dtype is float8_e4m3fn or float8_e5m2 (or "e4m3", "e5m2"), q_layout a QuantizeLayout.
+    q_dtype is float8_e4m3fn or float8_e5m2 (or "e4m3", "e5m2"). q_layout is a QuantizeLayout.
     """
 
     q_dtype: Any = jnp.float8_e4m3fn
@@ -195,7 +195,7 @@ class Quantizer:
         return getattr(jnp, NAMES[DTYPE[scaling_of(self.scaling).scale_dtype]])
 
     def attributes(self) -> dict[str, Any]:
-        """The optional attributes of the FFI handlers that belong to the format."""
+        """The optional FFI attributes of the format."""
         return {}
 
     def quantize(self, x: jax.Array) -> ScaledTensor:
@@ -209,7 +209,7 @@ class Quantizer:
 class CurrentScaleQuantizer(Quantizer):
     """One scale for the tensor, from its own amax: scale = max / amax.
 
-    An amax below amax_epsilon counts as that; force_pow_2_scales rounds the scale down to a power
+    amax_epsilon is the lower limit of the amax. force_pow_2_scales rounds the scale down to a power
     of two.
     """
 
@@ -226,8 +226,8 @@ class CurrentScaleQuantizer(Quantizer):
 class DelayedScaleQuantizer(Quantizer):
     """One scale for the tensor, from the amax of past steps: code = cast(x * scale).
 
-    scale [1] and amax_history [L] are f32 and traced; `update` gives the quantizer of the next
-    step. margin makes scales 2^margin smaller; amax_compute_algo is "max" (over the history) or
+    scale [1] and amax_history [L] are f32 and traced. `update` gives the quantizer of the next
+    step. margin makes scales 2^margin smaller. amax_compute_algo is "max" (over the history) or
     "most_recent".
     """
 
@@ -251,10 +251,11 @@ class DelayedScaleQuantizer(Quantizer):
             )
 
     def update(self, amax: jax.Array | None = None) -> DelayedScaleQuantizer:
-        """The quantizer after a step that found `amax` (of one ScaledTensor, or several).
+        """The quantizer after a step with `amax` (of one ScaledTensor, or of several).
 
-        With last = max(amax, history[0]), not 0: the history rolls and ends with last, slot 0 is
-        0, and scale = max_of_q_dtype * 2^-margin / amax, over the finite entries. A pure function.
+        Let last = max(amax, history[0]). If last is 0, nothing changes. Otherwise the history
+        rolls and ends with last, slot 0 becomes 0, and scale = max_of_q_dtype * 2^-margin / amax,
+        over the finite entries. A pure function.
         """
         old = jnp.asarray(self.amax_history, jnp.float32)
         scale = jnp.asarray(self.scale, jnp.float32)
@@ -286,7 +287,7 @@ class DelayedScaleQuantizer(Quantizer):
 class BlockScaleQuantizer(Quantizer):
     """MXFP8: a power-of-two scale (E8M0) for each 1x32 elements, columnwise 32x1.
 
-    With swizzled=True scales lie in the order of the tensor cores.
+    With swizzled=True scales are in the order of the tensor cores.
     """
 
     swizzled: bool = False
@@ -301,7 +302,7 @@ class BlockScaleQuantizer(Quantizer):
 class Float8BlockScaleQuantizer(Quantizer):
     """An f32 scale for each 1x128 elements (columnwise 128x1), or for each 128x128.
 
-    block_scaling_dim is 1 or 2; scales are powers of two unless force_pow_2_scales is False.
+    block_scaling_dim is 1 or 2. Scales are powers of two unless force_pow_2_scales is False.
     """
 
     block_scaling_dim: int = 1
@@ -332,7 +333,7 @@ def _own_rule(q: CurrentScaleQuantizer | Float8BlockScaleQuantizer) -> dict[str,
 
 
 def _quotient(top: float, x: jax.Array) -> jax.Array:
-    """top / x to the last bit, which XLA's division has on a CPU only."""
+    """top / x, correctly rounded. The division of XLA is so only on the CPU."""
     from .cpp_extensions.activation import act_lu
 
     y = act_lu(x[None, None], ("top/x; top = 1",), act_params={"top": top}, precision="strict")

@@ -1,4 +1,4 @@
-"""The two FFI calls: shapes of their results, their attributes, how they split and batch."""
+"""The two FFI calls: shapes of results, attributes, sharding and batching."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .._keys import Act
 from .._sharding import Split, is_traced, place, vary, varying
 from ..quantize import QuantizeLayout
 
-_NOTHING: tuple[int, ...] = (0,)  # the shape of a result that is not asked for
+_NOTHING: tuple[int, ...] = (0,)  # the shape of an unused result
 
 NO_GRADIENT = (
     "act_lu: it has no derivative of its own; use tenon.jax.activation, which has one, or dact_lu "
@@ -30,7 +30,7 @@ NO_SECOND = (
 
 
 class Encoding(NamedTuple):
-    """What is written: dtype and scaling of the result, its layout, and the format's options."""
+    """The format of the output: dtype, scaling, layout, and options."""
 
     out_dtype: Any
     scaling: str = "none"
@@ -40,7 +40,7 @@ class Encoding(NamedTuple):
 
     @property
     def mode(self) -> Scaling:
-        """What is known of its scaling."""
+        """The properties of its scaling mode."""
         return scaling_of(self.scaling)
 
     def results(
@@ -63,19 +63,19 @@ class Encoding(NamedTuple):
 
 
 class _Primitive:
-    """A target of libtenon; `bind` calls it, `abstract` gives the shapes of its results."""
+    """A target of libtenon. `bind` calls it, `abstract` gives the shapes of its results."""
 
     target: str
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A primitive and everything but its arrays: dz (backward only), x, scale (delayed only)."""
+    """A primitive with all arguments except arrays: dz (backward), x, scale (delayed)."""
 
     primitive: type[ActLuPrimitive] | type[DActLuDBiasQuantizePrimitive]
     target: str
     act: Act
-    params: bytes  # of f32: numbers that are equal may differ in their sign
+    params: bytes  # f32 bytes, because equal values may differ in sign
     encoding: Encoding
     attributes: tuple[tuple[str, Any], ...]
 
@@ -93,7 +93,7 @@ class _Call:
 
     @property
     def results(self) -> list[int]:
-        """The numbers of the results that are asked for."""
+        """The indices of the used results."""
         rows, cols = self.encoding.layout.has_rowwise, self.encoding.layout.has_colwise
         scaled = self.encoding.scaling != "none"
         asked = (rows, cols, rows and scaled, cols and scaled, self._wants_amax)
@@ -101,12 +101,12 @@ class _Call:
 
     @property
     def folds(self) -> bool:
-        # Rows do not depend on one another, so a batch of plain ones is one of more rows; scales,
-        # amax and dbias belong to the whole tensor, so there each element is a call of its own.
+        # Rows are independent, so a batch of plain calls is one call with more rows. Scales, amax
+        # and dbias belong to a whole tensor, so with them each element of a batch is one call.
         return self.results == [0] and self.encoding.scaling == "none"
 
     def split(self, *arrays: Any) -> Split | None:
-        """Along every axis but that of the inputs; other scalings need the whole tensor."""
+        """Splits every axis except inputs. Modes that compute scales need the whole tensor."""
         given = self.encoding.mode.scale_given
         if self.encoding.scaling != "none" and not given:
             return None
@@ -126,7 +126,7 @@ class _Call:
         )
 
     def run(self, *arrays: Any, partial: bool = False) -> tuple[jax.Array, ...]:
-        """The call; `partial` sums are f32."""
+        """Runs the call. With `partial`, sums are f32."""
         attributes = dict(self.attributes)
         count = 1 + self._backward
         *dz, x = arrays[:count]
@@ -140,16 +140,16 @@ class _Call:
         size = _workspace.size_of(
             x, dz[0] if dz else None, self.act, self.encoding, attributes, sums
         )
-        if size:  # the seventh result of one target, a sixth that the other one may have
+        if size:  # result 7 of backward, optional result 6 of forward
             results = [*results[:6], jax.ShapeDtypeStruct((size,), jnp.uint8)]
-        # A traced function must capture no arrays, or it cannot be partitioned.
+        # A traced function must not capture arrays, or it cannot be partitioned.
         constant: Any = jax.lax.full if is_traced(arrays) else np.full
         scale = arrays[count] if len(arrays) > count else constant((1,), 1, np.float32)
         if self._wants_amax:
             amax, aliases = constant((1,), 0, np.float32), {count + 1: 4}
         else:
-            # One that nobody reads would be copied from a constant, by a kernel of its own. The
-            # operand is anything: XLA (jaxlib 0.11.2) crashes on an empty one in a sharded loop.
+            # XLA would copy an unused amax from a constant, with an extra kernel. So any operand is
+            # passed. It must not be empty: XLA (jaxlib 0.11.2) crashes then in a sharded loop.
             amax, aliases = scale, {}
             results[4] = jax.ShapeDtypeStruct(_NOTHING, jnp.float32)
         call = jax.ffi.ffi_call(
@@ -171,7 +171,7 @@ class _Call:
         return tuple(vary(made[i], axes) for i in self.results)
 
     def __call__(self, refusal: str, *arrays: Any) -> list[jax.Array | None]:
-        """All results, None for those not asked for; `refusal` is what a differentiation raises."""
+        """All results, None for unused ones. Differentiating raises an error with `refusal`."""
         made = iter(_without_gradient(functools.partial(place, self), refusal)(*arrays))
         used = self.results
         return [next(made) if i in used else None for i in range(6)]
@@ -180,7 +180,7 @@ class _Call:
 def _without_gradient(
     primal: Callable[..., tuple[jax.Array, ...]], refusal: str
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """`primal`, which refuses to be differentiated."""
+    """`primal`, which raises an error if it is differentiated."""
     function = jax.custom_vjp(primal)
 
     def forward(*_: Any) -> Any:
@@ -197,15 +197,15 @@ class ActLuPrimitive(_Primitive):
     """y = f(x) of x [..., inputs, H], encoded.
 
     Operands of the target: x, scale [1] (delayed scaling), amax [1]. Results: y [..., H],
-    columnwise y, scale_inv, columnwise scale_inv, updated amax [1]; those not asked for have no
-    elements. Where CUDA needs one, a workspace follows.
+    columnwise y, scale_inv, columnwise scale_inv, updated amax [1]. Unused results have no
+    elements. If CUDA needs a workspace, it is the last result.
     """
 
     target = _ffi.ACT_LU
 
     @staticmethod
     def abstract(x: Any, encoding: Encoding) -> list[jax.ShapeDtypeStruct]:
-        """The results' shapes and dtypes."""
+        """The shapes and dtypes of the results."""
         return encoding.results(tuple(x.shape[:-2]), tuple(x.shape[-1:]))
 
     @classmethod
@@ -218,13 +218,13 @@ class ActLuPrimitive(_Primitive):
         output_amax_when_no_scaling: bool = False,
         refusal: str = NO_GRADIENT,
     ) -> list[jax.Array | None]:
-        """The results, None where not asked for; `refusal` is what a differentiation raises."""
+        """The results, None for unused ones. Differentiating raises an error with `refusal`."""
         asked = (("output_amax_when_no_scaling", output_amax_when_no_scaling),)
         return _Call(cls, cls.target, act, _bits(act.params), encoding, asked)(refusal, x, *scale)
 
 
 class DActLuDBiasQuantizePrimitive(_Primitive):
-    """dx = dz * f'(x) of x [..., inputs, H], encoded, and dbias, its sums over the rows.
+    """dx = dz * f'(x) of x [..., inputs, H], encoded, and dbias, the sums of dx over the rows.
 
     Operands of the target: dz [..., H], x, scale [1], amax [1]. Results: dx [..., inputs, H],
     columnwise dx, scale_inv, columnwise scale_inv, updated amax [1], dbias [inputs, H], workspace
@@ -235,7 +235,7 @@ class DActLuDBiasQuantizePrimitive(_Primitive):
 
     @staticmethod
     def abstract(x: Any, encoding: Encoding, is_dbias: bool) -> list[jax.ShapeDtypeStruct]:
-        """The results' shapes and dtypes."""
+        """The shapes and dtypes of the results."""
         columns = tuple(x.shape[-2:])
         return [
             *encoding.results(tuple(x.shape[:-2]), columns),
@@ -255,7 +255,7 @@ class DActLuDBiasQuantizePrimitive(_Primitive):
         output_amax_when_no_scaling: bool = False,
         refusal: str = NO_SECOND,
     ) -> list[jax.Array | None]:
-        """The results, None where not asked for; `refusal` is what a differentiation raises."""
+        """The results, None for unused ones. Differentiating raises an error with `refusal`."""
         asked = (
             ("is_dbias", is_dbias),
             ("output_amax_when_no_scaling", output_amax_when_no_scaling),

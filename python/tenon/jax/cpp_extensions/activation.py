@@ -31,7 +31,7 @@ _PLAIN = tuple(np.dtype(t) for t in (jnp.float32, jnp.float16, jnp.bfloat16))
 
 
 class AmaxScope(enum.Enum):
-    """Over which devices an amax is joined."""
+    """The devices over which an amax is joined."""
 
     LOCAL = 1
     TPSP = 2
@@ -54,11 +54,12 @@ def act_lu(
 
     activation_type is a tuple: ("gelu",), ("silu", "linear") for silu(a)*b, ("clamped_silu",
     "clamped_linear"), any registered name, formula text or function, alone or before "linear".
-    act_params are its parameters, a dict or all of them in order; they are constants of the trace.
+    act_params are its parameters: a dict, or all of them in order. They are constants of the trace.
 
-    Without a quantizer the result is an array of x's dtype, with output_amax_when_no_scaling the
-    pair of it and the largest |y|, f32 [1]. With one it is a ScaledTensor, written in the same
-    pass. transpose_batch_sequence names the order of leading axes; results do not depend on it.
+    Without a quantizer the result is an array of the dtype of x. With output_amax_when_no_scaling
+    it is a pair of that array and the largest |y|, f32 [1]. With a quantizer it is a ScaledTensor,
+    written in the same pass. transpose_batch_sequence names the order of leading axes. Results do
+    not depend on it.
     """
     _check_scope("act_lu", amax_scope)
     act = act_of("act_lu", activation_type, act_params)
@@ -79,9 +80,9 @@ def dact_lu(
     precision: str = "native",
     rounding: str = "once",
 ) -> Any:
-    """dx = dz * f'(x); gated: da = dz*b*f'(a), db = dz*f(a). dx is [..., inputs, H] like x.
+    """dx = dz * f'(x). Gated: da = dz*b*f'(a), db = dz*f(a). dx is [..., inputs, H] like x.
 
-    Arguments and results as in `act_lu`; dz is [..., H].
+    Arguments and results are those of `act_lu`. dz is [..., H].
     """
     _check_scope("dact_lu", amax_scope)
     act = act_of("dact_lu", activation_type, act_params)
@@ -105,8 +106,8 @@ def quantize_dact_dbias(
 ) -> tuple[Any, jax.Array | None]:
     """(dx, dbias): dx as from `dact_lu`, dbias [inputs, H] its sums over all leading axes.
 
-    The sums are those of the fp32 numbers, before dx is rounded or quantised, in x's dtype; without
-    is_dbias they are None.
+    The sums are over the fp32 values before dx is rounded or quantised. They have the dtype of x.
+    Without is_dbias they are None.
     """
     op, wants_amax = "quantize_dact_dbias", output_amax_when_no_scaling
     _check_scope(op, amax_scope)
@@ -123,7 +124,7 @@ def forward(
     options: tuple[str, str] = ("native", "once"),
     refusal: str = NO_GRADIENT,
 ) -> Any:
-    """`act_lu` of a resolved activation; `op` names it in messages."""
+    """`act_lu` of a resolved activation. `op` names it in messages."""
     x = _checked_x(op, x, act)
     results = ActLuPrimitive.bind(
         x,
@@ -200,7 +201,7 @@ def _check_scope(op: str, scope: AmaxScope) -> None:
 
 
 def check_quantizer(op: str, quantizer: Quantizer | None) -> None:
-    """Raises for what is no quantizer."""
+    """Raises an error if `quantizer` is not a quantizer."""
     if quantizer is None or (isinstance(quantizer, Quantizer) and quantizer.scaling):
         return
     raise TypeError(
@@ -228,7 +229,7 @@ def _encoding(
 
 
 def _state(op: str, quantizer: Quantizer | None) -> tuple[jax.Array, ...]:
-    """The scale, of delayed scaling only."""
+    """The scale, for delayed scaling only."""
     if not isinstance(quantizer, DelayedScaleQuantizer):
         return ()
     scale = jnp.asarray(quantizer.scale)
