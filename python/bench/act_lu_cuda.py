@@ -1,14 +1,15 @@
-"""What JAX adds to a kernel on CUDA: act_lu beside the same step called through the C ABI.
+"""Measures the overhead of JAX on CUDA: act_lu against the same step through the C ABI.
 
-Both run in this process on the same tensors, in turn, and are timed alike: from the first call
-until the device is done, over so many calls that the host's start is a small part. JAX's programs,
-CUDA graphs, call act_lu on several tensors and allocate their results; the C ABI's calls go to one
-stream and write tensors that are there. Prints medians and asserts nothing:
+Both run in this process on the same tensors, alternately. The time is from the first call until
+the device is done, over enough calls that the start on the host is a small part. The programs of
+JAX are CUDA graphs, call act_lu on several tensors and allocate their results. The calls of the
+C ABI go to one stream and write existing tensors. Prints medians and asserts nothing:
 
     python python/bench/act_lu_cuda.py [bench.json]
 
-With what `tenon bench --device cuda --save` wrote on the same machine, its figures too; that is
-another process, at another time, so clocks and memory may differ by a few percent.
+With a file from `tenon bench --device cuda --save` on the same machine, it prints those results
+too. They come from another process at another time, so clocks and memory may differ by a few
+percent.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ import tenon.jax as tj  # noqa: E402
 from tenon import _lib  # noqa: E402
 
 KEYS = {"gelu": ("gelu",), "silu": ("silu",), "swiglu": ("silu", "linear")}
-CALLS = 12  # of a program, each on its own tensor
-PROGRAMS = 16  # in a row
+CALLS = 12  # per program, each on its own tensor
+PROGRAMS = 16  # back to back
 
 
 def driver() -> ctypes.CDLL:
-    """libcuda with JAX's context current, as the C ABI wants it."""
+    """libcuda with the context of JAX current, as the C ABI requires."""
     cuda = ctypes.CDLL("libcuda.so.1")
     context = ctypes.c_void_p()
     if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or cuda.cuCtxSetCurrent(context):
@@ -42,7 +43,7 @@ def driver() -> ctypes.CDLL:
 
 
 def kernels(name: str, inputs: list[jax.Array], outputs: list[jax.Array]) -> Callable[[], None]:
-    """One call of the C ABI for each pair of tensors."""
+    """One call of the C ABI per pair of tensors."""
     options = _lib.Options(device=_lib.DEVICE["cuda"])
     bf16 = _lib.DTYPE["bf16"]
 
@@ -61,7 +62,7 @@ def kernels(name: str, inputs: list[jax.Array], outputs: list[jax.Array]) -> Cal
 
 
 def microseconds(run: Callable[[], object], wait: Callable[[], object]) -> float:
-    """The time of one call of one shot."""
+    """The time per call in one shot."""
     start = time.perf_counter()
     for _ in range(PROGRAMS):
         run()
@@ -70,7 +71,7 @@ def microseconds(run: Callable[[], object], wait: Callable[[], object]) -> float
 
 
 def measure(name: str, rows: int, cols: int, shots: int) -> tuple[float, float]:
-    """The medians of the C ABI's call and of act_lu."""
+    """The medians of the call of the C ABI and of act_lu."""
     key = KEYS[name]
 
     @jax.jit

@@ -1,7 +1,8 @@
-"""Peers of `tenon bench --device cuda`: PyTorch eager, torch.compile, Transformer Engine if there.
+"""Peers of `tenon bench --device cuda`: PyTorch eager, torch.compile and Transformer Engine.
 
-Run it with `python python/bench/cuda_peers.py` on a machine with a GPU. Each call is replayed by a
-CUDA graph over rotating buffers, all calls in random order; it prints medians and asserts nothing.
+Run it with `python python/bench/cuda_peers.py` on a machine with a GPU. Transformer Engine is
+optional. A CUDA graph replays each call over rotating buffers, all calls in random order. It
+prints medians and asserts nothing.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ LEAST_LAUNCHES = 6
 
 @dataclass
 class Op:
-    """What is timed: bytes an element of M x K, read and written, and the eager formula."""
+    """A measured op: bytes read and written per element of M x K, and the eager formula."""
 
     name: str
     mix: str
     bytes: int
     call: Call
-    te: str = ""  # its name in Transformer Engine's extension
+    te: str = ""  # name in the extension of Transformer Engine
 
 
 def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,11 +92,11 @@ class Timed:
 
 
 def te_call(op: Op, cols: int) -> Call | None:
-    """Transformer Engine's own kernel for the op, or nothing."""
+    """The kernel of Transformer Engine for the op, or None."""
     try:
         te = importlib.import_module("transformer_engine.pytorch")
         tex = importlib.import_module("transformer_engine_torch")
-    except Exception:  # a broken install is as good as none
+    except Exception:  # a broken install counts as missing
         return None
     if op.name == "rmsnorm fwd":
         module = te.RMSNorm(cols, eps=EPS, params_dtype=torch.bfloat16, device="cuda")
@@ -144,7 +145,7 @@ def captured(op: Op, peer: str, call: Call, sets: list[Tensors]) -> Timed:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):
-        # A set's result is held until its next launch, so that no result lies in what the L2 has.
+        # A result is held until the next launch of its set, so that no result reuses memory in L2.
         held: list[Any] = [None] * len(sets)
         for i in range(launches):
             held[i % len(sets)] = call(sets[i % len(sets)])
@@ -188,7 +189,7 @@ def main() -> None:
         for peer, call in calls(op, given.cols, given.peers):
             try:
                 timed.append(captured(op, peer, call, sets))
-            except Exception as error:  # a peer that cannot is left out, the others still count
+            except Exception as error:  # skip a failing peer and keep the others
                 reason = (str(error).splitlines() or [""])[0]
                 print(f"{op.name} {peer}: left out, {type(error).__name__}: {reason}")
     for shot in range(given.shots + 1):

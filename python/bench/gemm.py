@@ -1,11 +1,12 @@
-"""Products of tenon's plans beside torch.mm, call by call in one process: GFLOP/s and ratios.
+"""Products of Tenon plans against torch.mm, call by call in one process: GFLOP/s and ratios.
 
     python python/bench/gemm.py [threads]
 
-The sides take turns: each calls in a loop without pauses, once the threads of the other sleep, and
-its first call is not counted. The ratio is torch's time over ours, the median over the turns of the
-medians of their calls, and in brackets the ratio of the bests. Last, what a body costs: the time of
-a product with one over that of the plain product, call by call.
+The sides take turns. Each side calls back to back after the threads of the other side sleep. Its
+first call is not counted. The ratio is the time of torch over the time of Tenon: the median over
+the turns of the medians of their calls, with the ratio of the best calls in brackets. At the end
+it prints the cost of a body: the time of a product with a body over that of the plain product,
+call by call.
 """
 
 import ctypes
@@ -33,7 +34,7 @@ def turn(call, calls):
 
 
 def call_of(chain, name, rows, tensors):
-    """A call of the chain's plan, for inputs of `name`; a tensor that is not given is a new one."""
+    """A call of the plan of the chain, for inputs of dtype `name`. Missing tensors are created."""
     plan = tenon.plan(chain, dtype=name, backward=False)
     for b in plan.buffers:
         if b.name not in tensors:
@@ -42,14 +43,14 @@ def call_of(chain, name, rows, tensors):
     memory = (ctypes.c_void_p * len(addresses))(*addresses)
     workspace = torch.empty(max(plan.sizes(rows)[1], 1), dtype=torch.uint8)
 
-    def call(owned=tensors):  # memory is that of the tensors, which live as long as the call
+    def call(owned=tensors):  # keeps the tensors alive as long as the call
         plan.run(False, rows, memory, workspace.data_ptr())
 
     return call
 
 
 def tensors_of(name, rows, out, inner):
-    """Weights whose products have the variance 1, as a trained layer's about have."""
+    """Weights whose products have variance 1, similar to those of a trained layer."""
     dtype = DTYPES[name]
     return {
         "x": torch.randn(rows, inner).to(dtype),

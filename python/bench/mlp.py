@@ -1,9 +1,10 @@
-"""A training step of a SwiGLU MLP: tenon.torch beside PyTorch eager, in turn in one process.
+"""A training step of a SwiGLU MLP: tenon.torch against PyTorch eager, alternately in one process.
 
     python python/bench/mlp.py [threads]
 
-Milliseconds of forward and backward with torch's own allocator as it comes, medians of rounds;
-the ratio is torch's time over ours, the median of rounds, and in brackets the ratio of the bests.
+Milliseconds of forward and backward with the default allocator of torch, medians of rounds. The
+ratio is the time of torch over the time of Tenon: the median of rounds, with the ratio of the best
+rounds in brackets.
 """
 
 import statistics
@@ -18,7 +19,7 @@ ROWS = 4096
 
 
 def eager(width, dtype):
-    """torch's layers, with the two halves of one product as TE and Tenon have them."""
+    """The layers of torch, with both halves in one product as in TE and Tenon."""
     up = torch.nn.Linear(width, 8 * width, bias=False, dtype=dtype)
     down = torch.nn.Linear(4 * width, width, bias=False, dtype=dtype)
 
@@ -39,7 +40,7 @@ def fused(width, dtype):
 
 
 def step(call, x, dy, parameters):
-    """A timed step behind one that wakes the threads, once those of the other side sleep."""
+    """A timed step after one that wakes the threads. Starts when the other side's threads sleep."""
     time.sleep(0.3)  # an OpenMP runtime may keep its threads busy for 200 ms
     call(x).backward(dy)
     start = time.perf_counter()

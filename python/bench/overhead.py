@@ -1,6 +1,6 @@
-"""What a call costs before any work is done: tiny tensors, microseconds a call, beside torch.
+"""The overhead of a call: tiny tensors, microseconds per call, compared with torch.
 
-Run it with `python python/bench/overhead.py`; it prints a table and asserts nothing.
+Run it with `python python/bench/overhead.py`. It prints a table and asserts nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tenon.torch.quantizer import MXFP8Quantizer
 
 
 def microseconds(call: Callable[[], Any], rounds: int, number: int) -> float:
-    """The least of several rounds: other processes only ever add."""
+    """The minimum of several rounds, because other processes only add time."""
     call()
     return min(timeit.repeat(call, number=number, repeat=rounds)) / number * 1e6
 

@@ -1,7 +1,7 @@
-"""A picture of `tenon bench --device cuda`: the share of the ceiling of each case, by mix.
+"""Draws the results of `tenon bench --device cuda`: the share of the ceiling per case, by mix.
 
-`python python/bench/shares.py bench.json docs/cuda-shares.svg` writes one SVG without references
-to anything else. Mixes are the bytes read and written for an element.
+`python python/bench/shares.py bench.json docs/cuda-shares.svg` writes one SVG without external
+references. A mix is the number of bytes read and written per element.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 ROW = 14
-LETTER = 7  # wider than the letters of any common sans-serif at 11 px, on the average of a name
-WIDTH = 360  # of a bar at the ceiling
-MOST = 1.1  # shares beyond are cut
+LETTER = 7  # average letter width at 11 px; common sans-serif fonts are narrower
+WIDTH = 360  # width of a bar at the ceiling
+MOST = 1.1  # larger shares are clipped
 TICKS = (0.25, 0.5, 0.75, 0.9, 1.0)
-# Bars by what stands out: near the ceiling, near the goals, below.
+# Colours of bars: near the ceiling, near the goals, below.
 COLOURS = ((0.95, "#2a7f62"), (0.85, "#7fb069"), (0.7, "#e6aa38"), (0.0, "#c8553d"))
 STYLE = (
     "text{font:11px sans-serif;fill:#333}.g{font-weight:bold}.v{fill:#666;font-size:10px}"
@@ -32,7 +32,7 @@ def shape(case: Case) -> str:
 
 
 def groups(cases: Iterable[Case]) -> list[tuple[str, list[Case]]]:
-    """Cases that ran, by shape and mix, the largest share first."""
+    """Cases that ran, by shape and mix, with the largest share first."""
     found: dict[str, list[Case]] = {}
     for case in cases:
         if not case.get("error"):
@@ -67,7 +67,7 @@ def picture(bench: dict[str, Any]) -> str:
     top = y
     shown = groups(bench["cases"])
     longest = max((len(case["case"]) for _, cases in shown for case in cases), default=0)
-    start = 12 + LETTER * longest  # of the bars
+    start = 12 + LETTER * longest  # left end of the bars
     for name, cases in shown:
         y += ROW
         lines.append(text(8, y + ROW - 4, name, "g"))
