@@ -28,7 +28,7 @@ double group_quota(const fs::path& group) {
   if (std::ifstream both(group / "cpu.max"); both) {
     std::string quota, period;
     both >> quota >> period;
-    return number(period) > 0 ? number(quota) / number(period) : 0;  // "max" is no number
+    return number(period) > 0 ? number(quota) / number(period) : 0;  // "max" is not a number
   }
   const double period = number(word_of(group / "cpu.cfs_period_us"));
   return period > 0 ? number(word_of(group / "cpu.cfs_quota_us")) / period : 0;
