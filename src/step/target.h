@@ -29,6 +29,7 @@ struct Target {
   int nvrtc = 0;             // 1300 is 13.0; 0: there is none
   int cublaslt = 0;          // 130100 is 13.1.0; 0: there is none
   double bytes_per_second = 0, flops_per_second = 0;  // the peaks, bf16; 0: not known
+  bool here = false;  // this process runs on it; kernels for others are only described
 };
 
 // A row of the table of targets; an unknown name is an error that lists them.

@@ -379,6 +379,7 @@ class GemmStep final : public Kernel {
 
 Attempt make_gemm(const Step& step, const Target& target) {
   if (!step.gemm()) return Refusal{"the step has no product", true};
+  if (!target.here) return kernel_elsewhere(target);
   const bool narrow = step.precision == Precision::native && exact_in_bf16(step.gemm()->a.format) &&
                       exact_in_bf16(step.gemm()->b.format);
   const GemmKernel* bf16 = narrow ? gemm_bf16(target.isa) : nullptr;

@@ -14,6 +14,7 @@ namespace {
 
 Target make() {
   Target t;
+  t.here = true;
   t.isa = isa_here();
   t.name = kIsas[static_cast<size_t>(t.isa)];
   t.processors = processors();

@@ -25,6 +25,7 @@ Target make(int ordinal) {
   const DeviceInfo d = device_info(ordinal);
   Target t;
   t.name = d.arch();
+  t.here = true;
   t.device = Device::cuda;
   t.sm = 10 * d.major + d.minor;
   t.sm_features = t.name.ends_with('a');

@@ -17,7 +17,7 @@ Attempt make_nothing(const Step& /*step*/, const Target& /*target*/) {
 void draw_nothing(uint64_t* /*state*/, uint64_t* /*drawn*/, uint64_t /*count*/, void* /*stream*/) {}
 
 const Target& here() {
-  static const Target& kHere = *new Target{.name = "null", .device = Device::null};
+  static const Target& kHere = *new Target{.name = "null", .device = Device::null, .here = true};
   return kHere;
 }
 void* take(size_t /*bytes*/, void* /*stream*/) { return nullptr; }
