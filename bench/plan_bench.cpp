@@ -62,7 +62,7 @@ class Kernels {
     plan.run(pass, rows, memory, workspace, {.weights_changed = false});
     set_observer({});
     size_t next = 0;
-    for (const PlanStep& s : plan.data().steps(pass)) {
+    for (const PlanStep& s : data_of(plan).steps(pass)) {
       if (s.weights) continue;
       Call& c = calls_.at(next++);
       c.kernel = s.chosen.kernel.get();

@@ -149,8 +149,6 @@ struct PlanData;
 
 class Plan {
  public:
-  explicit Plan(std::shared_ptr<const PlanData> data) : data_(std::move(data)) {}
-
   // Throws what is wrong with the chain.
   static Plan build(std::span<const Op> chain, const PlanRequest& request);
   // The same of a text. Texts of one chain (print_chain tells) with equal requests share one plan,
@@ -183,9 +181,10 @@ class Plan {
   [[nodiscard]] std::string json(int64_t rows, const Speed& speed = {}) const;
   [[nodiscard]] std::string html(int64_t rows, const Speed& speed = {}) const;
 
-  [[nodiscard]] const PlanData& data() const { return *data_; }
-
  private:
+  friend const PlanData& data_of(const Plan& plan);
+  explicit Plan(std::shared_ptr<const PlanData> data) : data_(std::move(data)) {}
+
   std::shared_ptr<const PlanData> data_;
 };
 

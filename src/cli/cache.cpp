@@ -57,7 +57,7 @@ int warm(Cache& cache, const WarmArgs& args) {
   const Plan made = build(parse_chain(chain_text(chain)), request);
   std::set<std::string> texts;
   for (const Pass pass : {Pass::forward, Pass::backward})
-    for (const PlanStep& s : made.data().steps(pass)) {
+    for (const PlanStep& s : data_of(made).steps(pass)) {
       if (!s.chosen.kernel) continue;
       for (const std::string& text : s.chosen.kernel->texts())
         if (texts.insert(text).second) cuda::compile_once(text, arch, s.step.name);

@@ -160,7 +160,7 @@ class Inputs {
 RandomState random_state(const Plan& plan, uint64_t seed) {
   int64_t widest = 1;
   for (const Buffer& b : plan.buffers()) widest = std::max(widest, b.cols);
-  for (const PlanStep& s : plan.data().forward) widest = std::max(widest, s.step.cols);
+  for (const PlanStep& s : data_of(plan).forward) widest = std::max(widest, s.step.cols);
   return {seed, 0, 0, 0, static_cast<uint64_t>(widest)};
 }
 
@@ -211,7 +211,7 @@ Check check(const Session& s, const RandomState& random, std::optional<double> t
   constexpr double kMost = 1e10;  // operations of one run in float64: some seconds
   constexpr double kFactor = 4;   // rounding's own luck
   constexpr double kSamples = 8;  // of that luck, where they cost little
-  const PlanData& d = s.plan().data();
+  const PlanData& d = data_of(s.plan());
   const int64_t whole = least_rows(s.plan());
   const double work = work_per_row(s.plan());
   Check c;
@@ -289,7 +289,7 @@ void both(Runner& r, const PlanRequest& request, bool weights_changed) {
 }
 
 Times time(Session& s, const RandomState& random, int repeat) {
-  const PlanData& d = s.plan().data();
+  const PlanData& d = data_of(s.plan());
   Unfused unfused(d.chain, d.request, s.rows());
   for (const size_t i : with(s.plan(), kGiven)) {
     const Buffer& b = d.buffers[i];
@@ -376,7 +376,7 @@ void print_times(const Report& r) {
 }
 
 void print_text(const Report& r) {
-  const PlanData& d = r.session.plan().data();
+  const PlanData& d = data_of(r.session.plan());
   fmt::print("chain   {}\n", print_chain(d.chain));
   fmt::print("input   {} x {} {}, recipe {}, {}, {}, {}, seed {}\n", r.session.rows(),
              d.request.cols, r.args.dtype, r.args.recipe, r.args.device, r.args.precision,
@@ -396,7 +396,7 @@ void print_text(const Report& r) {
 Json finite(double v) { return std::isfinite(v) ? Json(v) : Json(nullptr); }
 
 void print_json(const Report& r) {
-  const PlanData& d = r.session.plan().data();
+  const PlanData& d = data_of(r.session.plan());
   Json out{{"format", 1},
            {"tenon", version()},
            {"chain", print_chain(d.chain)},

@@ -115,4 +115,7 @@ struct PlanData {
   }
 };
 
+// The inside of a plan, for the library and its tests.
+inline const PlanData& data_of(const Plan& plan) { return *plan.data_; }
+
 }  // namespace tenon

@@ -73,9 +73,9 @@ std::optional<Alone> one_by_one(const PlanData& d, int64_t rows) {
       const Plan plan = Plan::build(std::span(&op, 1), r);
       int64_t bytes = 0;
       for (const Pass pass : {Pass::forward, Pass::backward})
-        for (const PlanStep& s : plan.data().steps(pass)) {
+        for (const PlanStep& s : data_of(plan).steps(pass)) {
           if (s.weights) continue;
-          const int64_t moved = bytes_without_copies(plan.data(), s, rows);
+          const int64_t moved = bytes_without_copies(data_of(plan), s, rows);
           bytes += moved;
           all.passes += moved > 0;
         }
@@ -96,7 +96,7 @@ class Page {
  public:
   Page(const Plan& plan, int64_t rows, const Speed& speed)
       : plan_(plan),
-        d_(plan.data()),
+        d_(data_of(plan)),
         rows_(rows),
         speed_(speed),
         m_(model_of(d_, rows)),

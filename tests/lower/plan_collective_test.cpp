@@ -215,7 +215,7 @@ PlanRequest with(int64_t ranks) {
 
 TEST(Collective, IsAStepOfItsOwnWithManyRanks) {
   const Plan p = Plan::build("gelu all_gather silu reduce_scatter bias", with(4));
-  const PlanData& d = p.data();
+  const PlanData& d = data_of(p);
   ASSERT_EQ(d.forward.size(), 5U) << p.describe(4);
   ASSERT_EQ(d.backward.size(), 5U) << p.describe(4);
   for (const size_t i : {1U, 3U}) {

@@ -53,13 +53,13 @@ TEST(Targets, AreDescribedAndDoNotRun) {
   r.backward = false;
   r.target = "sm_100a";
   const Plan p = Plan::build("linear(512,2048) bias gelu", r);
-  ASSERT_EQ(p.data().forward.size(), 2U) << p.describe(256);
-  const PlanStep& first = p.data().forward[0];
+  ASSERT_EQ(data_of(p).forward.size(), 2U) << p.describe(256);
+  const PlanStep& first = data_of(p).forward[0];
   EXPECT_EQ(first.step.head_name(), "gemm");
-  EXPECT_EQ(p.data().forward[1].step.head_name(), "map");
+  EXPECT_EQ(data_of(p).forward[1].step.head_name(), "map");
   ASSERT_EQ(first.writes.size(), 1U);
   EXPECT_EQ(first.writes[0].operand.format.dtype, DType::bf16);
-  EXPECT_EQ(p.data().forward[1].reads.back(), first.writes[0].name);
+  EXPECT_EQ(data_of(p).forward[1].reads.back(), first.writes[0].name);
   const std::vector<void*> memory(p.buffers().size(), nullptr);
   expect_error([&] { p.run(Pass::forward, 256, memory, nullptr); }, Code::invalid_argument,
                {"sm_100a", "without a target"});
@@ -101,7 +101,7 @@ Plan mlp(const char* recipe_name, Device device = Device::cpu) {
 TEST(GatedMlp, HasThreePassesForwardAndFiveBackward) {
   for (const Device device : {Device::cpu, Device::null}) {
     const Plan p = mlp("delayed", device);
-    const PlanData& d = p.data();
+    const PlanData& d = data_of(p);
     EXPECT_EQ(passes(d.forward), 3U) << p.describe(256);
     EXPECT_EQ(passes(d.backward), 5U) << p.describe(256);
     // Quantise x; product, bias, SwiGLU with the pre-activation kept; product.
@@ -124,7 +124,7 @@ TEST(GatedMlp, HasThreePassesForwardAndFiveBackward) {
 TEST(GatedMlp, WeightsAreQuantisedWhenTheyChanged) {
   for (const char* name : {"none", "delayed", "current", "mxfp8", "block"}) {
     const Plan plan = mlp(name);
-    const PlanData& d = plan.data();
+    const PlanData& d = data_of(plan);
     std::map<std::string, size_t> by_weight;
     for (const PlanStep& s : d.forward)
       for (const PlanStep::Write& w : s.writes) {
@@ -144,7 +144,7 @@ TEST(GatedMlp, ColumnSumsAreFinishedInTheirStep) {
   for (const Device device : {Device::cpu, Device::null}) {
     const Plan p = mlp("delayed", device);
     size_t sums = 0;
-    for (const PlanStep& s : p.data().backward)
+    for (const PlanStep& s : data_of(p).backward)
       for (const Store& store : s.step.stores) {
         if (store.to != Store::To::column_sum) continue;
         ++sums;
@@ -161,7 +161,7 @@ TEST(GatedMlp, OnlyBlocksThatDifferAreStoredBothWays) {
     const bool differ = std::string_view(name) == "mxfp8" || std::string_view(name) == "block";
     size_t columnwise = 0;
     const Plan p = mlp(name);
-    for (const auto* steps : {&p.data().forward, &p.data().backward})
+    for (const auto* steps : {&data_of(p).forward, &data_of(p).backward})
       for (const PlanStep& s : *steps)
         for (const PlanStep::Write& w : s.writes) columnwise += w.operand.columnwise;
     EXPECT_EQ(columnwise > 0, differ) << name << "\n" << p.describe(256);
@@ -173,10 +173,10 @@ TEST(Fused, BiasDropoutAddIsOnePass) {
   r.cols = 96;
   r.dtype = DType::bf16;
   const Plan p = Plan::build("bias dropout(0.1) add", r);
-  EXPECT_EQ(passes(p.data().forward), 1U);
-  EXPECT_EQ(passes(p.data().backward), 1U);
+  EXPECT_EQ(passes(data_of(p).forward), 1U);
+  EXPECT_EQ(passes(data_of(p).backward), 1U);
   // Backward gives the extra input's gradient beside the bias's and x's.
-  EXPECT_EQ(writes(p.data().backward), " dextra0=bf16 dbias0.bias=bf16 dx=bf16");
+  EXPECT_EQ(writes(data_of(p).backward), " dextra0=bf16 dbias0.bias=bf16 dx=bf16");
 }
 
 }  // namespace

@@ -199,7 +199,7 @@ TEST_P(Chains, GiveTheSameForwardAloneAndKeepNothing) {
   both.run(Pass::forward);
   alone.run(Pass::forward);
   EXPECT_EQ(both.get("y"), alone.get("y")) << alone.plan.describe(c.rows);
-  EXPECT_TRUE(alone.plan.data().backward.empty());
+  EXPECT_TRUE(data_of(alone.plan).backward.empty());
   EXPECT_TRUE(alone.plan.with(Role::grad).empty());
   // The random state of the run is all.
   EXPECT_EQ(alone.plan.saved_bytes(c.rows), alone.has("rng") ? 40 : 0)
@@ -223,7 +223,7 @@ void expect_thrift(const Case& c) {
       EXPECT_TRUE(names.insert(b.name).second) << "two buffers are called " << b.name;
     std::set<int> written, read;
     for (const Pass pass : {Pass::forward, Pass::backward})
-      for (const PlanStep& s : plan.data().steps(pass)) {
+      for (const PlanStep& s : data_of(plan).steps(pass)) {
         for (const Slot& slot : s.in) {
           if (slot.buffer == kNoBuffer) continue;
           read.insert(slot.buffer);
@@ -607,7 +607,7 @@ TEST(Rows, OnePlanServesAnyNumber) {
   std::vector<Numbers> first_rows;
   for (const int64_t rows : {0, 1, 7, 4096}) {
     Session s(kMlp, r, rows);
-    EXPECT_EQ(&s.plan.data(), &plan.data());
+    EXPECT_EQ(&data_of(s.plan), &data_of(plan));
     std::map<std::string, Numbers> given;
     fill(s, given);
     s.run(Pass::forward);
@@ -641,8 +641,8 @@ TEST(Opaque, RunsBetweenTwoSegmentsAndIsNamedInItsErrors) {
   };
   r.opaque["twice"] = twice;
   Session s("gelu twice silu", r, 9);
-  EXPECT_EQ(s.plan.data().forward.size(), 3U) << s.plan.describe(9);
-  EXPECT_EQ(s.plan.data().backward.size(), 3U) << s.plan.describe(9);
+  EXPECT_EQ(data_of(s.plan).forward.size(), 3U) << s.plan.describe(9);
+  EXPECT_EQ(data_of(s.plan).backward.size(), 3U) << s.plan.describe(9);
   std::map<std::string, Numbers> given;
   fill(s, given);
   s.run(Pass::forward);

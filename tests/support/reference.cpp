@@ -318,8 +318,8 @@ class OpRun final : public Run64 {
       give_gradient(i, std::move(sum), value.rows, size);
     }
     for (size_t i = 0; i < extras_.size(); ++i)
-      give_extra_gradient(i, is_column(i) ? row_sums(terms[parameters + i])
-                                                             : std::move(terms[parameters + i]));
+      give_extra_gradient(
+          i, is_column(i) ? row_sums(terms[parameters + i]) : std::move(terms[parameters + i]));
   }
 
   [[nodiscard]] Matrix64 row_sums(const Matrix64& terms) {
@@ -460,7 +460,7 @@ Distance distance(const Matrix64& got, const Matrix64& exact, DType dtype) {
 
 int64_t least_rows(const Plan& plan) {
   int64_t least = 1;
-  for (const PlanData::Whole& w : plan.data().whole) least = std::lcm(least, w.rows.div);
+  for (const PlanData::Whole& w : data_of(plan).whole) least = std::lcm(least, w.rows.div);
   return least;
 }
 
@@ -469,7 +469,7 @@ double work_per_row(const Plan& plan) {
   const int64_t least = least_rows(plan);
   double work = 0;
   for (const Pass pass : {Pass::forward, Pass::backward})
-    for (const PlanStep& s : plan.data().steps(pass)) {
+    for (const PlanStep& s : data_of(plan).steps(pass)) {
       const auto rows = static_cast<double>(s.rows(least));
       work += static_cast<double>(s.step.flops(s.rows(least)));
       if (!s.rows.fixed) work += kElement * rows * static_cast<double>(s.step.cols);

@@ -77,7 +77,7 @@ void Session::run(Pass pass, bool weights_changed) {
   cuda::check(cuda::driver().context_synchronize(), "waiting for a plan");
 }
 
-Device Session::device() const { return plan_.data().request.options.device; }
+Device Session::device() const { return data_of(plan_).request.options.device; }
 
 void* Session::find(std::string_view name) const {
   const auto it = numbers_.find(name);

@@ -68,7 +68,7 @@ TEST(CudaTexts, OfGoldenPlansCompileForEveryArchitecture) {
       request.target = arch;
       const Plan plan = Plan::build(g.chain, request);
       for (const Pass pass : {Pass::forward, Pass::backward})
-        for (const PlanStep& s : plan.data().steps(pass))
+        for (const PlanStep& s : data_of(plan).steps(pass))
           if (s.chosen.kernel)
             for (std::string& text : s.chosen.kernel->texts()) texts.insert(std::move(text));
     }

@@ -100,7 +100,7 @@ class DevicePlan {
   [[nodiscard]] std::set<std::string> makers() const {
     std::set<std::string> all;
     for (const Pass pass : {Pass::forward, Pass::backward})
-      for (const PlanStep& s : plan_.data().steps(pass))
+      for (const PlanStep& s : data_of(plan_).steps(pass))
         if (s.chosen.kernel) all.insert(std::string(s.chosen.maker));
     return all;
   }
