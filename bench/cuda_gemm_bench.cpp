@@ -228,7 +228,7 @@ class ProductBench {
   cuda::OwnStream stream_;
   Timer timer_;
   std::vector<std::unique_ptr<cuda::DeviceBuffer>> memory_;
-  std::vector<View> in_, out_, rest_in_;
+  std::vector<View> in_, out_, rest_in_, rest_out_;
   cuda::DeviceBuffer random_{5 * sizeof(uint64_t)};
   std::vector<float> parameters_;
   RunArgs args_, rest_args_;

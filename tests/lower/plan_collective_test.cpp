@@ -228,7 +228,7 @@ TEST(Collective, IsAStepOfItsOwnWithManyRanks) {
   EXPECT_NE(p.describe(4).find("collective reduce_scatter3.bwd"), std::string::npos);
   EXPECT_NE(p.html(4).find("among the ranks"), std::string::npos);
   // The sum's gradient is that of each summand.
-  EXPECT_EQ(Plan::build("gelu all_reduce silu", with(4)).data().backward.size(), 1U);
+  EXPECT_EQ(data_of(Plan::build("gelu all_reduce silu", with(4))).backward.size(), 1U);
 }
 
 TEST(Collective, IsNothingWithOneRank) {
@@ -236,7 +236,7 @@ TEST(Collective, IsNothingWithOneRank) {
   none.cols = 8;
   const char* chain = "gelu all_reduce all_gather bias reduce_scatter";
   EXPECT_EQ(Plan::build(chain, with(1)).describe(5), Plan::build(chain, none).describe(5));
-  EXPECT_EQ(Plan::build(chain, none).data().forward.size(), 1U);
+  EXPECT_EQ(data_of(Plan::build(chain, none)).forward.size(), 1U);
 }
 
 TEST(Collective, ErrorsNameTheOp) {
@@ -261,7 +261,8 @@ TEST(Collective, ErrorsNameTheOp) {
 
 // Two objects may be different groups, so a plan of one is not the other's.
 TEST(Collective, PlansAreNotShared) {
-  EXPECT_NE(&Plan::build("all_reduce", with(2)).data(), &Plan::build("all_reduce", with(2)).data());
+  EXPECT_NE(&data_of(Plan::build("all_reduce", with(2))),
+            &data_of(Plan::build("all_reduce", with(2))));
 }
 
 }  // namespace

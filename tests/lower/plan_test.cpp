@@ -745,7 +745,7 @@ TEST(Opaque, WithoutABackwardPlansForwardOnly) {
   expect_error([&] { Plan::build("gelu mine", r); }, Code::invalid_argument,
                {"line 1, column 6: mine1: it has no backward; give one, or plan the forward pass"});
   r.backward = false;
-  EXPECT_EQ(Plan::build("gelu mine silu", r).data().forward.size(), 3U);
+  EXPECT_EQ(data_of(Plan::build("gelu mine silu", r)).forward.size(), 3U);
   r.opaque["mine"].rows_div = 0;
   expect_error([&] { Plan::build("mine", r); }, Code::invalid_argument,
                {"mine0: the row factor is 1/0; both must be positive"});

@@ -12,6 +12,7 @@
 
 #include "backend/cpu/pool.h"
 #include "backend/cpu/processors.h"
+#include "lower/data.h"
 #include "support/plan_support.h"
 
 namespace tenon::test {
@@ -136,7 +137,7 @@ TEST(Plans, OneServesManyThreads) {
   }
   const Plan shared = Plan::build(kPlanned, request);
   together([&](int t) {
-    EXPECT_EQ(&Plan::build(kPlanned, request).data(), &shared.data());
+    EXPECT_EQ(&data_of(Plan::build(kPlanned, request)), &data_of(shared));
     for (int i = 0; i < kRounds; ++i) {
       const int k = (t + i) % kThreadCount;
       EXPECT_TRUE(results(kPlanned, request, 9 * (k + 1)) == expected[static_cast<size_t>(k)]) << k;
