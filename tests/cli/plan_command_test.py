@@ -20,10 +20,10 @@ CHAINS = [
     ("reshape(32) gelu reshape(64)", "64"), ("linear(64,64) scale(2) add make_extra_output", "0"),
 ]
 RECIPES = ["none", "delayed", "current", "mxfp8", "block"]
-PLAN = ["format", "tenon", "chain", "dtype", "recipe", "device", "rows", "options", "forward",
+PLAN = ["format", "tenon", "chain", "dtype", "recipe", "device", "target", "rows", "options", "forward",
         "backward", "buffers", "saved_bytes", "workspace_bytes"]
 STEP = ["name", "head", "ops", "maker", "body", "reads", "writes", "bytes", "flops", "floor_us",
-        "when", "why", "refused"]
+        "when", "why", "refused", "alternatives"]
 BUFFER = ["name", "role", "dtype", "rows", "cols", "inner", "bytes"]
 HEADS = {"map", "gemm", "norm", "norm_grad", "copy", "collective", "opaque"}
 ROLES = {"input", "output", "param", "grad", "extra_in", "extra_out", "saved", "state",

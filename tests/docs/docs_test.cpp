@@ -88,7 +88,7 @@ void expect_block(const fs::path& file, const std::string& marker, const std::st
 
 // The page shows the lines of this file between [code: NAME] and [end].
 void expect_code(const fs::path& file, const std::string& name, const std::string& language) {
-  const std::vector<std::string> lines = lines_of(read(kRoot / "tests" / "docs_test.cpp"));
+  const std::vector<std::string> lines = lines_of(read(kRoot / "tests" / "docs" / "docs_test.cpp"));
   const auto trimmed = [](const std::string& s) {
     return s.substr(std::min(s.size(), s.find_first_not_of(' ')));
   };
@@ -1074,7 +1074,7 @@ TEST(Docs, Links) {
     return all;
   };
   // Every marked block is one that a test of this file looks at.
-  const std::string self = read(kRoot / "tests" / "docs_test.cpp");
+  const std::string self = read(kRoot / "tests" / "docs" / "docs_test.cpp");
   int marked = 0;
   for (const fs::path& page : pages)
     for (const std::string& line : lines_of(read(page)))
