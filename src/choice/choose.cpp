@@ -45,14 +45,23 @@ Chosen make(const Step& step, const Target& target) {
   std::vector<Choice::Refused> refused;
   for (const Maker& maker : backend.makers) {
     Attempt attempt = maker.make(step, target);
-    if (auto* refusal = std::get_if<Refusal>(&attempt)) {
+    // A Split whose halves no maker takes is a refusal.
+    std::optional<Way> way;
+    if (!std::holds_alternative<Refusal>(attempt)) try {
+        way = way_of(maker, std::move(attempt), target);
+      } catch (const Error& e) {
+        if (e.code() != Code::unsupported) throw;
+        attempt = Refusal{e.what()};
+      }
+    if (!way) {
+      Refusal& refusal = std::get<Refusal>(attempt);
       // A library's two makers give one reason.
       const bool again = !refused.empty() && refused.back().maker == maker.name &&
-                         refused.back().refusal.why == refusal->why;
-      if (ways.empty() && !again) refused.push_back({maker.name, std::move(*refusal)});
+                         refused.back().refusal.why == refusal.why;
+      if (ways.empty() && !again) refused.push_back({maker.name, std::move(refusal)});
       continue;
     }
-    ways.push_back(way_of(maker, std::move(attempt), target));
+    ways.push_back(*std::move(way));
     if (ways.back().fits_all && ways.back().least_rows == 0) {
       const std::string_view name = ways.front().maker;
       return {std::make_shared<const Choice>(step, backend, std::move(ways), std::move(refused)),

@@ -19,7 +19,9 @@ std::set<uint32_t> inputs_of(const Step& step) {
     if (l.from != Load::From::parameter && l.from != Load::From::random &&
         l.from != Load::From::product && l.from != Load::From::total)
       args.insert(l.arg);
-  for (const Encoder& e : step.encoders) args.insert(e.scale);
+  for (const Encoder& e : step.encoders)
+    if (e.format.scaling == Scaling::delayed || e.format.scaling == Scaling::current)
+      args.insert(e.scale);
   return args;
 }
 
@@ -47,9 +49,11 @@ bool holds(const PlanData& d, const std::vector<Slot>& slots, const std::string&
 }
 
 // The step with the views and tensors of `half` alone.
-PlanStep half_of(const PlanData& d, const PlanStep& whole, const Step& half) {
+PlanStep half_of(const PlanData& d, const PlanStep& whole, const Step& half,
+                 std::string_view suffix) {
   PlanStep made = whole;
   made.step = half;
+  made.step.name = str(whole.step.name, suffix);
   keep(made.in, inputs_of(half));
   keep(made.out, outputs_of(half));
   std::erase_if(made.reads, [&](const std::string& name) { return !holds(d, made.in, name); });
@@ -87,8 +91,8 @@ void append(Planner& planner, Pass pass, PlanStep step) {
   }
   const Split& split = way.halves->split;
   const Factor rows = step.step.rows ? Factor{.fixed = step.step.rows} : step.rows;
-  PlanStep first = half_of(planner.data(), step, split.first);
-  PlanStep second = half_of(planner.data(), step, split.second);
+  PlanStep first = half_of(planner.data(), step, split.first, split.suffix);
+  PlanStep second = half_of(planner.data(), step, split.second, "");
   second.rows = rows;
   first.out.resize(split.out + split.count);
   second.in.resize(split.in + split.count);

@@ -377,11 +377,12 @@ std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows) {
       if (least > 0) a.when = str("below ", least, " rows");
       if (picky)
         a.when += str(a.when.empty() ? "" : ", or ", "where addresses or sizes do not fit");
-      const auto add = [&](const Step& step, int64_t given) {
-        a.parts.push_back({step.name, step.head_name(), step.bytes(given)});
+      const auto add = [&](const Step& step, std::string_view suffix, int64_t given) {
+        a.parts.push_back({str(s.step.name, suffix), step.head_name(), step.bytes(given)});
       };
-      add(w.halves->split.first, s.rows(rows));
-      add(w.halves->split.second, s.step.body_rows(s.rows(rows)));
+      const Split& split = w.halves->split;
+      add(split.first, split.suffix, s.rows(rows));
+      add(split.second, "", s.step.body_rows(s.rows(rows)));
     }
     least = std::max(least, w.least_rows);
     picky = picky || !w.fits_all;

@@ -63,7 +63,8 @@ struct Refusal {
 // second has the rows of the step's body.
 struct Split {
   Step first, second;
-  std::string_view what;  // is between them
+  std::string_view what;    // is between them
+  std::string_view suffix;  // of the first step's name; equal steps of other names share a Split
   uint32_t out = 0, in = 0, count = 1;
   int64_t stride = 0;
   DType dtype = DType::f32;

@@ -37,12 +37,14 @@ Split split_after_product(const Step& step, bool (*holds)(const Step& step, DTyp
   Split s{.first = step,
           .second = step,
           .what = "product",
+          .suffix = ".product",
           .out = outputs_of(step),
           .in = inputs_of(step),
           .stride = rup(cols, kColumns)};
-  if (step.precision == Precision::native && holds(step, step.dtype)) s.dtype = step.dtype;
+  // A product is never rounded before a result in f32.
+  if (step.effective_precision() == Precision::native && holds(step, step.dtype))
+    s.dtype = step.dtype;
   auto graph = std::make_shared<Graph>();
-  s.first.name += ".product";
   s.first.loads = {{.from = Load::From::product}};
   s.first.stores = {{.arg = s.out, .dtype = s.dtype, .value = graph->load(0).id()}};
   s.first.graph = std::move(graph);
@@ -60,11 +62,11 @@ Split split_after_totals(const Step& step) {
   Split s{.first = step,
           .second = step,
           .what = "total",
+          .suffix = ".totals",
           .out = outputs_of(step),
           .in = inputs_of(step),
           .count = static_cast<uint32_t>(step.totals().size()),
           .stride = 1};
-  s.first.name += ".totals";
   // What follows from a total must not depend on which of the two steps computes it.
   s.first.precision = s.second.precision = step.effective_precision();
   const auto is_column = [](const Store& store) { return store.to == Store::To::column; };

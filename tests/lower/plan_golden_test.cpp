@@ -73,6 +73,33 @@ TEST(Targets, AreDescribedAndDoNotRun) {
   expect_error([&] { Plan::build("gelu", r); }, Code::invalid_argument, {"avx512", "cuda"});
 }
 
+// The product of a step with a result in f32 stays in f32 between the two steps.
+TEST(Targets, NoProductIsRoundedBeforeAResultInF32) {
+  PlanRequest r;
+  r.dtype = DType::bf16;
+  r.target = "sm_100a";
+  r.parameter_grads.assign(3, {.dtype = DType::f32});
+  const Plan p = Plan::build("linear(64,64) bias gelu linear(64,64)", r);
+  size_t seen = 0;
+  for (const PlanStep& s : data_of(p).backward) {
+    if (!s.step.name.ends_with("gelu+bias.bwd.product")) continue;
+    ++seen;
+    EXPECT_EQ(s.writes.at(0).operand.format.dtype, DType::f32) << p.describe(64);
+  }
+  EXPECT_EQ(seen, 1U) << p.describe(64);
+}
+
+// Equal steps share kernels, and each plan has names of its own.
+TEST(Targets, StepsHaveTheNamesOfTheirOwnChain) {
+  PlanRequest r;
+  r.dtype = DType::bf16;
+  r.backward = false;
+  r.target = "sm_100a";
+  Plan::build("linear(64,64) bias relu", r);
+  const std::string text = Plan::build("linear(64,64) bias act(\"max(x,0)\")", r).describe(64);
+  EXPECT_EQ(text.find("relu"), std::string::npos) << text;
+}
+
 size_t passes(const std::vector<PlanStep>& steps) {
   return static_cast<size_t>(
       std::ranges::count_if(steps, [](const auto& s) { return !s.weights; }));
