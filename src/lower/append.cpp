@@ -1,4 +1,4 @@
-// Kernels of a step, and a step that is two.
+// Chooses the kernels of a finished step, and splits the step in two if its maker needs that.
 #include "lower/append.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ void keep(std::vector<Slot>& slots, const std::set<uint32_t>& args) {
     if (!args.contains(i)) slots[i] = {};
 }
 
-// Whether one of the slots holds a part of the tensor: its codes, its scales.
+// True if one of the slots holds part of the tensor: its codes or its scales.
 bool holds(const PlanData& d, const std::vector<Slot>& slots, const std::string& tensor) {
   return std::ranges::any_of(slots, [&](const Slot& s) {
     if (s.buffer == kNoBuffer) return false;

@@ -1,4 +1,4 @@
-// Puts a step together.
+// Builds one step from lazy values.
 #include "lower/assembly.h"
 
 #include <algorithm>

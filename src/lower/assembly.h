@@ -1,4 +1,4 @@
-// Lazy values, and one step while it is put together from them.
+// Lazy values, and the builder that makes one step from them.
 #pragma once
 
 #include <array>
@@ -12,19 +12,19 @@ namespace tenon {
 
 class Assembly;
 
-// A value of `cols` columns; `make` gives it at the columns of a map.
+// A value with `cols` columns. `make` computes it at the columns of a map.
 struct Lazy {
   std::function<Expr(Assembly&, const ColumnMap&)> make;
   int64_t cols = 0;
-  const StoredTensor* stored = nullptr;  // a plain tensor in memory, as it is
+  const StoredTensor* stored = nullptr;  // set if the value is a plain tensor in memory
 };
 using Value = std::shared_ptr<const Lazy>;
-// A tensor in memory, as it is.
+// A tensor in memory, unchanged.
 Value in_memory(const StoredTensor& tensor);
-// As it would be read back from memory.
+// The value after a round trip through memory in `dtype`.
 Value rounded(const Value& value, DType dtype);
 
-// One step while it is put together: loads of places, each once, and stores.
+// One step under construction: its loads, each location once, and its stores.
 class Assembly {
  public:
   Assembly(std::string name, int64_t cols, Precision precision)
@@ -39,7 +39,8 @@ class Assembly {
   Expr parameter(float value);
   Expr random(uint32_t ordinal);
   Expr product(const ColumnMap& columns);
-  // A number of its own that no result depends on: what a derivative does not mention.
+  // A placeholder load. It replaces an input that the derivative does not read, so no result
+  // depends on it.
   Expr hole() { return build_.load({.from = Load::From::parameter}); }
   Expr total(Expr value);
   void norm(const Norm::Part& part) { build_.norm(part); }
@@ -54,7 +55,7 @@ class Assembly {
   void store_amax(const StoredTensor& tensor, int buffer, std::span<const StepBuilder::Part> parts,
                   bool join);
 
-  uint32_t matrix(const StoredTensor& tensor, Orientation o);  // views of a product's operand
+  uint32_t matrix(const StoredTensor& tensor, Orientation o);  // view of an operand of a product
   std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
     return build_.grad(out, seed, wrt);
   }
@@ -73,7 +74,7 @@ class Assembly {
   std::map<std::pair<const Lazy*, std::array<int64_t, 3>>, Expr> known_;
   std::vector<std::pair<Load, Expr>> loads_;
   std::vector<std::pair<uint32_t, Expr>> totals_;
-  std::vector<Value> kept_;  // their addresses are the keys of known_
+  std::vector<Value> kept_;  // keeps the values alive: their addresses are the keys of known_
 };
 
 }  // namespace tenon

@@ -1,4 +1,4 @@
-// Views of a call as places, and a step's views by the caller's numbers.
+// Maps the views of a call to tensors, and the views of a step to the caller's view numbers.
 #include "lower/call.h"
 
 #include <cassert>
@@ -15,13 +15,13 @@ PlanRequest request_of(const CallSettings& s) {
   return r;
 }
 
-// The caller's number of a view: slots hold it as their buffer.
+// The caller's number of a view. Slots store it as their buffer.
 uint32_t number_of(const std::vector<Slot>& slots, uint32_t arg) {
   assert(slots[arg].buffer != kNoBuffer);
   return static_cast<uint32_t>(slots[arg].buffer);
 }
 
-// The first view of an encoder; one of the first four is there.
+// The first view of an encoder. At least one of its first four views is present.
 uint32_t first_of(const std::vector<Slot>& slots, uint32_t arg) {
   uint32_t i = 0;
   while (slots[arg + i].buffer == kNoBuffer) ++i;
@@ -36,7 +36,7 @@ bool reads_view(Load::From from) {
 
 Call::Call(const CallSettings& settings)
     : Planner({}, request_of(settings), {}), name_(settings.name) {
-  data().chain.push_back({.name = name_});  // of what no op adds
+  data().chain.push_back({.name = name_});  // the op that owns steps to which no other op adds
   // A call without results has an empty step.
   step_.name = name_;
   step_.graph = std::make_shared<Graph>();

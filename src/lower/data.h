@@ -1,4 +1,4 @@
-// What a plan is made of: buffers, and the steps of both passes with the buffers they use.
+// The data of a plan: its buffers, and the steps of both passes with the buffers that they use.
 #pragma once
 
 #include <initializer_list>
@@ -17,10 +17,11 @@ namespace tenon {
 
 constexpr int kNoBuffer = -1;
 
-// Bytes of all tensors of a plan together: room for sums of several such.
+// Limit for the bytes of all tensors of a plan together. Sums of several such values fit in
+// int64_t.
 constexpr int64_t kMostBytes = int64_t{1} << 56;
 
-// The product of numbers that are not negative, if it is at most `most`.
+// The product of nonnegative numbers, if it is at most `most`.
 inline std::optional<int64_t> product(std::initializer_list<int64_t> factors, int64_t most) {
   int64_t p = 1;
   for (const int64_t f : factors)
@@ -28,13 +29,13 @@ inline std::optional<int64_t> product(std::initializer_list<int64_t> factors, in
   return p;
 }
 
-// How many rows a value has for `rows` rows of the input, which Plan::check_rows took:
-// rows·mul ÷ div, or `fixed`.
+// The rows of a value as a function of the rows of the input: rows·mul ÷ div, or `fixed`.
+// Plan::check_rows has accepted the rows of the input.
 struct Factor {
   int64_t mul = 1, div = 1, fixed = 0;
 
   [[nodiscard]] int64_t operator()(int64_t rows) const { return fixed ? fixed : rows * mul / div; }
-  // `op` is the one that makes them so.
+  // `op` is the op that changes the number of rows.
   [[nodiscard]] Factor times(int64_t by, int64_t over, std::string_view op) const {
     const int64_t common = std::gcd(by, over);
     const int64_t a = std::gcd(mul, over / common), b = std::gcd(by / common, div);
@@ -47,21 +48,21 @@ struct Factor {
   friend bool operator==(const Factor&, const Factor&) = default;
 };
 
-// A tensor of the plan: how it is encoded, and the buffers that hold it.
+// A tensor of the plan: its encoding, and the buffers that hold it.
 struct StoredTensor {
   std::string name = {};
   Operand operand;
   int64_t cols = 0;
   Factor rows = {};
   int row_data = kNoBuffer, row_scale = kNoBuffer, col_data = kNoBuffer, col_scale = kNoBuffer;
-  int scale = kNoBuffer;   // delayed: the multiplier; current: the amax, once it is found
-  int amax = kNoBuffer;    // delayed: joined by maximum
-  int health = kNoBuffer;  // counts of values that the format cannot hold
+  int scale = kNoBuffer;   // delayed: the multiplier; current: the amax, after it is computed
+  int amax = kNoBuffer;    // delayed: the maximum of the old and the new amax
+  int health = kNoBuffer;  // counts of values that the format cannot represent
 
   [[nodiscard]] bool plain() const { return operand.plain(); }
 };
 
-// A view of a step's list: a buffer in one of its forms.
+// A view in the list of a step: a buffer and the part of it that the step uses.
 struct Slot {
   enum class Form : uint8_t { none, data, scale, scalar };
   Form form = Form::none;
@@ -75,19 +76,19 @@ struct Slot {
 struct PlanStep {
   Step step;
   Chosen chosen;
-  Factor rows;  // what the call gives the step
+  Factor rows;  // the rows that the call passes to the step
   std::vector<Slot> in, out;
   std::vector<float> parameters;
-  std::vector<size_t> ops;  // of the chain
+  std::vector<size_t> ops;  // ops of the chain
   std::vector<std::string> reads;
   struct Write {
     std::string name;
     Operand operand;
   };
   std::vector<Write> writes;
-  bool weights = false;  // only when the weights changed
-  std::string why;       // what was decided here and the reason
-  // An op that is not ours: runs instead of the step; the maker says of which kind it is.
+  bool weights = false;  // run only after the weights changed
+  std::string why;       // the planner's decision and its reason
+  // An opaque op of the caller. It runs instead of the step, and the maker names its kind.
   std::function<void(const RunArgs&)> opaque;
   int random = kNoBuffer;
 };
@@ -97,8 +98,8 @@ struct PlanData {
   PlanRequest request;
   const Target* target = nullptr;
   std::vector<Buffer> buffers;
-  // Workspace buffers by number: the slot each lies in, slots shared by those that never live at
-  // once.
+  // The slot of each workspace buffer, by buffer number. Buffers with disjoint lifetimes share a
+  // slot.
   std::vector<int> slot_of;
   int slots = 0;
   std::vector<PlanStep> forward, backward;
@@ -108,14 +109,14 @@ struct PlanData {
     std::string op;
     Factor rows;
   };
-  std::vector<Whole> whole;  // numbers of rows that must come out whole, by the op that makes them
+  std::vector<Whole> whole;  // row counts that must be integers, with the op that makes each
 
   [[nodiscard]] const std::vector<PlanStep>& steps(Pass p) const {
     return p == Pass::forward ? forward : backward;
   }
 };
 
-// The inside of a plan, for the library and its tests.
+// The internal data of a plan, for the library and its tests.
 inline const PlanData& data_of(const Plan& plan) { return *plan.data_; }
 
 }  // namespace tenon

@@ -1,6 +1,6 @@
-// Formulas on elements. The backward pass is `grad` of the formula, with its inputs loaded from
-// where they are kept: a row vector's gradient is a column sum, that of one value per row a row
-// sum, and a tensor's is a tensor.
+// Lowers elementwise formulas. The backward pass is `grad` of the formula, with its inputs loaded
+// from saved tensors. The gradient of a row vector is a column sum. The gradient of one value per
+// row is a row sum. The gradient of a tensor is a tensor.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -14,7 +14,7 @@ namespace tenon {
 
 namespace {
 
-// What the policy `fp8` keeps: spec.md 2.
+// The format in which the policy `fp8` saves tensors: spec.md 2.
 Operand kept_fp8() {
   Operand o;
   o.format = {.dtype = DType::e4m3, .scaling = Scaling::block1x128, .power_of_two = true};
@@ -104,7 +104,7 @@ class ElementwiseStage final : public Stage {
   }
 
  private:
-  // Loads at an element. Sources that a gradient does not mention are holes.
+  // The loads of one element. A source that the gradient does not read becomes a placeholder.
   class Loads final : public Element {
    public:
     Loads(const ElementwiseStage& s, Assembly& a, const ColumnMap& m, Pass pass,
@@ -133,7 +133,7 @@ class ElementwiseStage final : public Stage {
   };
 
   [[nodiscard]] size_t inputs() const { return halves_ ? 2 : 1; }
-  // Whether the gradient of a parameter or an extra input is wanted.
+  // True if the gradient of this parameter or extra input is needed.
   [[nodiscard]] bool wanted(size_t source) const {
     const auto [kind, number] = trace_.sources[source];
     return kind == Source::Kind::parameter ? op_.parameters[number].grad != nullptr
@@ -142,7 +142,8 @@ class ElementwiseStage final : public Stage {
   [[nodiscard]] bool keeps(size_t source) const {
     return std::ranges::find(kept_, source) != kept_.end();
   }
-  // Random numbers and row sums exist at the step's own columns.
+  // True if the formula reads random numbers or needs row sums. Both exist only at the step's own
+  // columns.
   [[nodiscard]] bool own_columns() const {
     if (trace_.random) return true;
     return std::ranges::find(op_.extras, ExtraSchema::Kind::column, &ExtraSchema::kind) !=
@@ -204,7 +205,8 @@ class ElementwiseStage final : public Stage {
     }
     const DType dtype = planner_.request().dtype;
     if (op_.keep == Keep::recompute && !flow.value()->stored) {
-      // The backward pass computes from the stored input, so the forward pass does too.
+      // The backward pass computes from the stored input. The forward pass therefore rounds its
+      // input in the same way.
       flow.apply([dtype](Assembly&, Expr e, const ColumnMap&) { return round(e, dtype); });
       flow.why(name + " is carried on as stored, since backward computes from it again");
     }
@@ -212,7 +214,7 @@ class ElementwiseStage final : public Stage {
     saved_ = in_memory(flow.keep(flow.value(), plain ? Operand(dtype) : kept_fp8(), Role::saved,
                                  plain ? name : name + ".fp8"));
   }
-  // Only tensors may still be lazy.
+  // Only tensors can still be lazy at this point.
   void save_extra(Flow& flow, size_t source) {
     const size_t number = trace_.sources[source].number;
     const Value& v = op_.extra_in[number];
@@ -228,9 +230,9 @@ class ElementwiseStage final : public Stage {
   Trace trace_;
   std::optional<std::array<ColumnMap, 2>> halves_;
   uint32_t ordinal_ = 0;
-  std::vector<size_t> kept_;  // sources that wanted gradients mention
+  std::vector<size_t> kept_;  // sources that the needed gradients read
   bool saves_ = false;
-  Value saved_;  // the input, as backward reads it
+  Value saved_;  // the input, as the backward pass reads it
   std::map<size_t, Value> extra_saved_;
 };
 

@@ -1,11 +1,12 @@
-// Wires extra tensors before anything is lowered.
+// Connects extra inputs and outputs before any op is lowered.
 #include "lower/extras.h"
 
 #include "tenon/error.h"
 
 namespace tenon {
 
-// A value that others read: lazily in the step that makes it, from memory later.
+// A value with several readers. The step that makes it reads it lazily. Later steps read it from
+// memory.
 class Extras::Tap {
  public:
   Tap(Planner& planner, Flow& flow, Value value, std::string name, int readers)
@@ -44,7 +45,7 @@ std::string text_of(const Factor& f) {
   return str(f.mul, f.div == 1 ? "" : str("/", f.div), " times the input's rows");
 }
 
-// The sum in the order of the list.
+// The sum of the values, in list order.
 Value sum_of(std::vector<Value> all) {
   auto sum = std::make_shared<Lazy>();
   sum->cols = all[0]->cols;
@@ -142,7 +143,7 @@ void Extras::write_channel(OpState& state, const std::string& channel, bool need
   state.give_extra.emplace_back([this, &c, channel](Flow& flow, const Value& v) {
     c.value = std::make_shared<Tap>(planner_, flow, v, channel, c.readers);
   });
-  // Readers come last first, as the backward pass meets them.
+  // The backward pass visits the readers in reverse order: the last reader comes first.
   state.take_extra_grad.emplace_back([&c](Flow& flow) -> Value {
     if (c.grads.empty()) return nullptr;
     std::vector<Value> all;

@@ -1,4 +1,4 @@
-// Extra inputs and outputs of ops: tensors of the caller's, or channels from op to op.
+// Extra inputs and outputs of ops: tensors of the caller, or channels between ops.
 #pragma once
 
 #include <functional>
@@ -15,12 +15,12 @@ class Extras {
  public:
   explicit Extras(Planner& planner) : planner_(planner) {}
 
-  // Gives the op's extra tensors their places, and says where their gradients come from and go.
-  // `needs_input`: whether the gradient of the op's input is wanted.
+  // Assigns tensors to the op's extra inputs and outputs, and connects the sources and destinations
+  // of their gradients. `needs_input`: the gradient of the op's input is needed.
   void add(OpState& state, const Op& op, size_t outputs, bool needs_input);
-  // The op's extra inputs, as the op is lowered: a channel may still be lazy then.
+  // Reads the op's extra inputs while the op is lowered. A channel can still be lazy at that time.
   void take(OpState& state, Flow& flow) const;
-  // Throws if a channel has no reader; `at` is told the op that writes it.
+  // Throws if a channel has no reader. First calls `at` with the op that writes the channel.
   void check_channels(const std::function<void(size_t op)>& at) const;
 
  private:

@@ -1,4 +1,4 @@
-// Closing a step: its columns, its stores, its kernel.
+// Builds and closes steps: their columns, their stores and their kernels.
 #include "lower/flow.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace tenon {
 
 namespace {
 
-// Whether a tensor has the encodings that are asked for.
+// True if the tensor has the requested encodings.
 bool holds(const StoredTensor& p, const Operand& as) {
   return p.operand.format == as.format && (!as.rowwise || p.operand.rowwise) &&
          (!as.columnwise || p.operand.columnwise);
@@ -69,7 +69,7 @@ void Flow::apply_row(std::function<Expr(Assembly&, Expr)> f) {
   auto lazy = std::make_shared<Lazy>();
   lazy->cols = value_->cols;
   lazy->make = [f = std::move(f), in = value_](Assembly& a, const ColumnMap& columns) {
-    (void)columns;  // totals exist at the step's own columns only
+    (void)columns;  // totals exist only at the step's own columns
     return f(a, a.at(in, {}));
   };
   value_ = lazy;
@@ -138,7 +138,8 @@ const StoredTensor* Flow::adopt(const std::string& name, Role role) {
       if (w.name == b.name) w.name = name;
   b.role = role;
   b.name = name;
-  // As the caller sees it: a reshape may lie between.
+  // The caller sees the shape of the value. It differs from the shape of the buffer after a
+  // reshape.
   const StoredTensor& seen = *value_->stored;
   b.cols = seen.cols;
   b.rows =
@@ -148,7 +149,7 @@ const StoredTensor* Flow::adopt(const std::string& name, Role role) {
 
 const StoredTensor& Flow::keep(const Value& v, const Operand& as, Role role,
                                const std::string& name) {
-  // What lies in memory serves as it is, encoded or not.
+  // A tensor in memory is used unchanged, encoded or not.
   if (v->stored && as.plain()) return *v->stored;
   const StoredTensor& to = planner_.tensor(name, role, as, v->cols, rows_);
   side([this, v, &to](Assembly& a) { a.store(to, parts(a, v)); });
@@ -189,7 +190,7 @@ void Flow::emit(const std::function<void(Assembly&)>& body) {
     planner_.take(pass_, std::move(made));
   } catch (const Error& e) {
     if (e.code() != Code::unsupported || ops_.size() < 2) throw;
-    // At the head if there is one, else in the middle.
+    // Cut the step after its head if it has one, else in the middle.
     const size_t at = gemm_ ? ops_[1] : ops_[ops_.size() / 2];
     throw Refused{{pass_, at, e.what()}};
   }
@@ -224,7 +225,8 @@ const StoredTensor& Flow::materialise(const std::string& name, Role role, const 
     close(to);
     return to;
   }
-  // The amax comes first: of the tensor where it lies in memory, else of what is stored on the way.
+  // Current scaling needs the amax first. If the tensor is in memory, a step reads it to find the
+  // amax. Otherwise a step stores the plain value and finds the amax of the stored value.
   const Operand plain(planner_.request().dtype);
   StoredTensor encoded = planner_.tensor(name, role, as, value_->cols, rows_);
   const bool in_memory = value_->stored != nullptr;

@@ -1,4 +1,4 @@
-// One pass while it is lowered: the open value, what the open step must also store, and closing it.
+// The state of one pass during lowering: the open value, and the open step with its other stores.
 #pragma once
 
 #include <optional>
@@ -22,57 +22,59 @@ class Flow {
   [[nodiscard]] Factor rows() const { return rows_; }
   [[nodiscard]] int64_t serial() const { return serial_; }  // of the open step
 
-  // The value is a tensor in memory, or any other that needs no step before.
+  // Sets the value to a tensor in memory, or to another value that needs no earlier step.
   void begin(const StoredTensor& tensor);
   void begin(const Value& value);
 
-  // value := f(value), element by element.
+  // value := f(value), elementwise.
   void apply(std::function<Expr(Assembly&, Expr, const ColumnMap&)> f);
-  // Before row totals, and before halves: ends a step that cannot hold them; `name` is the tensor
-  // that then lies between.
+  // whole_rows must be called before row totals. whole_halves must be called before a gate. Each
+  // ends the open step if the step cannot hold them. The value is then stored in the tensor `name`.
   void whole_rows(const std::string& name);
-  // Before what exists at the step's own columns only, as random numbers do: not where a value of
-  // both halves is open.
+  // Must be called before values that exist only at the step's own columns, such as random numbers.
+  // Ends the open step if it has an open value of both halves.
   void own_columns(const std::string& name);
   void whole_halves(const std::string& name);
-  // value := f(value's row), with row totals.
+  // value := f(row of the value), with row totals.
   void apply_row(std::function<Expr(Assembly&, Expr)> f);
-  // Halves of one tensor to one value, and back.
+  // gate: two halves of one tensor to one value. ungate: one value to two halves.
   void gate(const std::array<ColumnMap, 2>& halves, std::function<Expr(Assembly&, Expr, Expr)> f);
   void ungate(const std::array<ColumnMap, 2>& halves,
               std::function<std::array<Expr, 2>(Assembly&, Expr)> f);
-  // value := a·b, the head of a new step. `fixed` rows, or the rows that a has.
+  // value := a·b, the head of a new step. The result has `rows.fixed` rows, or as many rows as a.
   void product(const StoredTensor& a, Orientation ao, bool a_transposed, const StoredTensor& b,
                Orientation bo, bool b_transposed, int64_t cols, int64_t inner, Factor rows);
   void uses_random() { random_ = true; }
 
-  // Something else that the open step stores.
+  // Adds another store to the open step.
   void side(Side side) {
     touch();
     sides_.push_back(std::move(side));
   }
   [[nodiscard]] Parts parts(Assembly& a, const Value& v) const;
-  // A value of the open step as a plain tensor in memory; where it is one already, that one.
+  // A value of the open step as a plain tensor in memory. If the value is already in memory,
+  // returns that tensor.
   const StoredTensor& keep(const Value& v, const Operand& as, Role role, const std::string& name);
 
-  // A value that lies in workspace already becomes the caller's; null where it does not.
+  // If the value is already in a workspace buffer, makes that buffer the caller's output. Otherwise
+  // returns null.
   const StoredTensor* adopt(const std::string& name, Role role);
-  // Stores the value and ends the step; the value is then what was stored.
+  // Stores the value and ends the step. The stored tensor becomes the value.
   void close(const StoredTensor& to);
-  // The value in memory, as an operand; nothing is stored where it is there already.
+  // The value in memory, encoded as an operand. Stores nothing if the value is already in memory.
   const StoredTensor& materialise(const std::string& name, Role role, const Operand& as);
-  // Ends the open step where it has something to store beside its value.
+  // Ends the open step if it has stores other than its value.
   void finish();
-  // A step of its own, once the open one is closed.
+  // Adds a separate step after the open step is closed.
   void later(std::function<void()> emit) { later_.push_back(std::move(emit)); }
   void later_now();
 
-  // The op that extends the value from here on.
+  // The op that extends the value from now on.
   void op(size_t index) { op_ = index; }
   void why(const std::string& text) { why_ += (why_.empty() ? "" : "; ") + text; }
 
  private:
-  // The op takes part in the open step.
+  // Records that the current op is part of the open step.
   void touch() {
     if (ops_.empty() || ops_.back() != op_) ops_.push_back(op_);
   }

@@ -1,4 +1,4 @@
-// Lowers a chain to a plan: ops in order, then in reverse.
+// Lowers a chain to a plan: the forward pass in op order, then the backward pass in reverse order.
 #include <algorithm>
 #include <deque>
 #include <set>
@@ -56,7 +56,7 @@ class Lowering {
     assign_slots(planner_.data());
   }
 
-  // An error of the op that is being lowered, with its place in the chain's text.
+  // Rethrows an error of the current op with the op's position in the chain text.
   [[noreturn]] void fail_at_op(const Error& e) const {
     const Position p = at_ ? chain()[*at_].position : Position{};
     if (p.line == 0) throw e;
@@ -66,8 +66,8 @@ class Lowering {
  private:
   [[nodiscard]] const Chain& chain() const { return planner_.data().chain; }
 
-  // The first op that says how wide its input is says it of the chain's, unless an op before it
-  // changes the columns.
+  // Infers the chain's input width from the first op that states its input width. Stops at an op
+  // that changes the number of columns.
   void find_columns() {
     PlanRequest& r = planner_.data().request;
     for (size_t i = 0; r.cols == 0 && i < chain().size(); ++i) {
@@ -168,7 +168,8 @@ class Lowering {
     return n;
   }
 
-  // A step that no maker took was cut before this op.
+  // Ends the open step before this op if an earlier attempt cut it here: no maker accepted the
+  // longer step.
   void cut_here(Flow& flow, Pass pass, const Stage& stage) {
     const bool enters = pass == Pass::forward ? stage.first : stage.last;
     const Cut* const c = enters ? planner_.cut(pass, stage.op().index) : nullptr;
@@ -231,10 +232,10 @@ class Lowering {
 
   Planner& planner_;
   Extras extras_;
-  std::deque<OpState> ops_;  // stages refer to them
+  std::deque<OpState> ops_;  // a deque, because stages keep references to its elements
   std::vector<std::unique_ptr<Stage>> stages_;
-  std::vector<bool> needs_input_;  // by stage: whether the gradient of its input is wanted
-  bool needs_ = false;             // the same of what follows
+  std::vector<bool> needs_input_;  // by stage: the gradient of its input is needed
+  bool needs_ = false;             // the same for the value after the last stage
   int64_t cols_ = 0;               // of the value after the last op
   Factor rows_;
   std::optional<size_t> at_;  // the op that is being lowered
@@ -243,7 +244,7 @@ class Lowering {
 }  // namespace
 
 Plan Plan::build(std::span<const Op> chain, const PlanRequest& request) {
-  const FpMode ieee;  // constants are rounded and folded here
+  const FpMode ieee;  // constants are rounded and folded during lowering
   std::vector<Cut> cuts;
   const size_t most = 2 * chain.size() + 1;
   while (true) {

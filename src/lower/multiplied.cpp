@@ -1,4 +1,4 @@
-// Products: operands in the recipe's format, one product forward, two backward.
+// Lowers matrix products: operands in the recipe's format, one product forward, two backward.
 #include <utility>
 
 #include "lower/stage.h"
@@ -20,7 +20,7 @@ class MultipliedStage final : public Stage {
     const PlanRequest& r = planner_.request();
     const bool train = weight_.grad != nullptr;
     const bool kept = train && !again_;
-    // Of its encodings, backward keeps what it reads.
+    // Encodes the columnwise form only if the backward pass reads it.
     x_ = &flow.materialise(r.recipe.quantises() ? op_.name + ".x" : op_.name + ".in",
                            Role::workspace, input(true, kept));
     encode_weight();
@@ -38,7 +38,8 @@ class MultipliedStage final : public Stage {
     const Factor rows = flow.rows();
     const StoredTensor& dy = flow.materialise(op_.name + ".dy", Role::workspace, as);
     if (train) {
-      // The open step may be what computes x again, so the product waits for its end.
+      // The open step may recompute x. The product for the weight gradient therefore waits until
+      // that step is closed.
       if (again_) {
         first_ = std::exchange(x_, nullptr);
         pending_ = true;
@@ -55,11 +56,11 @@ class MultipliedStage final : public Stage {
     if (r.options.rounding == Rounding::eager)
       flow.apply([this](Assembly&, Expr e, const ColumnMap&) { return leaving_backward(e); });
     if (!pending_) return;
-    // Beside the gradient of the op before this one, from the same loads.
+    // The step of the previous op's gradient also recomputes x, from the same loads.
     x_ = &planner_.tensor(op_.name + ".x.again", Role::workspace, input(false, true), op_.cols,
                           rows, first_);
     Value y = again_->again();
-    // Forward found the amax of what it had stored on the way.
+    // The forward pass computed the amax of the stored, rounded value. Round here too.
     if (r.recipe.input.scaling == Scaling::current) y = rounded(y, r.dtype);
     flow.side([&flow, this, y](Assembly& a) { a.store(*x_, flow.parts(a, y)); });
     flow.why(x_->name + " is computed again, as " + std::string(kKeeps[2]) + " asks");
@@ -71,7 +72,7 @@ class MultipliedStage final : public Stage {
     return r.recipe.quantises() ? encoded(r.recipe.input, row, column) : Operand(r.dtype);
   }
 
-  // The weight in the recipe's format: a step that runs when the weights changed.
+  // Encodes the weight in the recipe's format, in a step that runs only after the weights changed.
   void encode_weight() {
     const PlanRequest& r = planner_.request();
     w_ = weight_.value;
@@ -100,10 +101,10 @@ class MultipliedStage final : public Stage {
   }
 
   const ParameterTensor& weight_;
-  const Stage* again_ = nullptr;  // what computes x again, if it was not kept
+  const Stage* again_ = nullptr;  // recomputes x, if x was not saved
   bool input_grad_ = false, pending_ = false;
   const StoredTensor* x_ = nullptr;
-  const StoredTensor* first_ = nullptr;  // x of the forward pass, where x is computed again
+  const StoredTensor* first_ = nullptr;  // x of the forward pass, if x is recomputed
   const StoredTensor* w_ = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// Norms of rows: totals of the open step.
+// Lowers norms of rows with row totals of the open step.
 #include "lazy/norm.h"
 #include "lower/stage.h"
 
@@ -14,7 +14,7 @@ class NormalisedStage final : public Stage {
     if (op.parameters.size() > 1) beta_ = op.parameters[1];
   }
   [[nodiscard]] bool trains() const override { return gamma_.grad || beta_.grad; }
-  // The gradient of beta needs nothing of the forward pass.
+  // The gradient of beta reads nothing from the forward pass.
   void prepare(bool needs_input, const Stage* /*before*/) override {
     saves_ = needs_input || gamma_.grad != nullptr;
   }

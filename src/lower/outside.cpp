@@ -1,4 +1,4 @@
-// Ops that run outside of our kernels: the caller's own, and exchanges among ranks.
+// Lowers ops that run outside the library's kernels: opaque ops of the caller, and collectives.
 #include <array>
 #include <utility>
 
@@ -9,7 +9,7 @@ namespace tenon {
 
 namespace {
 
-// What is thrown inside, with the op's name before it.
+// Calls f. Puts the op's name in front of the message of an error that f throws.
 template <class F>
 void guarded(const std::string& name, F f) {
   try {
@@ -23,7 +23,7 @@ void guarded(const std::string& name, F f) {
   }
 }
 
-// Reads and writes whole plain tensors, so it cuts the chain.
+// Such an op reads and writes whole plain tensors, so it ends the open step.
 class OutsideStage : public Stage {
  protected:
   using Body = std::function<void(const RunArgs&)>;
@@ -33,12 +33,12 @@ class OutsideStage : public Stage {
     planner_.data().whole.push_back({op.name, op.out_rows});
   }
 
-  // The value in memory, under the op's name.
+  // The value in memory, named after the op.
   const StoredTensor& taken(Flow& flow, const char* what) {
     return flow.materialise(op_.name + what, Role::workspace, Operand(planner_.request().dtype));
   }
 
-  // A step that makes the value.
+  // Adds the step that computes the value.
   void given(Flow& flow, Pass pass, const std::vector<const StoredTensor*>& in, Body body) {
     const bool forward = pass == Pass::forward;
     const StoredTensor& out = planner_.tensor(
@@ -76,7 +76,7 @@ class OpaqueStage final : public OutsideStage {
  public:
   OpaqueStage(Planner& planner, OpState& op, const OpaqueOp& own)
       : OutsideStage(planner, op, "opaque"), own_(own) {}
-  // Whether it has parameters of its own is not known, so its backward always runs.
+  // An opaque op may have parameters that the library does not know. Its backward pass always runs.
   [[nodiscard]] bool trains() const override { return static_cast<bool>(own_.backward); }
 
   void forward(Flow& flow) override {
@@ -100,7 +100,7 @@ class OpaqueStage final : public OutsideStage {
 
 using Exchange = void (Collectives::*)(const View& in, const View& out, void* stream);
 
-// By Exchanged::Kind.
+// Indexed by Exchanged::Kind.
 constexpr std::array<Exchange, 4> kExchanges{
     nullptr, &Collectives::all_reduce, &Collectives::all_gather, &Collectives::reduce_scatter};
 

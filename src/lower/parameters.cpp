@@ -1,4 +1,4 @@
-// Parameters, their gradients, and formats of operands.
+// Parameters, their gradients, and the formats of operands.
 #include "lower/parameters.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterTensor& p,
   });
   if (to == p.grad) return;
   flow.later([&planner, op, to, grad = p.grad] {
-    // The finished sum is added once.
+    // A second step adds the complete sum to the gradient once.
     Flow add(planner, Pass::backward);
     add.op(op);
     add.begin(*to);

@@ -1,4 +1,4 @@
-// Parameters with their gradients, and formats of operands.
+// Parameters, their gradients, and the formats of operands.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace tenon {
 
-// A parameter of an op: a row vector or a weight, and its gradient if it is wanted.
+// A parameter of an op: a row vector or a weight, and its gradient if it is needed.
 struct ParameterTensor {
   const StoredTensor* value = nullptr;
   const StoredTensor* grad = nullptr;
@@ -17,11 +17,12 @@ struct ParameterTensor {
                               const Initial& initial);
 };
 
-// The column sum of a gradient into a parameter's gradient.
+// Stores the column sum of `v` in the gradient of a parameter.
 void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterTensor& p, const Value& v,
               bool ordered);
 
-// Whether the two encodings of a format hold different codes, so that each product needs its own.
+// True if the rowwise and the columnwise encoding have different codes. Each product then needs its
+// own encoding.
 bool differs(const Format& f);
 
 // An operand with the encodings that its products need.

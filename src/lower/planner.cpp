@@ -1,4 +1,4 @@
-// Tensors and buffers of a plan while it is made.
+// Tensors and buffers of a plan during lowering.
 #include "lower/planner.h"
 
 #include "lower/append.h"
@@ -8,7 +8,7 @@ namespace tenon {
 
 namespace {
 
-// The dimension of a scale tensor that depends on the rows, as a formula.
+// The rows of a scale tensor as a function of the rows of the input.
 RowCount scale_rows(const Format& f, Orientation o, const Factor& rows) {
   const Blocks b = f.blocks(o);
   if (b.single()) return {0, 1, 1, 1};
@@ -33,7 +33,7 @@ const Cut* Planner::cut(Pass pass, size_t op) const {
   return nullptr;
 }
 
-// Two ops of one name are told apart by their position, or by a label of the user's.
+// Ops with equal names differ by their position, or by a label of the user.
 std::string Planner::op_name(size_t op) const {
   const Op& o = data_->chain[op];
   if (!o.label.empty()) return o.label;
@@ -55,7 +55,7 @@ uint32_t Planner::random_stream() {
 }
 
 int Planner::buffer(Buffer b) {
-  static_cast<void>(b.bytes(0));  // refuses a parameter that is too large
+  static_cast<void>(b.bytes(0));  // throws if a parameter is too large
   data_->buffers.push_back(std::move(b));
   return static_cast<int>(data_->buffers.size() - 1);
 }

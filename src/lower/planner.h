@@ -1,4 +1,4 @@
-// Tensors and buffers of a plan while it is made, and where refused steps were cut.
+// Tensors and buffers of a plan during lowering, and the cuts of refused steps.
 #pragma once
 
 #include <deque>
@@ -10,7 +10,8 @@
 
 namespace tenon {
 
-// Where a refused or unwise step was cut: before this op's part of the pass.
+// A cut of a step that was refused or that is slower than two steps. The step ends before this op
+// in this pass.
 struct Cut {
   Pass pass;
   size_t op;
@@ -24,10 +25,11 @@ class Planner {
   Planner(const Planner&) = delete;
   Planner& operator=(const Planner&) = delete;
 
-  // A tensor with buffers of its own. One made again has the scale of the first, and no amax.
+  // A tensor with new buffers. A recomputed tensor (`first` is set) uses the scale of the first one
+  // and has no amax.
   const StoredTensor& tensor(const std::string& name, Role role, const Operand& as, int64_t cols,
                              Factor rows, const StoredTensor* first = nullptr);
-  // The same memory under another shape.
+  // The same memory with another shape.
   const StoredTensor& alias(const StoredTensor& of, int64_t cols, Factor rows);
   const StoredTensor& given(StoredTensor p) { return tensors_.emplace_back(std::move(p)); }
   int buffer(Buffer b);
@@ -46,9 +48,9 @@ class Planner {
   // The number of a new stream of the plan's random state.
   uint32_t random_stream();
 
-  // A finished step joins its pass.
+  // Adds a finished step to its pass.
   virtual void take(Pass pass, PlanStep step);
-  // Whether backward reads all that it needs from the caller, so that nothing is kept for it.
+  // True if the caller passes everything that the backward pass reads, so that nothing is saved.
   [[nodiscard]] virtual bool keeps_nothing() const { return false; }
 
  private:
@@ -57,7 +59,7 @@ class Planner {
   std::deque<StoredTensor> tensors_;
 };
 
-// A step that no maker takes: the planner cuts it and starts again.
+// Thrown if no maker accepts a step. The planner cuts the step and starts again.
 struct Refused {
   Cut cut;
 };

@@ -1,4 +1,4 @@
-// The value and its gradient in the recipe's formats: straight through, so no derivative.
+// Quantises the value and its gradient to the recipe's formats. The derivative is straight-through.
 #include "lower/stage.h"
 
 namespace tenon {

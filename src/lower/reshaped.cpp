@@ -1,4 +1,4 @@
-// The same memory under another shape; the gradient's shape goes back.
+// Lowers a reshape: the same memory with another shape. The gradient gets the original shape.
 #include "lower/stage.h"
 
 namespace tenon {

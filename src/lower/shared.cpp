@@ -1,5 +1,5 @@
-// A value that others read too. Its gradient is the sum of theirs, last reader first, then the main
-// path's.
+// A value with extra readers. Its gradient is the sum of the readers' gradients, last reader first,
+// then the gradient of the main path.
 #include "lower/stage.h"
 
 namespace tenon {

@@ -10,7 +10,7 @@ namespace {
 
 using A = ActivationArgs;
 
-// The ops are a bias, if there is one, and the activation. The value is x, or the halves a and b.
+// The ops are an optional bias and the activation. The value is x, or the halves a and b.
 class ActivationCall {
  public:
   ActivationCall(const Activation& f, const ActivationForm& form)
@@ -66,7 +66,7 @@ class ActivationCall {
     };
   }
 
-  // Two tensors are the halves of one that is nowhere in memory.
+  // Two tensors are treated as the halves of one tensor that does not exist in memory.
   Value input() {
     const StoredTensor& x = call_.in(form_.x, A::x, form_.separate ? form_.cols : wide_);
     if (!form_.separate) return in_memory(x);
@@ -95,8 +95,8 @@ class ActivationCall {
     flow.finish();
   }
 
-  // A tensor, its amax if it has one scale, or the amax alone. `half` is which half of a value of
-  // two the tensor holds.
+  // Stores a tensor, its amax if it has one scale, or only the amax. `half`: which half of a value
+  // with two halves the tensor holds.
   void store(Flow& flow, const Operand& o, bool second, const Value& v,
              const std::optional<ColumnMap>& half) {
     const StoredTensor& to = call_.out(o, second ? A::db : A::y, half ? form_.cols : v->cols,

@@ -13,23 +13,23 @@
 
 namespace tenon {
 
-// All that the step of an activation depends on besides. Operands without a value are absent.
+// Everything else that the step of an activation depends on. Operands without a value are absent.
 struct ActivationForm {
   bool backward = false;
-  int64_t cols = 0;  // of the output; a gated input has twice as many
+  int64_t cols = 0;  // of the output; a gated input has 2·cols
   Layout layout;
   bool separate = false;  // a and b are two tensors
   Precision precision = Precision::native;
   Rounding rounding = Rounding::once;
   Operand x;
   std::optional<Operand> b, grad;
-  std::optional<Operand> y, db;  // y is the output, or dx
+  std::optional<Operand> y, db;  // y is the output (backward: dx)
   std::optional<DType> bias, scale, dbias, dscale, amax;
-  bool y_amax = false, db_amax = false;  // the amax of a tensor with one scale, beside it
-  bool amax_only = false;                // only those: what `current` needs first
+  bool y_amax = false, db_amax = false;  // also store the amax of a tensor with one scale
+  bool amax_only = false;                // store only the amax: first pass of `current` scaling
 };
 
-// Positions of a call's views; tensors take several.
+// Positions of a call's views. A tensor uses several positions.
 struct ActivationArgs {
   enum In : uint32_t {
     x = 0,
@@ -55,7 +55,7 @@ struct ActivationArgs {
 
 Step activation_step(const Activation& f, const ActivationForm& form);
 
-// Equal for equal steps of one f.body; shorter to make than a step.
+// Equal for equal steps of one f.body. Computing the key is faster than building the step.
 Key key(const Activation& f, const ActivationForm& form);
 
 }  // namespace tenon

@@ -55,7 +55,7 @@ class DropoutCall {
   Step backward() {
     Flow flow(call_, Pass::backward);
     flow.begin(call_.in(form_.x, 0, form_.cols));
-    // In evaluation the dropout passes the gradient on, as `eager` rounds it.
+    // In evaluation, dropout passes the gradient through. `eager` still rounds it.
     if (!form_.training && form_.rounding == Rounding::eager) rounds_ = true;
     for (size_t i = stages_.size(); i-- > 0;) {
       if (i == 0 && form_.bias) round(flow);

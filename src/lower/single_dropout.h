@@ -1,4 +1,4 @@
-// residual + dropout(x + bias) as a step, and its derived backward.
+// residual + dropout(x + bias) as a step, and its derived backward step.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,7 @@ struct DropoutForm {
 };
 
 // Inputs x, bias, residual; output y. Backward: input grad; outputs dx, dbias, dresidual. The
-// parameters are the rule's, in training only.
+// parameters are those of DropoutRule, in training only.
 Step dropout_step(const DropoutForm& form);
 Step dropout_backward_step(const DropoutForm& form);
 

@@ -1,4 +1,5 @@
-// Any function of expressions as one call: its arguments are rows and extra inputs of one op.
+// Any function of expressions as one call. Its arguments are row vectors and extra inputs of one
+// op.
 #include "lower/single_fuse.h"
 
 #include "lower/call.h"
@@ -77,7 +78,7 @@ class FuseCall {
         give(flow, kind, *grad, v);
       };
   }
-  // The function reads nothing but its arguments.
+  // The input value of the op. The function never reads it: it reads only its arguments.
   [[nodiscard]] Value nothing() const {
     auto lazy = std::make_shared<Lazy>();
     lazy->cols = form_.cols;

@@ -1,4 +1,4 @@
-// Any function of expressions as a step: broadcast arguments get summed gradients.
+// Any function of expressions as a step. Gradients of broadcast arguments are summed.
 #pragma once
 
 #include <functional>
@@ -19,21 +19,21 @@ struct FuseForm {
   struct Argument {
     Load::From from = Load::From::tile;
     DType dtype = DType::f32;
-    std::optional<DType> gradient;  // backward: wanted in this dtype
+    std::optional<DType> gradient;  // backward: dtype of the gradient, if it is needed
   };
   std::string name;
   Function f;
   std::vector<Argument> arguments;
-  size_t parameters = 0;      // further values of f, given by the call
-  std::optional<DType> grad;  // backward if given: the dtype of the incoming gradient
+  size_t parameters = 0;      // number of further scalar arguments of f, passed by the call
+  std::optional<DType> grad;  // if set, the step is backward: the dtype of the incoming gradient
   DType y = DType::f32;
   int64_t cols = 0;
   Precision precision = Precision::native;
   Rounding rounding = Rounding::once;
 };
 
-// Views of a call: inputs are the arguments, then the incoming gradient; outputs are y, or one view
-// an argument.
+// Views of a call. Inputs: the arguments, then the incoming gradient. Outputs: y, or one view per
+// argument.
 Step fuse_step(const FuseForm& form);
 
 // Equal for equal steps of one f.

@@ -1,4 +1,4 @@
-// A norm as one call: a residual added before it, its statistics, a gradient added after it.
+// A norm as one call, with an optional residual before it, its statistics, and an added gradient.
 #include "lower/single_norm.h"
 
 #include <array>
@@ -80,7 +80,7 @@ class NormCall {
     add.give_extra_grad.resize(1);
     call_.extend(add, Elementwise{add_formula()}).forward(flow);
   }
-  // The input of the norm has another reader, whose gradient this is.
+  // The input of the norm has another reader. This adds the gradient from that reader.
   void add_gradient(Flow& flow) {
     OpState& shared = call_.op(form_.cols, form_.cols);
     const StoredTensor& other = call_.in(*form_.added, A::added, form_.cols);

@@ -1,5 +1,4 @@
-// An extension of the value while it is lowered: what it adds to the forward and to the backward
-// pass.
+// One extension of the value during lowering: what it adds to the forward and the backward pass.
 #pragma once
 
 #include <functional>
@@ -14,24 +13,27 @@
 
 namespace tenon {
 
-// An op of the chain while it is lowered: its tensors, and where its extra ones come from and go.
+// One op of the chain during lowering: its tensors, and the connections of its extra inputs and
+// outputs.
 struct OpState {
   size_t index = 0;
   std::string name;
-  int64_t cols = 0, out_cols = 0;  // of its input and output
+  int64_t cols = 0, out_cols = 0;  // columns of its input and output
   Factor rows, out_rows;
   Keep keep = Keep::input;
   std::vector<ParameterTensor> parameters;
   std::vector<ExtraSchema> extras;
-  // Of a norm in a call: the input and its statistics, where the caller keeps them.
+  // Norms in a call: the caller's tensors for the input and its statistics.
   const StoredTensor* kept_input = nullptr;
   const StoredTensor* kept_mean = nullptr;
   const StoredTensor* kept_rstdev = nullptr;
 
   std::vector<Value> extra_in;  // lazy if a channel of the open step feeds it
-  std::vector<std::function<void(Flow&, const Value&)>> give_extra;       // extra outputs
-  std::vector<std::function<void(Flow&, const Value&)>> give_extra_grad;  // of extra inputs
-  std::vector<std::function<Value(Flow&)>> take_extra_grad;               // of extra outputs
+  std::vector<std::function<void(Flow&, const Value&)>> give_extra;  // extra outputs
+  // gradients of extra inputs
+  std::vector<std::function<void(Flow&, const Value&)>> give_extra_grad;
+  // gradients of extra outputs
+  std::vector<std::function<Value(Flow&)>> take_extra_grad;
 };
 
 class Stage {
@@ -40,19 +42,20 @@ class Stage {
   virtual ~Stage() = default;
   [[nodiscard]] const OpState& op() const { return op_; }
 
-  // Whether a gradient of its own is wanted: of parameters or extra inputs.
+  // True if a gradient of a parameter or of an extra input is needed.
   [[nodiscard]] virtual bool trains() const { return false; }
-  // Before anything is lowered: whether the gradient of its input is wanted, and who makes that.
+  // Called before lowering. `needs_input`: the gradient of the input is needed. `before`: the stage
+  // that computes the input.
   virtual void prepare(bool /*needs_input*/, const Stage* /*before*/) {}
-  // Its output computed again in the backward pass; null if the output itself is kept.
+  // The output, recomputed in the backward pass. Null if the output itself is saved.
   [[nodiscard]] virtual Value again() const { return nullptr; }
   virtual void forward(Flow& flow) = 0;
   virtual void backward(Flow& flow, bool needs_input) = 0;
 
-  bool first = true, last = true;  // of the op's extensions
+  bool first = true, last = true;  // first and last extension of the op
 
  protected:
-  // `eager` rounds what leaves an op, in both passes.
+  // `eager` rounds the values between ops, in both passes.
   [[nodiscard]] Expr leaving(Expr e) const { return last ? planner_.between(e) : e; }
   [[nodiscard]] Expr leaving_backward(Expr e) const { return first ? planner_.between(e) : e; }
 
@@ -60,7 +63,7 @@ class Stage {
   OpState& op_;
 };
 
-// One file a kind of extension.
+// Each kind of extension has its own file.
 std::unique_ptr<Stage> make_stage(Planner& planner, OpState& op, const Elementwise& e);
 std::unique_ptr<Stage> make_stage(Planner& planner, OpState& op, const Normalised& e);
 std::unique_ptr<Stage> make_stage(Planner& planner, OpState& op, const Multiplied& e);
@@ -68,7 +71,7 @@ std::unique_ptr<Stage> make_stage(Planner& planner, OpState& op, const Reshaped&
 std::unique_ptr<Stage> make_stage(Planner& planner, OpState& op, const Quantised& e);
 std::unique_ptr<Stage> make_stage(Planner& planner, OpState& op, const Shared& e);
 std::unique_ptr<Stage> make_stage(Planner& planner, OpState& op, const Exchanged& e);
-// An op of the caller's own.
+// An opaque op of the caller.
 std::unique_ptr<Stage> make_opaque(Planner& planner, OpState& op, const OpaqueOp& e);
 
 }  // namespace tenon

@@ -1,4 +1,4 @@
-// Runs a formula on loads that stand for its sources, and differentiates it by each.
+// Evaluates a formula on placeholder loads of its sources, and differentiates it by each source.
 #include "lower/trace.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace tenon {
 
 namespace {
 
-// Sources are loads, and so are numbers that have no gradient.
+// Each source is a load. Numbers without a gradient are loads too.
 class Tracer final : public Element {
  public:
   explicit Tracer(size_t inputs) {
@@ -27,8 +27,8 @@ class Tracer final : public Element {
   Graph graph;
   std::vector<Expr> inputs;
   std::vector<Source> sources;
-  std::vector<Expr> loads;  // of the sources
-  uint32_t slots = 0;       // of all loads
+  std::vector<Expr> loads;  // loads of the sources
+  uint32_t slots = 0;       // number of all loads
   bool draws = false;
 
  private:

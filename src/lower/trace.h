@@ -1,4 +1,4 @@
-// What a formula reads, and what each of its gradients mentions: found once, on a graph of its own.
+// The sources that a formula and its gradients read, found once on a separate graph.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace tenon {
 
-// Where a formula's numbers come from: those that have gradients.
+// A number with a gradient that a formula reads.
 struct Source {
   enum class Kind : uint8_t { input, parameter, extra };
   Kind kind;
@@ -19,16 +19,16 @@ struct Source {
 
 struct Trace {
   struct Gradient {
-    bool seed = false;           // it is the incoming gradient itself
-    std::vector<bool> mentions;  // by source
+    bool seed = false;           // the gradient equals the incoming gradient
+    std::vector<bool> mentions;  // by source: the gradient reads it
   };
 
-  std::vector<Source> sources;      // the inputs, then others in the order of their first use
-  std::vector<Gradient> gradients;  // of each source
-  bool identity = false;            // the formula is its first input
-  bool random = false;              // it reads random bits
+  std::vector<Source> sources;      // the inputs, then the others in the order of first use
+  std::vector<Gradient> gradients;  // by source
+  bool identity = false;            // the formula returns its first input
+  bool random = false;              // the formula reads random bits
 
-  [[nodiscard]] size_t at(Source::Kind kind, size_t number) const;  // of `sources`
+  [[nodiscard]] size_t at(Source::Kind kind, size_t number) const;  // index in `sources`
   [[nodiscard]] bool reads(Source::Kind kind, size_t number) const {
     return at(kind, number) < sources.size();
   }

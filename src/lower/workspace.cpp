@@ -1,4 +1,4 @@
-// Workspace buffers that never live at once share a slot.
+// Assigns workspace slots: buffers with disjoint lifetimes share a slot.
 #include "lower/workspace.h"
 
 #include <algorithm>
@@ -22,11 +22,11 @@ void assign_slots(PlanData& d) {
     }
   const int turn = static_cast<int>(d.forward.size());
   d.slot_of.assign(n, kNoBuffer);
-  std::vector<int> busy;  // until when, by slot
+  std::vector<int> busy;  // by slot: the last step that uses it
   for (size_t b = 0; b < n; ++b) {
     Buffer& buffer = d.buffers[b];
     if (buffer.role != Role::workspace || first[b] < 0) continue;
-    // What backward reads of forward's must outlive it.
+    // A forward buffer that the backward pass reads must be saved between the passes.
     if (first[b] < turn && last[b] >= turn) buffer.role = Role::saved;
   }
   std::vector<size_t> order;

@@ -1,11 +1,11 @@
-// Shares workspace between buffers over time.
+// Assigns shared workspace slots to buffers.
 #pragma once
 
 #include "lower/data.h"
 
 namespace tenon {
 
-// Gives every workspace buffer a slot. A buffer that both passes use becomes a saved one.
+// Assigns a slot to every workspace buffer. A buffer that both passes use becomes a saved buffer.
 void assign_slots(PlanData& d);
 
 }  // namespace tenon
