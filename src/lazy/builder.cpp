@@ -1,4 +1,4 @@
-// Loads and stores of encoded operands.
+// Builds the loads and stores of encoded operands.
 #include "lazy/builder.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Collects loads and stores into a step.
+// Collects the loads and stores of a step.
 #pragma once
 
 #include <string>
@@ -33,16 +33,16 @@ class StepBuilder {
     return load({.from = Load::From::total, .arg = static_cast<uint32_t>(totals_.size() - 1)});
   }
 
-  // What makes a step a norm's, forward or backward. All that is said of one `op`'s gradient is one
-  // part; nodes that no store needs are left out.
+  // Record the nodes of a norm, forward or backward. They form the head of the step. Nodes of one
+  // `op`'s gradient are merged into one part. Nodes that no store needs are removed.
   void norm(const Norm::Part& part) { norms_.push_back(part); }
   void norm_grad(size_t op, const NormGrad::Part& part);
 
-  // An element of an operand whose views start at `arg`: codes times their scale.
+  // An element of an operand whose views start at `arg`: the code times its scale.
   Expr load(const Operand& o, uint32_t arg, const ColumnMap& columns);
 
-  // One value a column map, all of one tensor of `cols` columns whose views start at `arg`; `scale`
-  // is the input with the multiplier of delayed or the amax of current.
+  // Stores one value per column map. All values belong to one tensor of `cols` columns whose views
+  // start at `arg`. `scale` is the input view with the multiplier (delayed) or the amax (current).
   struct Part {
     Expr value;
     ColumnMap columns;
@@ -50,16 +50,16 @@ class StepBuilder {
   void store(const Operand& o, uint32_t arg, uint32_t scale, int64_t cols,
              std::span<const Part> parts);
 
-  // A formula that is a constant has no graph; its gradients are zero.
+  // A constant formula has no graph. Its gradients are zero.
   std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
     return tenon::grad({graph_.get(), graph_->id(out)}, seed, wrt);
   }
 
-  // Loads that no store needs are left out: a derivative does not mention all of its inputs.
+  // Removes loads that no store needs: a derivative may not read all inputs.
   Step finish();
 
  private:
-  [[nodiscard]] Head norm_head();  // with the nodes as they were said
+  [[nodiscard]] Head norm_head();  // with node numbers from before the removal
 
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   Step step_;

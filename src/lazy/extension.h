@@ -1,4 +1,5 @@
-// What an op may say: how it extends a lazy value. The lowering derives the backward pass from it.
+// The ways in which an op can extend a lazy value. The lowering derives the backward pass from
+// them.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +14,15 @@
 
 namespace tenon {
 
-// The numbers of one element that a formula reads besides its inputs.
+// The numbers of one element that a formula reads in addition to its inputs.
 class Element {
  public:
   virtual ~Element() = default;
-  virtual Expr parameter(size_t number) = 0;  // of the op's row vectors: the element's column
-  virtual Expr extra(size_t number) = 0;      // of the op's extra inputs
+  virtual Expr parameter(size_t number) = 0;  // row vector of the op, at the column of the element
+  virtual Expr extra(size_t number) = 0;      // extra input of the op
   virtual Expr random() = 0;                  // 16 random bits as a number
-  virtual Expr constant(float value) = 0;     // a kernel argument: a new value compiles nothing
+  // a kernel argument: a new value does not recompile the kernel
+  virtual Expr constant(float value) = 0;
 };
 using Formula = std::function<Expr(Element&, std::span<const Expr> inputs)>;
 
@@ -30,27 +32,27 @@ struct Elementwise {
   std::optional<Layout> halves = {};
 };
 
-// value := (value − mean)·rstdev·gamma + beta by rows. Parameter 0 is gamma, parameter 1 beta, as
-// far as the kind has them.
+// value := (value − mean)·rstdev·gamma + beta, by rows. Parameter 0 is gamma and parameter 1 is
+// beta, if the kind has them.
 struct Normalised {
   NormKind kind;
   float eps;
   bool zero_centered_gamma = false;
 };
 
-// value := value·wᵀ; w is parameter 0, one row for each column of the result.
+// value := value·wᵀ. w is parameter 0. It has one row per column of the result.
 struct Multiplied {};
 
-// value := the same numbers in rows of another length.
+// value := the same elements in rows of another length.
 struct Reshaped {};
 
-// value := what the recipe's encoding of it reads back as.
+// value := the value after a round trip through the recipe's encoding.
 struct Quantised {};
 
-// The value also goes to the op's extra output.
+// The value is also written to the op's extra output.
 struct Shared {};
 
-// value := what the ranks of a group make of it.
+// value := the result of a collective over the ranks of a group.
 struct Exchanged {
   enum class Kind : uint8_t { none, all_reduce, all_gather, reduce_scatter };
   Kind forward, backward;

@@ -1,4 +1,4 @@
-// Norms of rows: their formulas, over any source of row totals, and the nodes that a head names.
+// Formulas of row norms for any source of row totals, and the nodes that the head of a step names.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@ namespace tenon {
 
 using RowTotal = std::function<Expr(Expr)>;
 struct NormStatistics {
-  std::optional<Expr> mean;  // of layer only
+  std::optional<Expr> mean;  // layer only
   Expr from_mean, rstdev;
 };
 NormStatistics norm_statistics(NormKind kind, int64_t cols, Expr x, Expr eps,
