@@ -1,4 +1,4 @@
-// Activations and formulas as ops: act("x*sigmoid(x)"), swiglu(layout=swapped).
+// Activations and formulas as ops, for example act("x*sigmoid(x)") and swiglu(layout=swapped).
 #include "expr/nearest.h"
 #include "ops/formulas.h"
 #include "ops/op.h"
@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::string_view kAct = "act";
 
-// The first argument of act, or the one of that name; its parameters are arguments too.
+// The formula text of act: its first argument, or the argument of that name. The parameters of the
+// formula are arguments too.
 std::string formula_of(const Op& op, const std::string& who) {
   for (const OpArgument& a : op.arguments)
     if (a.name.empty() || a.name == "formula")

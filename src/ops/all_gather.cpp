@@ -1,4 +1,4 @@
-// all_gather: the rows of all ranks of a group, in the order of the ranks.
+// all_gather: concatenates the rows of all ranks of a group, in rank order.
 #include "ops/op.h"
 
 namespace tenon {

@@ -9,8 +9,8 @@ OpSchema all_reduce_op() {
       .summary = "the sum over the ranks of the request's Collectives",
       .forward = [](const OpCall& call) -> std::vector<Extension> {
         if (call.ranks == 1) return {};
-        // What follows a sum over ranks is the same on all of them, and so is its gradient: that of
-        // one rank's summand is the sum's own.
+        // After the sum, all ranks have the same value and the same gradient. The gradient of one
+        // rank's summand is the gradient of the sum, so the backward pass needs no collective.
         return {Exchanged{Exchanged::Kind::all_reduce, Exchanged::Kind::none}};
       },
   };

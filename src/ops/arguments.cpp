@@ -1,4 +1,4 @@
-// Messages name the op, the argument, its value and the rule.
+// Checks the arguments of an op. Messages name the op, the argument, its value and the rule.
 #include "ops/arguments.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ void Arguments::check(const ArgumentSchema& a) const {
   require(n && std::fabs(*n) <= kMost, who_, ": ", a.name, " is '", shown(*found),
           "'; it must be a number of fp32, at most 3.4028235e38 in size");
   if (a.kind == Kind::number) {
-    // Limits are those of the fp32 number that a kernel gets.
+    // The limits apply to the fp32 number that the kernel receives.
     const auto value = static_cast<double>(static_cast<float>(*n));
     require(value >= a.least && value <= a.most, who_, ": ", a.name, " is ", static_cast<float>(*n),
             "; ", range_of(a));

@@ -1,4 +1,4 @@
-// The arguments of an op: what its schema allows, and what a chain gives.
+// The arguments of an op: the schema, and the values from a chain.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +13,19 @@
 
 namespace tenon {
 
-// Columns of a tensor, and every other number that an op is given.
+// Limit for the columns of a tensor, and for every other number argument of an op.
 constexpr int64_t kMostCols = int64_t{1} << 40;
 
 struct ArgumentSchema {
-  // columns: those of the op's input, checked if given; count: a whole number from 1.
+  // columns: the columns of the op's input, checked if given. count: an integer of at least 1.
   enum class Kind : uint8_t { columns, count, number, flag, text };
   std::string name;
   Kind kind = Kind::number;
-  std::optional<double> value = {};  // of a number or a flag that is not given
+  std::optional<double> value = {};  // default of a number or a flag
   double least = -std::numeric_limits<double>::infinity();
   double most = std::numeric_limits<double>::infinity();
-  std::string missing = {};  // required: the message if it is not given
-  bool by_name = false;      // has no position
+  std::string missing = {};  // set if the argument is required: the message if it is missing
+  bool by_name = false;      // by name only, not by position
 };
 inline ArgumentSchema columns(std::string name) {
   return {.name = std::move(name), .kind = ArgumentSchema::Kind::columns};
@@ -41,19 +41,20 @@ inline ArgumentSchema text(std::string name) {
   return {.name = std::move(name), .kind = ArgumentSchema::Kind::text};
 }
 
-// The arguments of one op of a chain. Each is checked when this is made; `op` must outlive it.
+// The arguments of one op of a chain. The constructor checks each of them. `op` must outlive this
+// object.
 class Arguments {
  public:
   Arguments(const Op& op, std::vector<ArgumentSchema> schema, std::string who);
 
   [[nodiscard]] const std::string& who() const { return who_; }
-  [[nodiscard]] double number(std::string_view name) const;  // given, or its default
+  [[nodiscard]] double number(std::string_view name) const;  // the given value or the default
   [[nodiscard]] bool flag(std::string_view name) const { return number(name) != 0; }
   [[nodiscard]] int64_t count(std::string_view name) const {
     return static_cast<int64_t>(number(name));
   }
   [[nodiscard]] std::optional<std::string> text(std::string_view name) const;
-  // The number that the op says its input has, if it does.
+  // The input columns that the op states, if any.
   [[nodiscard]] std::optional<int64_t> columns() const;
 
  private:

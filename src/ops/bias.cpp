@@ -1,4 +1,4 @@
-// bias(n): y = x + b, one value per column.
+// bias(n): y = x + b, with one value of b per column.
 #include "ops/formulas.h"
 #include "ops/op.h"
 

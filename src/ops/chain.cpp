@@ -1,4 +1,4 @@
-// Chain text to ops and back: one loop over items, no recursion.
+// Parses a chain text to ops and prints ops as text, with one loop over items and no recursion.
 #include "tenon/chain.h"
 
 #include <algorithm>
@@ -16,18 +16,18 @@ namespace tenon {
 
 namespace {
 
-// Names come from outside and may be long.
+// Names are user input and may be long.
 std::string shortened(std::string_view name) {
   constexpr size_t kMost = 40;
   return name.size() > kMost ? str(name.substr(0, kMost), "...") : std::string(name);
 }
 
-// Bytes that a quoted text cannot hold; a tab is a space.
+// Bytes that a quoted text cannot hold. A tab counts as a space.
 bool is_control(char c) {
   return (static_cast<unsigned char>(c) < ' ' && c != '\t') || c == '\x7f';
 }
 
-// As values these names would pass for numbers, which are finite.
+// Names such as `inf` and `nan`. As values they look like numbers, but numbers must be finite.
 bool is_not_finite(std::string_view name) {
   std::string lower(name.substr(0, 9));
   for (char& c : lower) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
@@ -169,7 +169,7 @@ class Parser {
     return out;
   }
 
-  // Nothing that continues the last item or starts another.
+  // Throws for a character that neither continues the last item nor starts a new one.
   [[noreturn]] void after_item() {
     const char c = text_[at_];
     const bool labelled = !op_->label.empty();
@@ -189,7 +189,7 @@ class Parser {
     return text_.substr(start, at_ - start);
   }
 
-  // Of the next byte; it only moves forward.
+  // Position of the next byte. It only moves forward.
   Position position() {
     for (; seen_ < at_; ++seen_)
       if (text_[seen_] == '\n') {
@@ -199,7 +199,7 @@ class Parser {
     return {line_, static_cast<int64_t>(at_ - line_start_) + 1};
   }
 
-  // Past spaces and comments; 0 at the end.
+  // Skips spaces and comments. Returns 0 at the end.
   char peek() {
     for (; at_ < text_.size(); ++at_) {
       if (text_[at_] == '#') at_ = std::min(text_.find('\n', at_), text_.size());
@@ -226,14 +226,14 @@ class Parser {
 
   std::string_view text_;
   size_t at_ = 0;
-  size_t seen_ = 0, line_start_ = 0;  // for positions
+  size_t seen_ = 0, line_start_ = 0;  // state of position()
   int64_t line_ = 1;
   Chain chain_;
   Op* op_ = nullptr;                            // the last item
-  std::unordered_set<std::string_view> names_;  // of the item's arguments
+  std::unordered_set<std::string_view> names_;  // argument names of the current item
 };
 
-// The shortest digits that read back equal, exponents as people write them: 1e-5 and not 1e-05.
+// The shortest digits that parse to the same value, with short exponents: 1e-5, not 1e-05.
 void append_number(std::string& out, double value) {
   const std::string digits = str(value);
   const size_t e = digits.find('e');
@@ -278,8 +278,8 @@ std::string text_of(std::span<const Op> chain) {
   return out;
 }
 
-// The rules of the text for an op that did not come from one: its text is a key, so that it must
-// not read as something else.
+// Checks an op that was not parsed from text against the rules of the text. The printed text is a
+// cache key, so it must parse to the same op.
 void check(const Op& op, size_t index) {
   const auto rule = [&](bool holds, const auto&... what) {
     if (holds) return;
@@ -324,9 +324,10 @@ void check_size(const std::string& canonical) {
 }  // namespace
 
 Chain parse_chain(std::string_view text) {
-  const FpMode ieee;  // a number's bits must not depend on the host's mode
+  const FpMode ieee;  // the parsed bits must not depend on the host's rounding mode
   Chain chain = Parser(text).run();
-  // What is read can be printed and read again; `1e4` grows to `10000`, nothing to its double.
+  // Every parsed chain must have a printed form within the limit. Printing can make a text longer
+  // (`1e4` becomes `10000`) but never twice as long.
   if (text.size() > kMaxChainBytes / 2) check_size(text_of(chain));
   return chain;
 }

@@ -1,4 +1,4 @@
-// dropout(p): y = x·scale where 16 random bits reach the threshold, else 0.
+// dropout(p): y = x·scale if 16 random bits are at least the threshold, else 0.
 #include <cmath>
 
 #include "ops/formulas.h"

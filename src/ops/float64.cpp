@@ -1,4 +1,4 @@
-// What float64 forms share.
+// Helper functions of the float64 forms of ops.
 #include "ops/float64.h"
 
 namespace tenon {

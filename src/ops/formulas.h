@@ -1,4 +1,4 @@
-// Formulas of ops that are also calls of their own.
+// Formulas of ops that are also available as single calls.
 #pragma once
 
 #include <vector>
@@ -12,7 +12,8 @@ namespace tenon {
 Formula bias_formula();
 Formula add_formula();
 Formula dropout_formula(const DropoutRule& rule);
-// `values` are those of the activation's parameters. A scaled one reads its scale as extra input 0.
+// `values` are the values of the activation's parameters. A scaled activation reads its scale as
+// extra input 0.
 Formula activation_formula(const Activation& f, std::vector<float> values);
 
 }  // namespace tenon

@@ -9,7 +9,7 @@ namespace {
 
 using Stored = Run64::Stored;
 
-// Of a sum of n products.
+// Expected magnitude of a sum of n products.
 double size_of(int64_t n, const Matrix64& a, const Matrix64& b) {
   return std::sqrt(static_cast<double>(n)) * root_mean_square(a) * root_mean_square(b);
 }
@@ -42,7 +42,8 @@ OpSchema linear_op() {
                       .rows = "out",
                       .initial =
                           [](const OpCall& call) {
-                            // A third of the variance passes, whatever the width.
+                            // A uniform distribution with this bound keeps one third of the
+                            // variance, for every width.
                             const float bound = 1 / std::sqrt(static_cast<float>(call.cols));
                             return Initial{-bound, bound};
                           }}},

@@ -1,4 +1,4 @@
-// The registry: one line an op.
+// The registry of ops, one line per op.
 #include <algorithm>
 
 #include "ops/op.h"
@@ -44,7 +44,7 @@ OpUse OpUse::of(const Op& op, const std::string& who) {
   const std::span<const OpSchema> all = op_schemas();
   const auto at = std::ranges::find(all, op.name, &OpSchema::name);
   OpSchema schema = at != all.end() ? *at : activation_op(op, who);
-  // What is kept for the backward pass is the lowering's affair, for every op alike.
+  // Every op accepts `keep`. The lowering implements it, so schemas do not list it.
   if (std::ranges::find(schema.arguments, "keep", &ArgumentSchema::name) ==
       schema.arguments.end()) {
     ArgumentSchema keep = text("keep");

@@ -5,7 +5,7 @@ namespace tenon {
 
 namespace {
 
-constexpr double kUnit = 0x1p-24;  // half an ulp of fp32 at 1
+constexpr double kUnit = 0x1p-24;  // 0.5 ulp of fp32 at 1
 
 struct Norm64 {
   NormKind kind;
@@ -23,8 +23,8 @@ struct Norm64 {
     return g;
   }
 
-  // x becomes (x − mean)·rstdev; gives rstdev. In a row of nearly equal numbers rstdev makes the
-  // rounding of the mean the largest error of all.
+  // Replaces x by (x − mean)·rstdev and returns rstdev. If the values of a row are nearly equal,
+  // rstdev is large, and the rounding error of the mean dominates.
   double normalise(double* x) const {
     const int64_t cols = call.cols;
     const auto eps = static_cast<double>(static_cast<float>(call.arguments.number("eps")));
@@ -87,7 +87,8 @@ struct Norm64 {
     const double mean = layer() ? sum / count : 0;
     for (int64_t c = 0; c < cols; ++c) {
       const double part = h[c] * along / count;
-      const double terms = std::fabs(w[c]) + std::fabs(mean) + std::fabs(part);  // may cancel
+      // magnitude of a sum that may cancel
+      const double terms = std::fabs(w[c]) + std::fabs(mean) + std::fabs(part);
       w[c] = s * (w[c] - mean - part + run.noise() * 2 * kUnit * terms);
     }
   }

@@ -1,4 +1,4 @@
-// What the norms' schemas share.
+// Shared parts of the schemas of norms.
 #pragma once
 
 #include "ops/op.h"
@@ -9,7 +9,7 @@ inline ArgumentSchema eps_argument(double value) {
   return {.name = "eps", .value = value, .least = 0};
 }
 
-// A gamma that is zero centered starts at 0 and means gamma + 1.
+// A zero-centered gamma starts at 0, and the factor is gamma + 1.
 inline ParameterSchema gamma_parameter() {
   return {.name = "gamma", .initial = [](const OpCall& call) {
             const float one = call.arguments.flag("zero_centered_gamma") ? 0.0F : 1.0F;

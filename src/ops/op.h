@@ -1,5 +1,5 @@
-// One op: its schema, its forward pass on lazy values and its float64 form. Each is one file of
-// this folder; list.cpp names them all.
+// The definition of one op: its schema, its forward pass on lazy values and its float64 form. Each
+// op has one file in this folder. list.cpp names them all.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@
 
 namespace tenon {
 
-// What an op knows when it extends the value.
+// The data that an op has when it extends the value.
 struct OpCall {
   const Arguments& arguments;
-  int64_t cols = 0;  // of its input
+  int64_t cols = 0;  // columns of its input
   bool training = true;
-  int64_t ranks = 1;  // of the group that collectives run in
+  int64_t ranks = 1;  // size of the group of the collectives
 };
 
 // A parameter has as many columns as the op's input.
 struct ParameterSchema {
   std::string name;
-  // One row, unless the argument of this name says how many.
+  // One row, or the value of the argument with this name.
   std::string rows = {};
   std::function<Initial(const OpCall&)> initial = [](const OpCall&) { return Initial{}; };
 };
@@ -40,47 +40,47 @@ struct ExtraSchema {
   Kind kind = Kind::tensor;
 };
 
-// Rows of the output are the input's times rows_mul ÷ rows_div.
+// The output has rows·rows_mul ÷ rows_div rows.
 struct OutputShape {
   int64_t cols = 0, rows_mul = 1, rows_div = 1;
 };
 
 struct OpSchema {
   std::string name;
-  std::string summary;  // one line for documents
+  std::string summary;  // one line for the documentation
   std::vector<ArgumentSchema> arguments = {};
   std::vector<ParameterSchema> parameters = {};
   std::vector<ExtraSchema> extra_inputs = {};
   std::vector<std::string> extra_outputs = {};
-  bool same_columns = true;  // else `output` says how many there are
+  bool same_columns = true;  // if false, `output` computes the columns
   std::function<OutputShape(const OpCall&)> output = [](const OpCall& call) {
     return OutputShape{.cols = call.cols};
   };
-  // How it extends the value, in order; an op without extensions passes it on.
+  // The extensions of the value, in order. An op without extensions passes the value through.
   std::function<std::vector<Extension>(const OpCall&)> forward = {};
   Float64 float64 = {};
 };
 
-// All ops but the activations, which the registry of formulas holds.
+// All ops except activations. The registry of formulas holds the activations.
 std::span<const OpSchema> op_schemas();
-// Whether a chain may name it: an op, an activation, or act for a formula.
+// True if a chain may use the name: an op, an activation, or act for a formula.
 bool is_op(const std::string& name);
 
-// An op of a chain: the schema that its name means, and its arguments. `op` must outlive it.
+// An op of a chain: the schema of its name, and its arguments. `op` must outlive this object.
 struct OpUse {
   std::shared_ptr<const OpSchema> schema;
   Arguments arguments;
 
-  // `who` names it in messages. Throws what is wrong with it, as far as its text tells.
+  // `who` names the op in messages. Throws if the op is invalid, as far as its text shows.
   static OpUse of(const Op& op, const std::string& who);
-  // Throws if its input cannot have so many columns.
+  // Throws if the input of the op cannot have `cols` columns.
   void check_columns(int64_t cols) const;
 };
 
 // The schema of an activation or a formula, with its arguments.
 OpSchema activation_op(const Op& op, const std::string& who);
 bool is_activation(const std::string& name);
-// How the halves of a gated op are laid out.
+// The layout of the halves of a gated op.
 Layout layout_of(const Arguments& a);
 
 }  // namespace tenon

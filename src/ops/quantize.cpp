@@ -1,4 +1,4 @@
-// quantize: the value as the recipe's encoding of it reads back.
+// quantize: the value after a round trip through the recipe's encoding.
 #include "ops/op.h"
 
 namespace tenon {

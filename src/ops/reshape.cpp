@@ -1,4 +1,4 @@
-// reshape(cols): the same numbers in rows of another length.
+// reshape(cols): the same elements in rows of another length.
 #include "ops/op.h"
 
 namespace tenon {
