@@ -1,5 +1,4 @@
-// The contract between planning and backends: makers that return a kernel, two steps in its place,
-// or say why not.
+// The interface between planning and backends: a maker returns a kernel, two steps, or a refusal.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +16,11 @@
 
 namespace tenon {
 
-// Bytes that RunArgs::workspace begins at a multiple of, and those that it should where it can: a
-// line of a GPU's cache, since only whole lines of partial sums are discarded.
+// Required and preferred alignment of RunArgs::workspace, in bytes. The preferred value is one GPU
+// cache line: kernels discard partial sums from the cache only by whole lines.
 inline constexpr int64_t kWorkspaceAlignment = 64, kWorkspaceLine = 128;
 
-// All that differs from call to call.
+// Everything that differs between calls.
 struct RunArgs {
   int64_t rows = 0;
   std::span<const View> in, out;
@@ -34,33 +33,35 @@ struct RunArgs {
 class Kernel {
  public:
   virtual ~Kernel() = default;
-  // Whether it takes a call: addresses and sizes may not suit it. Asked before every run.
+  // True if the kernel accepts the addresses and sizes of a call. Checked before every run.
   [[nodiscard]] virtual bool fits(const RunArgs& /*call*/) const { return true; }
-  // Whether it takes every call, so that no other kernel is needed.
+  // True if the kernel accepts every call, so that no other kernel is needed.
   [[nodiscard]] virtual bool fits_all() const { return true; }
-  // From how many rows of a call it is the better choice than what follows it in the list.
+  // From this number of rows on, the kernel is faster than the next kernel in the list.
   [[nodiscard]] virtual int64_t least_rows() const { return 0; }
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
-  virtual void prepare() const {}  // does ahead what the first run would do, e.g. compile
-  virtual void prepare_for(const RunArgs& /*call*/) const { prepare(); }  // what this one would
-  // What a device's own compiler is given, for those who compile ahead or want to read it.
+  virtual void prepare() const {}  // does the one-time work of the first run, e.g. compilation
+  // the same for the kernels that this call needs
+  virtual void prepare_for(const RunArgs& /*call*/) const { prepare(); }
+  // The inputs of the device's compiler, for compilation ahead of time and for inspection.
   [[nodiscard]] virtual std::vector<std::string> texts() const { return {}; }
-  // Those of them that a call runs.
+  // The subset of texts() that a call runs.
   [[nodiscard]] virtual std::vector<std::string> texts_for(const RunArgs& /*call*/) const {
     return texts();
   }
-  // Called in IEEE arithmetic: nearest rounding, no traps, no flush to zero.
+  // Runs in IEEE arithmetic: round to nearest, no traps, no flush to zero.
   virtual void run(const RunArgs& args) const = 0;
 };
 
 struct Refusal {
   std::string why;
-  bool other_head = false;  // the maker is for steps of another head, which says nothing
+  // the maker handles only other heads; such a refusal carries no information
+  bool other_head = false;
 };
 
-// Two steps in place of one. Both have the views of the step; `count` matrices of `stride` columns
-// are between them, outputs of the first from `out` on and inputs of the second from `in` on. The
-// second has the rows of the step's body.
+// Two steps in place of one. Both have the views of the original step. Between them are `count`
+// matrices of `stride` columns: outputs of the first step from `out` on, and inputs of the second
+// step from `in` on. The second step has as many rows as the body of the original step.
 struct Split {
   Step first, second;
   std::string_view what;    // is between them
@@ -71,24 +72,25 @@ struct Split {
 };
 using Attempt = std::variant<std::shared_ptr<const Kernel>, Refusal, Split>;
 
-// All that a maker knows of the machine is the target.
+// A maker knows the machine only through the target.
 struct Maker {
   std::string_view name;
   Attempt (*make)(const Step&, const Target&);
 };
 
-// Best maker first; the last one takes everything the device can do at all.
+// Makers in order of preference. The last maker accepts every step that the device can run.
 struct Backend {
   std::string_view name;
   Device device;
   std::span<const Maker> makers;
-  // The target that calls of this thread run on; without such a device, the one that plans assume.
+  // The target on which calls of this thread run. If there is no such device, the target that plans
+  // assume.
   const Target& (*here)();
-  // Memory of the device in the order of a stream, for a call that lends none.
+  // Stream-ordered device memory, for a call that passes no workspace.
   void* (*take)(size_t bytes, void* stream);
   void (*give)(void* memory, void* stream);
-  // Takes `count` numbers of a random stream: the state goes to `drawn`, and its offset forward.
-  // All in the order of the stream of work.
+  // Reserves `count` numbers of a random stream, in stream order: copies the state to `drawn` and
+  // advances the offset of `state`.
   void (*draw)(uint64_t* state, uint64_t* drawn, uint64_t count, void* stream);
 };
 

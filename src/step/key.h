@@ -1,4 +1,4 @@
-// Short binary keys of forms: what a step depends on, faster to write than the step is to build.
+// Short binary cache keys. Writing a key is faster than building the step that it identifies.
 #pragma once
 
 #include <optional>
@@ -27,7 +27,7 @@ class Key {
     add(o.format.dtype).add(o.format.scaling).add(o.format.eps);
     return flags(o.format.powers(), o.format.swizzled, o.rowwise, o.columnwise, o.counts);
   }
-  // Up to seven in a byte.
+  // Packs up to seven flags in one byte.
   template <class... Flags>
   Key& flags(Flags... all) {
     unsigned bits = 1;

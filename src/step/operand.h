@@ -1,4 +1,4 @@
-// How a tensor of a call is encoded: all that a step depends on.
+// The encoding of a tensor of a call: everything about the tensor that a step depends on.
 #pragma once
 
 #include "tenon/format.h"
@@ -18,15 +18,15 @@ struct Operand {
         counts(t.health.given()) {}
 
   [[nodiscard]] bool plain() const { return format.scaling == Scaling::none && !columnwise; }
-  // `eager` rounds to this dtype between ops: codes stand for fp32 numbers.
+  // `eager` rounds to this dtype between ops. Encoded tensors represent fp32 numbers.
   [[nodiscard]] DType chain() const { return info(format.dtype).plain ? format.dtype : DType::f32; }
   [[nodiscard]] Orientation read() const {
     return rowwise ? Orientation::rowwise : Orientation::columnwise;
   }
 };
 
-// The views of an operand, one behind the other, as a step counts them.
+// The consecutive views of an operand, in the order that a step uses.
 enum OperandIn : uint32_t { in_data, in_scale_inv, operand_inputs };
-constexpr uint32_t operand_outputs = 5;  // as Encoder::Out
+constexpr uint32_t operand_outputs = 5;  // the same number as Encoder::Out
 
 }  // namespace tenon

@@ -1,4 +1,4 @@
-// The first free view of a step, and loads of it in place of the head's.
+// Splits a step in two: the second step loads the result of the head from memory.
 #include "step/split.h"
 
 #include <algorithm>
@@ -7,13 +7,13 @@ namespace tenon {
 
 namespace {
 
-constexpr int64_t kColumns = 8;  // rows begin at multiples, so that vectors of them can be read
+constexpr int64_t kColumns = 8;  // row stride is a multiple of this, for vector loads
 
 uint32_t inputs_of(const Step& step) {
   uint32_t count = 0;
   const auto has = [&](uint32_t arg) { count = std::max(count, arg + 1); };
   if (const Gemm* const g = step.gemm()) {
-    has(g->a.arg + 1);  // with its scales
+    has(g->a.arg + 1);  // and its scales
     has(g->b.arg + 1);
   }
   for (const Load& l : step.loads) has(l.arg);

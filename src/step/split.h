@@ -1,15 +1,15 @@
-// A step cut in two after its head, for makers that do it in two passes.
+// Splits a step in two after its head, for makers that need two kernels.
 #pragma once
 
 #include "step/backend.h"
 
 namespace tenon {
 
-// The product in memory, then the body as a map: in the chain's dtype in native, where `holds` says
-// that the maker writes it, else in f32.
+// The first step stores the product. The second step is the body as a map. The product is stored in
+// the chain's dtype in native precision if `holds` returns true for that dtype, else in f32.
 Split split_after_product(const Step& step, bool (*holds)(const Step& step, DType dtype));
 
-// Totals of rows in memory, then everything else as a map that reads them.
+// The first step stores the row totals. The second step is a map that reads them and does the rest.
 Split split_after_totals(const Step& step);
 
 }  // namespace tenon

@@ -1,4 +1,4 @@
-// What a step says of itself.
+// Properties of a step: keys, sizes, precision and its text form.
 #include "step/step.h"
 
 #include <algorithm>
@@ -57,7 +57,7 @@ std::string text(const Gemm& g) {
   return str(text(g.a), "*", text(g.b), "[", g.inner, "x", g.cols, "]");
 }
 
-// Codes and scales of a tensor with `rows` rows.
+// Bytes of the codes and scales of a tensor with `rows` rows.
 int64_t encoded_bytes(const Format& f, int64_t rows, int64_t cols, Orientation o) {
   int64_t total = rows * cols * info(f.dtype).bytes;
   if (f.scaling != Scaling::none) {
@@ -67,7 +67,7 @@ int64_t encoded_bytes(const Format& f, int64_t rows, int64_t cols, Orientation o
   return total;
 }
 
-// Nodes under their new numbers; `image` has none for those that are not in the step.
+// Replaces node numbers in the head. `image` has no new number for nodes that were removed.
 void renumber(Head& head, const std::vector<uint32_t>& image) {
   const auto parts = [&](auto& norm) {
     for (uint32_t& t : norm.totals) t = image[t];
@@ -132,7 +132,8 @@ Precision Step::effective_precision() const {
 
 double Step::native_error() const {
   if (effective_precision() == Precision::strict) return 0;
-  double least = tenon::native_error(DType::e4m3);  // what an amax alone is worth
+  // a step that stores only an amax allows the error of e4m3
+  double least = tenon::native_error(DType::e4m3);
   for (const Store& s : stores)
     if (s.to != Store::To::amax) least = std::min(least, tenon::native_error(s.dtype));
   return least;
@@ -181,7 +182,7 @@ int64_t Step::bytes(int64_t given) const {
       case Load::From::random:
       case Load::From::product:
       case Load::From::total:
-        break;  // made, not read
+        break;  // computed, not read
     }
   }
   for (const Store& s : stores) {

@@ -1,4 +1,4 @@
-// One kernel as data: where each load comes from, the formulas, where each result goes.
+// One kernel as data: the sources of its loads, its formulas, and the destinations of its results.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace tenon {
 
-// Column c of the step lies at (c ÷ block)·stride + c mod block + offset of the tensor, so halves
-// of a gated tensor are read and written in place whatever their layout.
+// Column c of the step is at (c ÷ block)·stride + c mod block + offset of the tensor. Halves of a
+// gated tensor are thus read and written in place, in any layout.
 struct ColumnMap {
   int64_t block = 1, stride = 1, offset = 0;
 
@@ -27,30 +27,31 @@ struct ColumnMap {
 };
 
 struct Load {
-  // block: the scale of an encoded input; random: 16 bits of the stream as a number; product: an
-  // element of the Gemm head; total: a row total of the step.
+  // block: the scale of an encoded input. random: 16 bits of the stream as a number. product: an
+  // element of the Gemm head. total: a row total of the step.
   enum class From : uint8_t { tile, row, column, scalar, parameter, block, random, product, total };
   From from = From::tile;
-  // Which input view, parameter or row total; for random, the ordinal of its Dropout.
+  // Index of the input view, parameter or row total. For random, the index of its Dropout.
   uint32_t arg = 0;
   DType dtype = DType::f32;
   ColumnMap columns = {};
-  bool transposed = false;  // tile: (r, c) lies in row c, column r
-  Format format = {};       // block: of the tensor that is scaled
+  bool transposed = false;  // tile: element (r, c) is in row c, column r
+  Format format = {};       // block: format of the scaled tensor
   Orientation orientation = Orientation::rowwise;
 };
 
 struct Store {
-  // encoded: elements of an encoder's tensor; column: one number a row, which depends on no column.
+  // encoded: elements of an encoder's tensor. column: one value per row, which does not depend on
+  // the column.
   enum class To : uint8_t { tile, column_sum, row_sum, sum, amax, encoded, column };
   To to = To::tile;
-  uint32_t arg = 0;  // which output view, or which encoder
+  uint32_t arg = 0;  // index of the output view or of the encoder
   DType dtype = DType::f32;
   ColumnMap columns = {};
   uint32_t value = 0;  // node of the graph
-  bool join = false;   // amax: the larger of the result and of what the view holds
-  // column_sum: the rows of each aligned block of 32 are added in index order; blocks form the
-  // tree.
+  bool join = false;   // amax: store the maximum of the result and the value in the view
+  // column_sum: the rows of each aligned block of 32 are added in index order. A tree adds the
+  // blocks.
   bool ordered = false;
 };
 
@@ -59,16 +60,17 @@ inline constexpr std::array<std::string_view, 9> kLoadNames{
 inline constexpr std::array<std::string_view, 7> kStoreNames{"tile", "column_sum", "row_sum", "sum",
                                                              "amax", "encoded",    "column"};
 
-// An output whose elements need their neighbours: scales of blocks, transposed copies. Its elements
-// come from the stores that name it, two where a gated gradient is one tensor.
+// An output whose elements depend on their neighbours: it has block scales or a transposed copy.
+// Its elements come from the stores that name it. A gated gradient in one tensor has two such
+// stores.
 struct Encoder {
-  // Its views follow one another in the outputs; scale_inv and health only where there is one.
+  // Its views are consecutive in the outputs. scale_inv and health are used only if they exist.
   enum Out : uint32_t { row_data, row_scale, column_data, column_scale, health, outputs };
 
   Format format;
-  int64_t cols = 0;    // of the tensor
+  int64_t cols = 0;    // columns of the tensor
   uint32_t out = 0;    // the first of its output views
-  uint32_t scale = 0;  // input view: the multiplier of delayed, the amax of current
+  uint32_t scale = 0;  // input view: the multiplier (delayed) or the amax (current)
   bool rowwise = true, columnwise = false, counts = false;
 
   [[nodiscard]] bool has(Orientation o) const {
@@ -83,40 +85,43 @@ struct Encoder {
 };
 inline constexpr std::array kOrientations{Orientation::rowwise, Orientation::columnwise};
 
-// A tensor in a product: codes at input `arg`, scale_inv behind them where the format has one.
+// An operand of a product: codes at input `arg`, and scale_inv at the next input if the format has
+// one.
 struct Matrix {
   uint32_t arg = 0;
   Format format = {};
-  Orientation orientation = Orientation::rowwise;  // which encoding of the tensor the codes are
-  bool transposed = false;                         // the product takes the tensor's transpose
+  // the encoding of the tensor that the codes belong to
+  Orientation orientation = Orientation::rowwise;
+  bool transposed = false;  // the product uses the transpose of the tensor
 };
 
-// product(r, c) = Σ a(r, k)·b(k, c) in fp32, in an order that k alone decides. a is rows x inner,
-// b inner x cols after their transpositions.
+// product(r, c) = Σ a(r, k)·b(k, c) in fp32. The order of the sum depends only on the size of k.
+// After transposition a is rows x inner and b is inner x cols.
 struct Gemm {
   Matrix a, b;
-  int64_t cols = 0;   // a gated body has half as many
-  int64_t inner = 0;  // 0: the call's rows, as in a weight's gradient; the step then fixes its own
+  int64_t cols = 0;  // a gated body has half as many
+  // 0: the rows of the call, as in a weight gradient; the step then fixes its own rows
+  int64_t inner = 0;
 };
 
 inline constexpr uint32_t kNoNode = UINT32_MAX;
 enum class NormKind : uint8_t { layer, rms, l2 };
 
-// Whole rows. `totals` are nodes whose tree sums over the row are loads of later nodes; a node
-// reads totals before its own only.
+// A head for operations on whole rows. `totals` are nodes. Later nodes load the tree sums of these
+// nodes over the row. A node reads only totals with a smaller index than its own.
 struct Norm {
-  // mean = Σx/n (layer), rstdev = rsqrt(Σ(x − mean)²/n + eps), without n for l2, and the normalised
-  // y = (x − mean)·rstdev: nodes of the graph.
+  // Nodes of the graph: mean = Σx/n (layer), rstdev = rsqrt(Σ(x − mean)²/n + eps), without n for
+  // l2, and the normalised y = (x − mean)·rstdev.
   struct Part {
     NormKind kind = NormKind::rms;
     uint32_t x = kNoNode, eps = kNoNode, mean = kNoNode, rstdev = kNoNode, y = kNoNode;
   };
   std::vector<uint32_t> totals;
-  std::vector<Part> parts;  // norms of the step, first to last
+  std::vector<Part> parts;  // norms of the step, in order
 };
 
-// What a norm's backward holds; the nodes that its stores do not need are absent. w is the gradient
-// times gamma, mean and rstdev are the saved ones, normal = (x − mean)·rstdev (not of l2).
+// The nodes of a norm's backward pass. Nodes that no store needs are absent. w is the gradient
+// times gamma, mean and rstdev are the saved statistics, normal = (x − mean)·rstdev (not for l2).
 struct NormGrad {
   struct Part {
     NormKind kind = NormKind::rms;
@@ -142,7 +147,7 @@ inline constexpr std::array<std::string_view, std::variant_size_v<Head>> kHeads{
     "map", "gemm", "norm", "norm_grad"};
 
 // A body over rows x cols elements, after a head. Slot i of the graph reads loads[i]. Within one
-// element all loads come before all stores, which is what makes exact in-place calls right.
+// element all loads come before all stores. Exact in-place calls are therefore correct.
 struct Step {
   std::string name;
   std::shared_ptr<const Graph> graph;
@@ -153,38 +158,40 @@ struct Step {
   int64_t rows = 0;  // 0: the call gives them
   int64_t cols = 0;
   Precision precision = Precision::native;
-  DType dtype = DType::f32;  // of the chain: what a native value between two steps is kept in
+  DType dtype = DType::f32;  // of the chain: native values between two steps are stored in it
 
   [[nodiscard]] bool is_map() const { return std::holds_alternative<Map>(head); }
   [[nodiscard]] const Gemm* gemm() const { return std::get_if<Gemm>(&head); }
   [[nodiscard]] const Norm* norm() const { return std::get_if<Norm>(&head); }
   [[nodiscard]] const NormGrad* norm_grad() const { return std::get_if<NormGrad>(&head); }
   [[nodiscard]] std::string_view head_name() const { return kHeads[head.index()]; }
-  // Of a norm or its backward.
+  // The totals of a norm or of its backward pass.
   [[nodiscard]] std::span<const uint32_t> totals() const;
-  // The stores' values, then the totals.
+  // The values of the stores, then the totals.
   [[nodiscard]] std::vector<uint32_t> roots() const;
-  // Of the body, in a call of `given` rows.
+  // Rows of the body, in a call of `given` rows.
   [[nodiscard]] int64_t body_rows(int64_t given) const { return rows ? rows : given; }
 
-  // Strict where asked, and wherever a result is kept in fp32: native promises no less there.
-  // An amax is a by-product and follows the others; alone it is as asked.
+  // Strict if requested, and strict if a result is stored in fp32: native gives the same guarantee
+  // there. An amax follows the precision of the other results. A step that stores only an amax uses
+  // the requested precision.
   [[nodiscard]] Precision effective_precision() const;
-  // The relative error of a transcendental word that every result allows; 0 in strict precision.
+  // The relative error that every result allows for a transcendental operation. 0 in strict
+  // precision.
   [[nodiscard]] double native_error() const;
 
-  // Bytes that must move in a call of `rows` rows: each input and output once.
+  // Minimum memory traffic of a call of `rows` rows, in bytes: each input and output once.
   [[nodiscard]] int64_t bytes(int64_t rows) const;
   // Two for each term of a product.
   [[nodiscard]] int64_t flops(int64_t rows) const;
 
-  // Takes out loads that no root reads.
+  // Removes loads that no root reads.
   void drop_unused_loads();
 
-  // Equal keys mean equal kernels; rows are not part of it.
+  // Equal keys mean equal kernels. The key does not contain the rows.
   [[nodiscard]] std::string key() const;
 
-  // One line: loads, words, stores.
+  // One line: loads, operations, stores.
   [[nodiscard]] std::string describe() const;
 };
 

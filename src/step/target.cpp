@@ -38,7 +38,7 @@ Target cuda(int sm, bool features, int multiprocessors, int64_t cache, int64_t s
 }
 
 std::span<const Target> table() {
-  // CPUs: a server's socket of that generation.
+  // CPUs: one server socket of that generation.
   static const auto& kTable = *new std::array{
       cpu(Isa::baseline, 8, 40, 200),
       cpu(Isa::avx2, 16, 80, 1000),

@@ -1,4 +1,5 @@
-// The machine that kernels are made for, as data: a plan for any can be made anywhere.
+// The machine for which kernels are made, as data. A plan for any target can be made on any
+// machine.
 #pragma once
 
 #include <array>
@@ -10,31 +11,31 @@
 
 namespace tenon {
 
-// Each has all that those before it have.
+// Each level includes all levels before it.
 enum class Isa : uint8_t { baseline, avx2, avx512, avx512bf16, amx };
 inline constexpr std::array<std::string_view, 5> kIsas{"baseline", "avx2", "avx512", "avx512bf16",
                                                        "amx"};
 
-// Targets live as long as the process, and their address is their identity in caches.
+// Targets live as long as the process. Caches identify a target by its address.
 struct Target {
   std::string name;
   Device device = Device::cpu;
   Isa isa = Isa::baseline;   // cpu
   int sm = 0;                // cuda: 90
-  bool sm_features = false;  // cuda: those of one architecture alone, as in sm_90a
-  int processors = 1;        // threads, or multiprocessors
-  int64_t cache_bytes = 0;   // the last level that all of them share
-  int64_t shared_bytes = 0;  // cuda: the most that a block may have
+  bool sm_features = false;  // cuda: architecture-specific features, as in sm_90a
+  int processors = 1;        // threads (cpu) or multiprocessors (cuda)
+  int64_t cache_bytes = 0;   // the last level that all processors share
+  int64_t shared_bytes = 0;  // cuda: maximum per block
   int driver = 0;            // cuda: 13000 is CUDA 13.0
-  int nvrtc = 0;             // 1300 is 13.0; 0: there is none
-  int cublaslt = 0;          // 130100 is 13.1.0; 0: there is none
-  double bytes_per_second = 0, flops_per_second = 0;  // the peaks, bf16; 0: not known
+  int nvrtc = 0;             // 1300 is 13.0; 0: not available
+  int cublaslt = 0;          // 130100 is 13.1.0; 0: not available
+  double bytes_per_second = 0, flops_per_second = 0;  // bf16 peaks; 0: unknown
   bool here = false;  // this process runs on it; kernels for others are only described
 };
 
-// A row of the table of targets; an unknown name is an error that lists them.
+// A row of the table of targets. An unknown name is an error that lists all names.
 const Target& named_target(std::string_view name);
-// Whether the table has it.
+// True if the table has the name.
 bool is_target(std::string_view name);
 
 }  // namespace tenon
