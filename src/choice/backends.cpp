@@ -1,4 +1,4 @@
-// One line a backend.
+// The list of backends, one line per backend.
 #include "choice/backends.h"
 
 #include "backend/cpu/makers.h"

@@ -1,4 +1,4 @@
-// Makers in order, and the kernel cache.
+// Tries the makers in order, and caches kernels.
 #include "choice/choose.h"
 
 #include <algorithm>
@@ -16,7 +16,8 @@ namespace {
 constexpr size_t kMaxKernels = 4096;  // a kernel holds a few kilobytes
 
 Memo<Chosen>& kernels() {
-  static auto& made = *new Memo<Chosen>(kMaxKernels);  // other threads may outlive static objects
+  // never freed: other threads may outlive static objects
+  static auto& made = *new Memo<Chosen>(kMaxKernels);
   return made;
 }
 

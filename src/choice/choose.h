@@ -1,4 +1,5 @@
-// The kernels of a step: makers of the target's backend asked in order, and the kernel cache.
+// Chooses the kernels of a step: tries the makers of the target's backend in order, and caches
+// kernels.
 #pragma once
 
 #include <functional>
@@ -18,9 +19,9 @@ struct Way {
   std::string_view maker;
   std::shared_ptr<const Kernel> kernel = nullptr;
   struct Halves;
-  std::shared_ptr<const Halves> halves = nullptr;  // where there is no kernel
+  std::shared_ptr<const Halves> halves = nullptr;  // set if there is no kernel
 
-  // Calls that it leaves to the next way.
+  // Calls that do not satisfy these conditions go to the next way.
   int64_t least_rows = 0;
   bool fits_all = true;
   [[nodiscard]] bool takes(const RunArgs& call) const {
@@ -34,7 +35,7 @@ struct Way::Halves {
   [[nodiscard]] size_t buffer_bytes(const Step& step, int64_t rows) const;
 };
 
-// All ways that calls may need, best first; the last one takes every call.
+// All ways that calls may need, best first. The last way accepts every call.
 class Choice final : public Kernel {
  public:
   struct Refused {
@@ -48,7 +49,7 @@ class Choice final : public Kernel {
         refused_(std::move(refused)) {}
 
   [[nodiscard]] const std::vector<Way>& ways() const { return ways_; }
-  // Makers before the first way.
+  // The refusals of the makers before the first way.
   [[nodiscard]] const std::vector<Refused>& refused() const { return refused_; }
   [[nodiscard]] const Way& way(const RunArgs& call) const {
     for (const Way& w : ways_)
@@ -59,7 +60,7 @@ class Choice final : public Kernel {
   // Calls f(step, kernel, args) for each kernel of a call, in order.
   using Part = std::function<void(const Step&, const Kernel&, const RunArgs&)>;
   void each(const RunArgs& call, const Part& f) const;
-  // The same for a way in two steps, whose buffer is at the front of the call's workspace.
+  // The same for a way with two steps. Their intermediate buffer is at the start of the workspace.
   void each_half(const Way::Halves& halves, const RunArgs& call, const Part& f) const;
 
   [[nodiscard]] size_t workspace(int64_t rows) const override;
@@ -81,8 +82,8 @@ struct Chosen {
   std::string_view maker;  // of the first way
 };
 
-// Throws with every maker's reason if all refuse. Kernels are cached by the step's key and the
-// target.
+// Throws with the reason of every maker if all makers refuse. Kernels are cached by the key of the
+// step and the target.
 Chosen kernel_for(const Step& step, const Target& target);
 // For the device of this thread's calls.
 Chosen kernel_for(const Step& step, Device device);
