@@ -1,4 +1,4 @@
-// Which pass reads and writes a plan's buffers, and which of them share memory.
+// Lists which pass reads and writes each buffer of a plan, and which buffers share memory.
 #include "lower/data.h"
 
 namespace tenon {

@@ -1,4 +1,4 @@
-// The run of one step.
+// Runs one step.
 #include "runtime/execute.h"
 
 #include <chrono>
@@ -17,10 +17,10 @@ namespace {
 
 constexpr size_t kMaxSteps = 4096;  // a step holds a few kilobytes
 
-// A pointer, since calls may come when the thread's objects have been destroyed.
+// A raw pointer: calls may come after the thread's objects were destroyed.
 thread_local constinit const Observer* observer = nullptr;
 
-// Read once: looking through a large environment takes as long as the rest of a call.
+// Read once: a lookup in a large environment takes as long as the rest of a call.
 bool logging() {
   static const bool kLogs = [] {
     const char* text = std::getenv("TENON_LOG");

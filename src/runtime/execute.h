@@ -9,27 +9,29 @@
 
 namespace tenon {
 
-// Stands around every step of the calling thread and calls `run` once, or never where a call is
-// only to make its kernels; an empty one is none. `tenon check` looks at inputs and outputs this
-// way, whatever entry point was called.
+// Called for every step of the calling thread, instead of the run. It calls `run` once. If a call
+// only makes its kernels, it does not call `run`. An empty function disables the observer. `tenon
+// check` uses it to inspect inputs and outputs, for every entry point.
 using Observer = std::function<void(const Step&, const RunArgs&, const Options&,
                                     const std::function<void()>& run)>;
 void set_observer(Observer observer);
 
-// Finds or makes the kernel, lends it a workspace and runs it. TENON_LOG=1 prints a line a step.
+// Finds or makes the kernel, gives it a workspace and runs it. TENON_LOG=1 prints one line per
+// step.
 void execute(const Step& step, RunArgs args, const Options& options);
 
-// The same with a kernel that is known.
+// The same with a known kernel.
 void execute(const Step& step, const Chosen& chosen, RunArgs args, const Options& options);
 
-// A step with its kernel, kept for the next call that asks for the same.
+// A step with its kernel, cached for later calls with the same key.
 struct Prepared {
   Step step;
   Chosen chosen;
-  std::shared_ptr<const void> identity;  // of the function in it, whose address is part of the key
+  // keeps the step's function alive: its address is part of the key
+  std::shared_ptr<const void> identity;
 };
 
-// What `make` returns depends on nothing but the key, the identity and the device.
+// The result of `make` must depend only on the key, the identity and the device.
 std::shared_ptr<const Prepared> prepared(Key key, const std::shared_ptr<const void>& identity,
                                          Device device, const std::function<Step()>& make);
 void execute(const Prepared& p, RunArgs args, const Options& options);

@@ -1,4 +1,4 @@
-// What parameters start as.
+// Initial values of parameters.
 #include <cstring>
 
 #include "core/fp_mode.h"
@@ -10,7 +10,7 @@ namespace tenon {
 
 namespace {
 
-// FNV-1a: a stream of its own for each name.
+// FNV-1a hash: each name has its own random stream.
 uint64_t stream_of(std::string_view name) {
   uint64_t hash = 0xcbf29ce484222325U;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;

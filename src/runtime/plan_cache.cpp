@@ -1,4 +1,4 @@
-// Plans by their chain and request.
+// Caches plans by their chain and request.
 #include <optional>
 
 #include "core/fp_mode.h"
@@ -45,7 +45,7 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
 
 }  // namespace
 
-// The canonical text is the key; a text that was given before leads to its plan without parsing.
+// The cache key is the canonical text. A text that was used before finds its plan without parsing.
 Plan Plan::build(std::string_view chain, const PlanRequest& request) {
   const FpMode ieee;
   if (!request.opaque.empty() || request.collectives) return build(parse_chain(chain), request);

@@ -1,4 +1,4 @@
-// Sizes of a plan's memory, and its runs.
+// Computes the memory sizes of a plan and runs it.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -13,7 +13,7 @@ namespace tenon {
 
 namespace {
 
-// What a device's kernels need of their own; the CPU has memory for that.
+// Workspace of the device's kernels. CPU kernels allocate their own memory.
 int64_t kernel_bytes(const PlanData& d, int64_t rows) {
   if (d.request.options.device == Device::cpu) return 0;
   size_t most = 0;
@@ -23,7 +23,7 @@ int64_t kernel_bytes(const PlanData& d, int64_t rows) {
   return static_cast<int64_t>(most);
 }
 
-// The workspace: where its slots begin, where the memory of kernels does, and its size.
+// The layout of the workspace: offsets of the slots, offset of the kernels' memory, and total size.
 struct Workspace {
   std::vector<int64_t> slots = {};
   int64_t kernels = 0, bytes = 0;
@@ -67,7 +67,8 @@ View view_of(const Slot& s, void* data, const Buffer& b, int64_t rows) {
     }
     default: {
       const Shape shape = s.format.data_shape(m, s.cols, s.orientation);
-      // Transposed data have the rows inside, and room up to a rounded number of them.
+      // In transposed data the rows are the inner dimension. Their stride is the rounded number of
+      // rows.
       const int64_t stride = b.rows_inside ? b.rows(rows) : shape.cols;
       return matrix(data, s.format.dtype, shape.rows, shape.cols, stride);
     }
@@ -118,7 +119,7 @@ void Plan::check_rows(int64_t rows) const {
   int64_t total = 0;
   for (const Buffer& b : data_->buffers)
     if ((total += b.bytes(rows)) > kMostBytes) too_large(b, rows);
-  // A product of matrices may have more operations than its tensors have bytes.
+  // The operations of a product can exceed the limit even if the bytes of its tensors do not.
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const PlanStep& s : data_->steps(pass)) {
       if (!s.step.gemm()) continue;
