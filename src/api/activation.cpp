@@ -1,11 +1,10 @@
-// forward and backward of one activation: checks, then one step.
-#include "lower/single_activation.h"
-
+// Forward and backward calls of one activation: checks the arguments, then runs one step.
 #include <string>
 
 #include "api/encoding.h"
 #include "api/validate.h"
 #include "core/fp_mode.h"
+#include "lower/single_activation.h"
 #include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
@@ -34,7 +33,7 @@ Parameters values(const Activation& f) {
   return result;
 }
 
-// The inputs that forward and backward share, checked; gives the form with their dtypes.
+// Checks the inputs that forward and backward share, and returns the form with their dtypes.
 struct Common {
   const Tensor& x;
   const Tensor& b;
@@ -71,7 +70,7 @@ ActivationForm check_inputs(const std::string& op, const Activation& f, const Co
     form.cols = x_cols / 2;
     const Layout& l = in.layout;
     require(l.k >= 1, op, ": interleaved(", l.k, "): k must be at least 1");
-    if (form.cols == 0) form.layout = {};  // no k is too large for it
+    if (form.cols == 0) form.layout = {};  // every k is valid for 0 columns
     require(l.kind != Layout::Kind::interleaved || form.cols % l.k == 0, op, ": interleaved(", l.k,
             ") needs a half width divisible by ", l.k, ", it is ", form.cols);
   } else {
@@ -106,7 +105,7 @@ void check_amax(const std::string& op, const View& amax) {
 using Inputs = std::array<View, ActivationArgs::inputs>;
 using Outputs = std::array<View, ActivationArgs::outputs>;
 
-// One pass; tensors scaled by their own amax need another one that finds it first.
+// Runs one pass. A tensor with current scaling needs an earlier pass that finds its amax.
 void run(const Activation& f, ActivationForm& form, Inputs& in, Outputs& out, const Tensor& y,
          const Tensor& db, int64_t rows, const Options& options) {
   using A = ActivationArgs;
@@ -138,7 +137,8 @@ void run(const Activation& f, ActivationForm& form, Inputs& in, Outputs& out, co
   form.db = operand(db);
   if (!finds_amax(y) && !finds_amax(db)) return go(*prepare(form));
 
-  // The amax must be that of the very values which are encoded, so both passes compute alike.
+  // The first pass must find the amax of exactly the values that the second pass encodes. Both
+  // passes therefore use the same precision.
   ActivationForm second = form;
   if (finds_amax(y)) second.y_amax = false;
   if (finds_amax(db)) second.db_amax = false;
@@ -205,7 +205,7 @@ void backward(const Activation& f, const Backward& c, const Options& options) {
     check_output(op, {"db", c.db}, rows, cols, "the shape of b");
   }
   if (c.dbias.given()) {
-    // Without a bias the column sums are still well defined: those of a bias of zero.
+    // Without a bias the column sums are still defined: they are the gradient of a zero bias.
     check_view(op, {"dbias", c.dbias});
     check_shape(op, {"dbias", c.dbias}, 1, form.separate ? 2 * cols : cols,
                 "one number for each column of the input");

@@ -1,11 +1,10 @@
 // Bias, dropout and residual add in one pass, forward and backward.
-#include "lower/single_dropout.h"
-
 #include <vector>
 
 #include "api/validate.h"
 #include "choice/backends.h"
 #include "core/fp_mode.h"
+#include "lower/single_dropout.h"
 #include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
@@ -25,7 +24,7 @@ void check_random(std::string_view op, double p, bool training, const Random* ra
   if (!training) return;
   require(random != nullptr, op, ": random is null; training needs a state, e.g. a seed, with ",
           "columns = ", cols);
-  if (options.device == Device::cuda) return;  // the state is in the memory of the device
+  if (options.device == Device::cuda) return;  // the state is in device memory
   const auto width = static_cast<uint64_t>(cols);
   require(random->columns >= width && random->col0 <= random->columns - width, op,
           ": random has columns = ", random->columns, " and col0 = ", random->col0, ", but ", cols,
@@ -34,7 +33,7 @@ void check_random(std::string_view op, double p, bool training, const Random* ra
 
 static_assert(sizeof(Random) == 5 * sizeof(uint64_t));
 
-// The state's bytes, for the check of overlaps.
+// The bytes of the state, for the overlap check.
 View bytes(const Random* random) {
   return random ? matrix(random, DType::f32, 1, sizeof(Random) / sizeof(float)) : View{};
 }
@@ -111,7 +110,8 @@ void bias_dropout_add_backward(const BiasDropoutAddBackward& c, const Options& o
                          .cols = c.grad.cols,
                          .precision = options.precision,
                          .rounding = options.rounding,
-                         .chain = c.dx.given() ? c.dx.dtype : c.grad.dtype,  // dx is like x
+                         // dx has the dtype of x
+                         .chain = c.dx.given() ? c.dx.dtype : c.grad.dtype,
                          .x = c.grad.dtype,
                          .bias = dtype(c.dbias),
                          .residual = dtype(c.dresidual),

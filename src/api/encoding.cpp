@@ -1,4 +1,4 @@
-// Every rule of a tensor's format, its encodings and what lies beside them.
+// Checks all rules for the format of a tensor, its encodings, its scales and its amax.
 #include "api/encoding.h"
 
 #include <cmath>
@@ -25,7 +25,7 @@ bool single_scale(const Tensor& t) {
   return t.format.scaling == Scaling::delayed || t.format.scaling == Scaling::current;
 }
 
-// One scale serves both encodings, so either place may hold it.
+// Both encodings share one scale, so either scale_inv view may hold it.
 const View& scale_view(const Tensor& t, Orientation o) {
   const View& own = t.encoding(o).scale_inv;
   if (own.given() || !single_scale(t)) return own;
@@ -71,7 +71,7 @@ void check_encoding(std::string_view op, const NamedTensor& t, Orientation o, Sh
   const Named data{t.name, e.data, x.plain() ? std::string_view{} : part(o, kData)};
   check_memory(op, data, x.format.dtype);
   const Shape want = x.format.data_shape(shape.rows, shape.cols, o);
-  // Texts are made only where somebody reads them.
+  // The message text is built only for an error.
   if (!has_shape(data.view, want))
     check_shape(op, data, want.rows, want.cols,
                 want == shape ? std::string(rule) : str(rule, ", transposed"));
@@ -111,7 +111,7 @@ void check_encodings(std::string_view op, const NamedTensor& t, Shape shape,
   }
 }
 
-// Whether a tensor surely is a plain matrix that breaks no rule.
+// A fast check: true if the tensor is certainly a valid plain matrix.
 bool fine(const Tensor& x) {
   const Format& f = x.format;
   return f.scaling == Scaling::none && f.dtype == x.rowwise.data.dtype && f.eps == 0 &&
@@ -119,7 +119,7 @@ bool fine(const Tensor& x) {
          !x.columnwise.data.given() && !x.columnwise.scale_inv.given();
 }
 
-// A plain matrix says its dtype twice, and has nothing that belongs to a scale.
+// The dtypes of a plain matrix and of its format must agree. A plain matrix has no scale fields.
 void check_plain(std::string_view op, const NamedTensor& t) {
   if (t.tensor.given()) check_format(op, t);
   check_view(op, {t.name, t.tensor.rowwise.data});
@@ -134,7 +134,7 @@ void check_input(std::string_view op, const NamedTensor& t) {
   if (fine(x)) return;
   if (x.plain()) return check_plain(op, t);
   check_format(op, t);
-  // Sizes first: what shape() says must make sense before shapes are derived from it.
+  // Check the sizes first: other shapes are derived from shape().
   for (const Orientation o : kOrientations)
     check_memory(op, {t.name, x.encoding(o).data, part(o, kData)},
                  x.encoding(o).data.given() ? x.format.dtype : x.encoding(o).data.dtype);
@@ -185,7 +185,7 @@ void check_output(std::string_view op, const NamedTensor& t, int64_t rows, int64
 void append_inputs(NamedList& list, const NamedTensor& t) {
   const Tensor& x = t.tensor;
   if (x.plain()) return append(list, t.name, x.rowwise.data);
-  if (!x.given()) return;  // then nothing of it was checked
+  if (!x.given()) return;  // an absent tensor was not checked
   for (const Orientation o : kOrientations) {
     const Encoding& e = x.encoding(o);
     append(list, t.name, e.data, part(o, kData));
@@ -199,7 +199,7 @@ void append_outputs(NamedList& inputs, NamedList& outputs, const NamedTensor& t)
   if (!x.given()) return;
   for (const Orientation o : kOrientations) {
     const Encoding& e = x.encoding(o);
-    // Rowwise numbers without a scale are stored element by element, so they may be in place.
+    // Rowwise data without a scale are stored elementwise, so this output may be in place.
     const bool direct = o == Orientation::rowwise && x.format.scaling == Scaling::none;
     append(outputs, t.name, e.data, direct ? "" : part(o, kData));
     const bool shared =

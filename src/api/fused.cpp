@@ -1,4 +1,4 @@
-// Fused functions: what each argument's shape says about its broadcast.
+// Calls of fused functions. The shape of each argument defines its broadcast.
 #include <optional>
 
 #include "api/validate.h"
@@ -146,7 +146,7 @@ void Fused::warmup(std::span<const View> arguments, const View& y, const Options
   prepare(form, body_, options.device)->chosen.kernel->prepare_for(call);
   form.grad = y.dtype;
   for (auto& a : form.arguments) a.gradient = a.dtype;
-  // Gradients are taken to lie as their arguments do.
+  // Assumes that each gradient has the layout of its argument.
   std::vector<View> inputs(arguments.begin(), arguments.end());
   inputs.push_back(y);
   call.in = inputs;
@@ -154,7 +154,7 @@ void Fused::warmup(std::span<const View> arguments, const View& y, const Options
   try {
     prepare(form, body_, options.device)->chosen.kernel->prepare_for(call);
   } catch (const Error& e) {
-    if (e.code() != Code::unsupported) throw;  // a device may have the forward alone
+    if (e.code() != Code::unsupported) throw;  // a device may support only the forward pass
   }
 }
 
@@ -166,7 +166,8 @@ Fused fuse_text(std::string_view formula, std::span<const std::string> arguments
     for (size_t j = 0; j < i; ++j)
       require(arguments[i] != arguments[j], "fuse: two arguments are named '", arguments[i], "'");
   }
-  // A text is parsed once, until a definition may have changed what its names mean.
+  // Each text is parsed once. A new definition can change the meaning of its names, so
+  // `definitions()` is part of the key.
   std::string text(formula);
   for (const std::string& a : arguments) text += "\n" + a;
   const uint64_t meaning = definitions();

@@ -1,4 +1,4 @@
-// From one encoding to another, and the state of delayed scaling.
+// Converts a tensor between encodings, and updates the state of delayed scaling.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -13,7 +13,7 @@ namespace tenon {
 
 namespace {
 
-// The activation that does nothing; quantise and dequantise are what surrounds it.
+// The identity activation. Quantise and dequantise are its encoded output and its encoded input.
 const Activation& identity() {
   static const Activation& f =
       *new Activation{.name = "quantize", .inputs = 1, .body = [](const Args& a) { return a.x; }};
@@ -39,8 +39,8 @@ void quantize(const Quantize& c, const Options& options) {
   const Shape shape = c.x.shape();
   if (c.y.given()) check_output(kOp, {"y", c.y}, shape.rows, shape.cols, "the shape of x");
   if (!c.dbias.given()) return forward(identity(), {.x = c.x, .y = c.y, .amax = c.amax}, options);
-  // The column sums of a gradient are the bias gradient of the identity. Overlaps are looked for
-  // here, under the names that the caller knows.
+  // The column sums of a gradient are the bias gradient of the identity. Overlaps are checked here,
+  // so that messages use the caller's argument names.
   check_view(kOp, {"dbias", c.dbias});
   check_view(kOp, {"amax", c.amax});
   NamedList inputs;

@@ -1,4 +1,4 @@
-// An activation's formula, derivative, error bound and code, as text for people.
+// Prints the formula, derivative, error bound and code of an activation as text.
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -15,7 +15,7 @@ namespace tenon {
 
 namespace {
 
-// A few significant digits, whatever the host's locale.
+// A few significant digits, independent of the host's locale.
 std::string rounded(double v, int digits) {
   std::array<char, 32> text{};
   const auto end =
@@ -38,7 +38,7 @@ Step step_of(const Activation& f, bool backward) {
   return activation_step(f, form);
 }
 
-// What each load is called in the formula.
+// The name of each load in the formula.
 std::vector<std::string> load_names(const Activation& f, const Step& step) {
   std::vector<std::string> names;
   for (const Load& l : step.loads) {
@@ -62,7 +62,8 @@ void print_lines(std::string& out, const std::string& text) {
   }
 }
 
-// The largest E over all bf16 values of the first input up to 128 in size, the others 1.
+// The largest error bound over all bf16 values of the first input with magnitude up to 128. The
+// other inputs are 1.
 void print_bounds(std::string& out, const Activation& f, const Step& step) {
   const char* input = f.inputs == 2 ? "a" : "x";
   std::vector<float> x;
@@ -87,7 +88,8 @@ void print_bounds(std::string& out, const Activation& f, const Step& step) {
     float where = 0;
     for (size_t i = 0; i < x.size(); ++i) {
       const double value = e.value[root][i];
-      // Below, subnormal intermediates count; the ulp of infinities and NaN means nothing.
+      // Below 2^-100 subnormal intermediates dominate the bound. The ulp of infinities and NaN is
+      // undefined.
       if (!std::isfinite(value) || std::fabs(value) < 0x1p-100) continue;
       const double u = e.bound[root][i] / ulp32(value);
       if (u > ulps) ulps = u, where = x[i];

@@ -1,4 +1,4 @@
-// The CPU's threads, as hosts set them.
+// Sets and reads the number of CPU threads.
 #include "backend/cpu/pool.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"

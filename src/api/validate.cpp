@@ -1,4 +1,4 @@
-// Messages name the op, the argument, its value, the rule and the remedy.
+// Checks views. Messages name the op, the argument, its value, the rule and the remedy.
 #include "api/validate.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct Bytes {
 Bytes bytes(const View& v) {
   const int64_t size = info(v.dtype).bytes;
   const auto begin = reinterpret_cast<uintptr_t>(v.data);
-  const int64_t stride = v.rows > 1 ? v.stride : 0;  // that of a single row is not looked at
+  const int64_t stride = v.rows > 1 ? v.stride : 0;  // the stride of a single row is ignored
   const int64_t span = (v.rows - 1) * stride + v.cols;
   return {begin, begin + static_cast<uintptr_t>(span * size), stride * size, v.cols * size};
 }
@@ -98,7 +98,8 @@ bool overlap(const View& a, const View& b) {
   const Bytes p = bytes(a);
   const Bytes q = bytes(b);
   if (p.end <= q.begin || q.end <= p.begin) return false;
-  // Column ranges of one matrix may lie side by side; a single row takes the other's stride.
+  // Two column ranges of one matrix may be disjoint although their byte ranges overlap. A single
+  // row uses the stride of the other view.
   if (a.rows <= 1 && b.rows <= 1) return true;
   const int64_t stride = a.rows > 1 ? p.stride : q.stride;
   if ((a.rows > 1 && b.rows > 1 && p.stride != q.stride) || p.width > stride || q.width > stride)

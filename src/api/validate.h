@@ -1,4 +1,4 @@
-// The rules that every public call checks before anything is touched.
+// The rules that every public call checks before it reads or writes memory.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,7 @@
 
 namespace tenon {
 
-// A view with the name that messages use; `part` says which view of a tensor it is.
+// A view with its name for messages. `part` names the view within its tensor.
 struct Named {
   std::string_view name;
   View view;
@@ -21,16 +21,17 @@ inline void append(NamedList& list, std::string_view name, const View& view,
   if (view.given()) list.emplace_back(name, view, part);
 }
 
-// Every enumerator of the options exists.
+// Checks that every option is a valid enumerator.
 void check_options(std::string_view op, const Options& options);
 
-// Sizes, stride and dtype of one view; check_view also looks at its pointer. Both want plain
-// numbers; check_memory wants `dtype`.
+// check_spec checks the sizes, the stride and the dtype of one view. check_view also checks its
+// pointer. Both require a plain dtype. check_memory requires `dtype`.
 void check_spec(std::string_view op, const Named& v);
 void check_view_closely(std::string_view op, const Named& v);
-// Whether a view surely breaks no rule; short, as every call asks for every view.
+// A fast check: true if the view certainly satisfies all rules. It is short because every call runs
+// it for every view.
 inline bool fine(const View& v) {
-  constexpr int64_t kMost = int64_t{1} << 28;  // what is larger is looked at closely
+  constexpr int64_t kMost = int64_t{1} << 28;  // larger views go to check_view_closely
   return static_cast<size_t>(v.dtype) < kDTypes.size() && info(v.dtype).plain && 0 <= v.rows &&
          v.rows < kMost && 0 <= v.cols && v.cols <= v.stride && v.stride < kMost &&
          (v.data != nullptr || v.rows == 0 || v.cols == 0);
@@ -42,12 +43,13 @@ void check_memory(std::string_view op, const Named& v, DType dtype);
 void check_shape(std::string_view op, const Named& v, int64_t rows, int64_t cols,
                  std::string_view rule);
 
-// Whether two views share an element.
+// True if the two views share an element.
 bool overlap(const View& a, const View& b);
-// Same memory, element for element.
+// True if the two views have the same elements at the same addresses.
 bool same(const View& a, const View& b);
 
-// Outputs overlap nothing, except that a plain output may be exactly one of `in_place`.
+// An output must not overlap any other view. Exception: a plain output may be equal to one view of
+// `in_place`.
 void check_overlap(std::string_view op, const NamedList& inputs, const NamedList& outputs,
                    const NamedList& in_place);
 

@@ -1,4 +1,4 @@
-// The version, from the build.
+// The version number, from the build.
 #include "tenon/tenon.hpp"
 
 namespace tenon {
