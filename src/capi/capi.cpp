@@ -1,4 +1,4 @@
-// Calls of the C ABI over the C++ API: text to ops, exceptions to codes.
+// Functions of the C ABI on top of the C++ API: text to ops, exceptions to codes.
 #include <algorithm>
 #include <string>
 
@@ -11,7 +11,7 @@ namespace {
 using tenon::require;
 using namespace tenon::capi;  // NOLINT: helpers of the C ABI's files
 
-thread_local size_t measured = 0;  // bytes of workspace, since tenon_measure_begin
+thread_local size_t measured = 0;  // bytes of workspace since tenon_measure_begin
 
 tenon::View view(const tenon_view& v) {
   require(v.dtype >= 0 && v.dtype < static_cast<int32_t>(tenon::kDTypes.size()),
@@ -37,7 +37,7 @@ std::vector<tenon::View> views(const tenon_view* v, size_t count, const char* fu
   return result;
 }
 
-// A tensor as a view, or encoded; neither is an argument that is left out.
+// Converts a plain view or an encoded tensor. If both are null, the argument is absent.
 tenon::Tensor tensor(const tenon_view* plain, const tenon_tensor* encoded, const char* function,
                      const char* name) {
   require(!plain || !encoded, function, ": ", name, " and ", name,
@@ -57,7 +57,7 @@ tenon::Tensor tensor(const tenon_view* plain, const tenon_tensor* encoded, const
                        {view(t.columnwise_data), view(t.columnwise_scale_inv)});
   require(t.data || t.columnwise_data, function, ": ", name, "_encoded has no data; give data, ",
           "columnwise_data or both");
-  // A tensor of 0x0 may have no memory; it takes part nevertheless.
+  // A 0x0 tensor may have a null pointer. The address of `nothing` marks it as present.
   static char nothing;
   if (!result.given()) {
     if (t.data) result.rowwise.data.data = &nothing;
@@ -76,7 +76,7 @@ tenon::Tensor needed(const tenon_view* plain, const tenon_tensor* encoded, const
   return tensor(plain, encoded, function, name);
 }
 
-// The caller's five numbers are the library's state, in place.
+// The caller's five numbers are used in place as the library's random state.
 static_assert(sizeof(tenon::Random) == 5 * sizeof(uint64_t));
 
 tenon::Layout layout(const char* given, const char* function) {
@@ -86,7 +86,7 @@ tenon::Layout layout(const char* given, const char* function) {
               "' is not known; use stacked, swapped or interleaved(k) with k ≥ 1");
 }
 
-// The names between commas, without the blanks around them.
+// Splits a list at commas and trims the blanks around each name.
 std::vector<std::string> names(std::string_view list) {
   constexpr std::string_view kBlanks = " \t\n";
   std::vector<std::string> result;

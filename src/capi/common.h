@@ -1,4 +1,4 @@
-// What every function of the C ABI does: check structs and texts, turn exceptions into codes.
+// Shared helpers of the C ABI: check structs and texts, convert exceptions to codes.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 
 namespace tenon::capi {
 
-// Room that is there when memory is exhausted, and when the thread's objects have been destroyed.
+// A static buffer: it is valid if memory is exhausted and after the thread's objects were
+// destroyed.
 inline constexpr size_t kErrorBytes = 4096;
 inline thread_local constinit char last_error[kErrorBytes] = {};
 
@@ -26,7 +27,7 @@ inline void set_error(const char* message) noexcept {
   if (n < std::strlen(message)) std::memcpy(last_error + n - 3, "...", 3);
 }
 
-// No exception leaves the library.
+// Converts every exception to a code. No exception leaves the library.
 template <class F>
 int guarded(F f) noexcept {
   try {
@@ -51,7 +52,8 @@ inline std::string_view text(const char* value, const char* function, const char
   return value;
 }
 
-// A caller of a newer header passes a larger struct; what this library does not know must be zero.
+// A caller with a newer header passes a larger struct. The fields that this library does not know
+// must be zero.
 template <class T>
 T sized(const T* given, const char* function, const char* type) {
   T result{};
@@ -92,7 +94,7 @@ inline tenon::Scaling scaling(const char* name, const char* function) {
               "' is not known; use one of ", known);
 }
 
-// Text into a caller's buffer: at most `capacity` bytes, the final zero included.
+// Copies text to the caller's buffer: at most `capacity` bytes, with the final zero.
 inline void give(const std::string& text, char* buffer, size_t capacity, size_t* size) {
   if (size) *size = text.size() + 1;
   if (!buffer || capacity == 0) return;
@@ -101,7 +103,7 @@ inline void give(const std::string& text, char* buffer, size_t capacity, size_t*
   buffer[n] = '\0';
 }
 
-// Structs into a caller's list: at most `capacity` of them; make(i) is number i.
+// Copies structs to the caller's list: at most `capacity` of them. make(i) returns item i.
 template <class T, class F>
 void give(size_t n, T* list, size_t capacity, size_t* count, F make) {
   if (count) *count = n;

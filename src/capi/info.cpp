@@ -1,4 +1,4 @@
-// What there is to call, over the C ABI: names, activations, scaling modes and their shapes.
+// Queries over the C ABI: names, activations, scaling modes and their shapes.
 #include <string>
 #include <vector>
 
@@ -10,7 +10,7 @@ namespace {
 using tenon::require;
 using namespace tenon::capi;  // NOLINT: helpers of the C ABI's files
 
-// What the last answer of tenon_activation_info points at.
+// Storage for the pointers in the last result of tenon_activation_info.
 struct Answer {
   std::string name, formula;
   std::vector<tenon::Parameter> parameters;

@@ -8,7 +8,7 @@ namespace {
 
 using namespace tenon::capi;  // NOLINT: helpers of the C ABI's files
 
-// One op with the arrays that its struct points at.
+// One op with the arrays that its struct points to.
 struct Row {
   explicit Row(const tenon::OpSchema& s) {
     for (const tenon::ArgumentSchema& a : s.arguments)

@@ -40,7 +40,7 @@ tenon_view back(const tenon::View& v) {
   return {v.data, v.rows, v.cols, v.stride, static_cast<int32_t>(v.dtype)};
 }
 
-// A callback's code becomes an error; the planner puts the op's name before it.
+// Converts the code of a callback to an error. The planner adds the op's name to the message.
 template <class F>
 void called(F f) {
   std::array<char, 512> why{};
