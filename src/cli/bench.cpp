@@ -1,4 +1,4 @@
-// `tenon bench`: kernels as shares of the fastest data movement with the same reads and writes.
+// `tenon bench`: measures kernels relative to the fastest copy with the same reads and writes.
 #include "bench/bench.h"
 
 #include <fmt/core.h>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr Shape kCudaShape{16384, 14336};
 constexpr Shape kCpuShape{2048, 4096};
-// Six tensors of f32 still fit between the addresses that cases are planned with.
+// With this limit, six f32 tensors fit between the placeholder addresses of the planned cases.
 constexpr int64_t kMostElements = int64_t{1} << 36;
 
 Shape shape_named(const std::string& text) {
@@ -70,9 +70,9 @@ int list(const BenchArgs& args, const std::vector<Shape>& shapes) {
   return ok;
 }
 
-// Every text of the cases and of their ceilings; needs no GPU.
+// Compiles every text of the cases and of their ceilings. Needs no GPU.
 int compile_only(const BenchArgs& args, const std::vector<Shape>& shapes) {
-  std::map<std::string, std::string> texts;  // to the name of one case that has it
+  std::map<std::string, std::string> texts;  // text to the name of one case that uses it
   std::vector<std::pair<std::string, std::vector<std::string>>> rows;
   for (const Shape& shape : shapes)
     for (const BenchEntry& e : bench_entries(args, shape)) {
@@ -128,7 +128,7 @@ int run(BenchArgs args, const std::string& words) {
   return wrong ? failed : ok;
 }
 
-// One filter of all words.
+// Joins all words to one filter.
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
   for (const std::string& w : words) text += (text.empty() ? "" : " ") + w;

@@ -1,4 +1,4 @@
-// `tenon cache`: the compiled kernels on disk, listed, removed, or made ahead.
+// `tenon cache`: lists, removes or precompiles the kernels in the disk cache.
 #include "backend/cuda/cache.h"
 
 #include <fmt/chrono.h>
@@ -38,7 +38,8 @@ int list(const Cache& cache) {
   return ok;
 }
 
-// Every step of both passes; equal texts once. Where the kernels will run there may be cuBLASLt.
+// Compiles every step of both passes, and equal texts only once. Assumes that the machine that will
+// run the kernels may have cuBLASLt.
 int warm(Cache& cache, const WarmArgs& args) {
   if (const std::string why = cache.why_off(); !why.empty())
     fail(Code::runtime, "cache warm: nothing would be kept: ", why);

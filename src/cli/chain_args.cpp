@@ -1,4 +1,4 @@
-// Chains of the command line: their text, and what is asked of their plans.
+// Reads chains and plan options from the command line.
 #include "cli/chain_args.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace tenon::cli {
 
 namespace {
 
-// The command line has checked the name already.
+// The command line parser has already checked the name.
 template <class T, size_t n>
 T named(const std::array<std::string_view, n>& names, const std::string& name) {
   return static_cast<T>(std::ranges::find(names, name) - names.begin());
@@ -60,7 +60,7 @@ std::string chain_text(const ChainArgs& args) {
                                                              std::fclose);
   require(file != nullptr, args.command, " @", name, " cannot be opened: ", std::strerror(errno),
           "; give the path of a chain's text");
-  // One byte more than a chain may have, so that the parser is the one who refuses it.
+  // Reads one byte more than the limit, so that the parser rejects a chain that is too long.
   std::string text(kMaxChainBytes + 1, '\0');
   text.resize(std::fread(text.data(), 1, text.size(), file.get()));
   require(std::ferror(file.get()) == 0, args.command, " @", name,
@@ -69,7 +69,7 @@ std::string chain_text(const ChainArgs& args) {
 }
 
 PlanRequest request_of(const ChainArgs& args) {
-  constexpr int64_t kMost = 1LL << 32;  // sizes of tensors stay far from 2^63
+  constexpr int64_t kMost = 1LL << 32;  // tensor sizes then stay far below 2^63
   const int64_t rows = args.rows.value_or(ChainArgs::kRows);
   require(rows >= 1 && rows <= kMost, args.command, " --rows ", rows, ": it must be from 1 to ",
           kMost);

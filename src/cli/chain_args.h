@@ -1,4 +1,4 @@
-// What the commands with a chain share.
+// Arguments that all commands with a chain share.
 #pragma once
 
 #include "cli/command.h"
@@ -6,9 +6,9 @@
 
 namespace tenon::cli {
 
-// A chain and how it is planned.
+// A chain and its plan options.
 struct ChainArgs {
-  static constexpr int64_t kRows = 256;  // unless said
+  static constexpr int64_t kRows = 256;  // default
 
   std::string command;  // for messages
   std::string chain;    // its text, or @FILE
@@ -19,17 +19,17 @@ struct ChainArgs {
   bool backward = false, eval = false;
 };
 
-// The options of a chain, and then a command's own.
+// The options of a chain, then the options of the command.
 std::vector<Option> chain_options(ChainArgs& args, std::vector<Option> more);
 
-// The text of the argument, or of the file that it names.
+// The chain text: the argument itself, or the content of the file that it names.
 std::string chain_text(const ChainArgs& args);
 // The path of that file, or empty.
 std::string chain_file(const ChainArgs& args);
 
 PlanRequest request_of(const ChainArgs& args);
 
-// A plan whose errors say that a command has no opaque ops.
+// Builds a plan. Errors explain that a command has no opaque ops.
 Plan build(const Chain& chain, const PlanRequest& request);
 
 }  // namespace tenon::cli

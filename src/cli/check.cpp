@@ -1,4 +1,4 @@
-// `tenon check`: runs the cases through the public calls and looks at every step from outside.
+// `tenon check`: runs the test cases through the public API and checks every step with an observer.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -33,13 +33,13 @@ struct CheckArgs {
   std::string device = "cpu";
   std::string precision;  // empty: both
   int every = 1;
-  int random = 0;  // how many cases by chance, in place of the list
+  int random = 0;  // number of random cases, instead of the list
   uint64_t seed = 1;
 };
 
-constexpr size_t kMostTexts = 1400;       // compiled for a list; more kernels than that share texts
-constexpr size_t kMostRandomTexts = 400;  // for cases by chance
-constexpr size_t kRandomForms = 150;      // a form needs three kernels or so
+constexpr size_t kMostTexts = 1400;       // for a list; with more kernels, several share a text
+constexpr size_t kMostRandomTexts = 400;  // for random cases
+constexpr size_t kRandomForms = 150;      // a form needs about three kernels
 
 bool selected(const Case& c, const CheckArgs& args) {
   const std::string text = c.text();
@@ -48,7 +48,7 @@ bool selected(const Case& c, const CheckArgs& args) {
       args.substrings, [&](const std::string& s) { return text.find(s) != std::string::npos; });
 }
 
-// On all cores, each does work() until there is none.
+// Runs work() on all cores. work() returns when no work is left.
 void on_all_cores(const std::function<void()>& work) {
   std::vector<std::thread> others;
   for (int i = 1; i < threads(); ++i) others.emplace_back(work);
@@ -56,7 +56,7 @@ void on_all_cores(const std::function<void()>& work) {
   for (std::thread& t : others) t.join();
 }
 
-// In any order: run(i) for each i below n, behind a bar that says what(i).
+// Calls run(i) for each i below n, in any order, with a progress bar that shows what(i).
 template <class Run, class What>
 void for_each(size_t n, Run run, What what) {
   std::atomic<size_t> next = 0;
@@ -79,7 +79,7 @@ std::optional<std::string> failure(const Case& c, Device device) {
   return wrong ? std::optional(fmt::format("FAILED {}: {}", c.text(), *wrong)) : std::nullopt;
 }
 
-// Runs every chosen case, prints what failed, and returns how many passed.
+// Runs the chosen cases, prints the failures, and returns the number of passed cases.
 size_t run_all(const std::vector<Case>& chosen) {
   std::atomic<size_t> passed = 0;
   const auto run = [&](size_t i) {
@@ -91,14 +91,14 @@ size_t run_all(const std::vector<Case>& chosen) {
   return passed;
 }
 
-// What the cases have NVRTC compile: groups of kernels that are one text.
+// The texts that NVRTC must compile for the cases. Each text is a group of kernels.
 class Texts {
  public:
-  // Takes the first cases that need at most `most` kernels, `count` of them.
+  // Selects up to `count` cases, in order, that together need at most `most` kernels.
   Texts(std::vector<Case>& chosen, size_t count, size_t most) {
     std::vector<std::vector<const std::string*>> needs(chosen.size());
     std::mutex adding;
-    std::set<std::string> known;  // in an order that does not depend on threads
+    std::set<std::string> known;  // sorted, so that the order does not depend on threads
     const auto find = [&](size_t i) -> std::optional<std::string> {
       std::vector<std::string> texts = Trial(chosen[i], Device::cpu).cuda_texts();
       const std::lock_guard guard(adding);
@@ -138,7 +138,7 @@ class Texts {
 
   [[nodiscard]] size_t kernels() const { return kernels_; }
   [[nodiscard]] const std::vector<std::vector<std::string>>& groups() const { return groups_; }
-  // Of each case, its groups.
+  // The groups of each case.
   [[nodiscard]] const std::vector<std::set<size_t>>& needs() const { return needs_; }
 
  private:
@@ -151,11 +151,11 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Compiles the groups, and runs each case as soon as all of its groups are there.
+// Compiles the groups, and runs each case as soon as all its groups are compiled.
 class Pipeline {
  public:
   using Compile = std::function<void(const std::vector<std::string>&)>;
-  using Run = std::function<std::optional<std::string>(size_t)>;  // what went wrong
+  using Run = std::function<std::optional<std::string>(size_t)>;  // returns the error, if any
 
   Pipeline(const Texts& texts, Compile compile, Run run)
       : groups_(texts.groups()),
@@ -174,7 +174,7 @@ class Pipeline {
     on_all_cores([this] { work(); });
   }
 
-  // Of both kinds; seconds are the sums of all threads.
+  // For groups or for cases. Seconds are summed over all threads.
   struct Sums {
     size_t failed = 0;
     double seconds = 0, longest = 0;
@@ -183,7 +183,7 @@ class Pipeline {
   [[nodiscard]] const Sums& ran() const { return ran_; }
 
  private:
-  // Cases first, so that what is compiled is run while the rest is compiled.
+  // Cases come before groups, so that cases run while other groups are still being compiled.
   void work() {
     std::unique_lock lock(mutex_);
     while (done_ < missing_.size() || next_ < groups_.size()) {
@@ -228,24 +228,26 @@ class Pipeline {
     ++sums.failed;
     progress_.hide();
     fmt::print("{}\n", *wrong);
-    std::fflush(stdout);  // a run that is cut short must not lose what it found
+    std::fflush(stdout);  // an interrupted run must not lose its results
   }
 
   const std::vector<std::vector<std::string>>& groups_;
   const Compile compile_;
   const Run run_;
-  std::mutex mutex_;  // of all that follows
+  std::mutex mutex_;  // guards all members below
   std::condition_variable changed_;
-  std::vector<std::vector<size_t>> waiting_;  // of each group, the cases that need it
-  std::vector<size_t> missing_;               // of each case, how many groups are not there yet
-  std::vector<size_t> ready_;                 // cases that are not run yet
-  size_t next_ = 0, done_ = 0;                // group to compile, cases that have run
+  std::vector<std::vector<size_t>> waiting_;  // by group: the cases that need it
+  // by case: the number of groups that are not compiled yet
+  std::vector<size_t> missing_;
+  std::vector<size_t> ready_;  // cases that can run
+  // next group to compile; number of cases that have run
+  size_t next_ = 0, done_ = 0;
   Sums compiled_, ran_;
   Progress progress_;
 };
 
 int check_cuda(std::vector<Case> chosen, const CheckArgs& args) {
-  constexpr const char* kArch = "sm_90a";  // what is compiled for where there is no GPU
+  constexpr const char* kArch = "sm_90a";  // the architecture to compile for if there is no GPU
   const auto no_gpu = cuda::why_no_gpu();
   if (const auto missing = cuda::why_no_nvrtc()) {
     fmt::print(stderr, "tenon check: nothing to compile with: {}\n", *missing);
@@ -269,12 +271,13 @@ int check_cuda(std::vector<Case> chosen, const CheckArgs& args) {
       },
       [&](size_t i) -> std::optional<std::string> {
         if (no_gpu) return std::nullopt;
-        const cuda::CurrentContext context;  // once, not at each of a trial's copies
+        const cuda::CurrentContext context;  // set once, not for each copy of a trial
         return failure(chosen[i], Device::cuda);
       });
   pipeline.go();
   const auto& [bad_texts, compiling, longest] = pipeline.compiled();
-  const size_t others = cuda::compilations() - count;  // by the cases that needed them
+  // compiled by cases, because they were not in the list
+  const size_t others = cuda::compilations() - count;
   fmt::print(
       "compiled in {:.1f} s, {:.1f} s the longest text, {} not listed; ran in {:.1f} s of {} "
       "threads' time; {:.1f} s in all\n",
@@ -286,7 +289,8 @@ int check_cuda(std::vector<Case> chosen, const CheckArgs& args) {
     return bad_texts == 0 ? no_device : failed;
   }
   size_t wrong = pipeline.ran().failed + bad_texts;
-  // Random numbers have a kernel of their own, which threads may compile at once.
+  // The kernel for random numbers is not in the list. Several threads may compile it at the same
+  // time.
   if (others > static_cast<size_t>(threads())) {
     fmt::print("FAILED {} texts were compiled that are not in the list\n", others);
     ++wrong;
@@ -299,7 +303,7 @@ int check(const CheckArgs& args) {
   const bool cuda = args.device == "cuda";
   std::vector<Case> all;
   if (args.random > 0) {
-    // Some are left out where they would need one kernel too many.
+    // A quarter more cases for CUDA: Texts drops cases that would exceed the kernel limit.
     const auto wanted = static_cast<size_t>(args.random);
     all = random_cases(cuda ? wanted + wanted / 4 : wanted, kRandomForms, args.seed);
   } else {

@@ -1,6 +1,5 @@
-// A command as data: its name, its options, and what runs it.
-//
-// NAME.cpp defines `extern const Command kNameCommand`, and src/cli/CMakeLists.txt lists NAME.
+// A command as data: its name, its options, and the function that runs it. NAME.cpp defines `extern
+// const Command kNameCommand`, and src/cli/CMakeLists.txt lists NAME.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +12,11 @@
 
 namespace tenon::cli {
 
-// What scripts see: no_device means that nothing ran because the device is not here.
+// The exit codes for scripts. no_device: nothing ran because the machine does not have the device.
 enum Exit : int { ok = 0, failed = 1, usage = 2, no_device = 3 };
 
-// One option. CLI11 reads it (main.cpp); no other file includes CLI11, which takes ten seconds.
+// One option. main.cpp passes it to CLI11. No other file includes CLI11, which takes ten seconds to
+// compile.
 struct Option {
   using Value =
       std::variant<bool*, int*, int64_t*, uint64_t*, float*, double*, std::string*,
@@ -25,18 +25,18 @@ struct Option {
   std::string name;  // "--rows"; "CHAIN" is a positional argument
   Value value;       // holds the default
   std::string about = {};
-  std::vector<std::string> allowed = {};  // empty: anything
+  std::vector<std::string> allowed = {};  // empty: any value
   std::optional<std::pair<int, int>> range = {};
   bool required = false;
-  std::string default_text = {};  // in --help, where the value does not show it
+  std::string default_text = {};  // shown in --help if the value does not show it
 };
 
 struct Command;
 
-// What a command reads and runs; the values live as long as the process.
+// The options of a command and its function. The values live as long as the process.
 struct Bound {
   std::vector<Option> options = {};
-  std::function<int()> run = {};  // gives the exit code
+  std::function<int()> run = {};  // returns the exit code
   std::vector<Command> parts = {};
 };
 
@@ -46,7 +46,7 @@ struct Command {
   Bound (*bind)();
 };
 
-// All of them, in the order of --help.
+// All commands, in the order of --help.
 std::span<const Command> commands();
 
 }  // namespace tenon::cli

@@ -1,4 +1,4 @@
-// `tenon doctor`: what this machine offers.
+// `tenon doctor`: prints the features of this machine.
 #include <fmt/core.h>
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// `tenon list`: the registries of activations and ops, for people or as pages of docs/.
+// `tenon list`: prints the registries of activations and ops, as text or as pages of docs/.
 #include <fmt/core.h>
 
 #include "cli/command.h"
@@ -39,7 +39,7 @@ void print_markdown() {
   }
 }
 
-// The op as a chain writes it, with the defaults of its arguments.
+// The op as written in a chain, with the defaults of its arguments.
 std::string text_of(const OpSchema& op) {
   std::vector<std::string> parts;
   for (const ArgumentSchema& a : op.arguments) {

@@ -1,4 +1,4 @@
-// The `tenon` command.
+// The main function of the `tenon` command.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
@@ -23,7 +23,7 @@ CLI::Option* add(CLI::App& app, const Option& o, bool* to) {
 template <class T>
 CLI::Option* add(CLI::App& app, const Option& o, T* to) {
   CLI::Option* const made = app.add_option(o.name, *to, o.about);
-  // Zero and nothing mean that the option has no default to show.
+  // A zero or empty value means that the option has no default to show.
   if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>)
     if (*to != T{}) made->capture_default_str();
   if (!o.default_text.empty()) made->default_str(o.default_text);

@@ -1,5 +1,5 @@
-// Tile by tile, so that memory stays small and counts stay exact in fp32. Tiles begin at multiples
-// of every block size, which makes them give what the whole tensor would.
+// Measures a tensor tile by tile. Memory use stays small, and counts stay exact in fp32. Tiles
+// start at multiples of every block size, so they give the same results as the whole tensor.
 #include "cli/measure.h"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ void for_elements(const View& x, F f) {
   run.template operator()<DType::bf16>();
 }
 
-// For finite v other than 0.
+// v must be finite and nonzero.
 size_t bin_of(float v) {
   const uint32_t magnitude = __builtin_bit_cast(uint32_t, v) & 0x7fffffffU;
   const auto field = static_cast<int>(magnitude >> 23);
@@ -54,9 +54,9 @@ size_t bin_of(float v) {
 
 View single(float& value) { return matrix(&value, DType::f32, 1, 1); }
 
-// The multiplier that follows once the history holds this tensor's amax and nothing larger.
+// The delayed-scaling multiplier for a history whose maximum is the amax of this tensor.
 float warm_scale(const Census& census, DType dtype) {
-  float history = census.finite_amax;  // what is not finite does not count in a history
+  float history = census.finite_amax;  // a history ignores non-finite values
   float scale = 1;
   update({.history = single(history), .scale = single(scale), .dtype = dtype});
   return scale;
@@ -126,7 +126,7 @@ class Meter {
     });
   }
 
-  // Whether any element of a block of the tile is other than 0.
+  // True if any element of a block of the tile is nonzero.
   [[nodiscard]] bool holds_something(const Tile& t, const Blocks& blocks, int64_t i,
                                      int64_t j) const {
     if (blocks.single()) return true;
@@ -194,7 +194,8 @@ class Meter {
   std::vector<float> converted_, back_;
   std::vector<uint8_t> codes_;
   std::vector<std::byte> scales_;
-  std::vector<uint32_t> seen_;  // codes of scales, compacted when they crowd
+  // codes of scales; duplicates are removed when there are crowd_ of them
+  std::vector<uint32_t> seen_;
   size_t crowd_ = size_t{1} << 20;
 };
 
@@ -266,7 +267,7 @@ Census take_census(const StoredTensor& t) {
     const View x = t.tile(tile, converted);
     float amax = 0;
     quantize(Quantize{.x = x, .amax = single(amax)});
-    // By bits, so that NaN wins.
+    // Compares bits, so that NaN is the largest value.
     const auto bits = [](float v) { return __builtin_bit_cast(uint32_t, v); };
     if (bits(amax) > bits(census.amax)) census.amax = amax;
     for_elements(x, [&](float v, size_t) {

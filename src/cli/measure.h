@@ -1,4 +1,4 @@
-// What a tensor holds and what a recipe does to it, measured in float64.
+// Statistics of a tensor and the error of a recipe on it, measured in float64.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct Recipe {
   std::string name;  // e4m3:mxfp8
   Format format;
   Orientation orientation = Orientation::rowwise;
-  float scale = 0;  // delayed: the multiplier; 0 is what a warm history gives for this tensor
+  float scale = 0;  // delayed: the multiplier; 0: derived from this tensor's amax
 };
 
 struct RecipeOptions {
@@ -22,10 +22,10 @@ struct RecipeOptions {
   bool exact_scales = false, columnwise = false;
 };
 
-// DTYPE:MODE with e4m3 where no dtype is given, `all`, or several with commas between.
+// Parses `DTYPE:MODE`, `all`, or several of them separated by commas. The default dtype is e4m3.
 std::vector<Recipe> parse_recipes(const std::string& text, const RecipeOptions& options);
 
-// Elements v with 2^e <= |v| < 2^(e+1) for every exponent e of fp32.
+// Elements v with 2^e <= |v| < 2^(e+1), for every exponent e of fp32.
 struct Bin {
   int64_t count = 0, flushed = 0;
   double squares = 0, errors = 0;  // sums of v² and (v − q)²
@@ -36,7 +36,7 @@ inline constexpr size_t kBins = kMostExponent - kLeastExponent + 1;
 struct Census {
   int64_t elements = 0, zeros = 0, nonfinite = 0;
   float amax = 0;         // the integer maximum of the bits of |v|, so NaN is the largest
-  float finite_amax = 0;  // of the finite ones alone
+  float finite_amax = 0;  // over finite elements only
   std::vector<Bin> bins = std::vector<Bin>(kBins);
 };
 Census take_census(const StoredTensor& t);
@@ -44,20 +44,20 @@ Census take_census(const StoredTensor& t);
 struct Outcome {
   Recipe recipe;
   int64_t saturated = 0, flushed = 0, nonfinite = 0;
-  int64_t spoiled = 0;  // finite, but not finite any more
+  int64_t spoiled = 0;  // finite before quantisation, not finite after it
   double relative_rms = 0, max_error = 0, worst_relative = 0;
-  double snr_db = 0;  // infinite where nothing is lost
+  double snr_db = 0;  // infinite if there is no error
   int64_t bytes_before = 0, bytes_after = 0, scales = 0, distinct_scales = 0;
   double least_scale = 0, most_scale = 0;  // finite scale_inv of blocks that are not all 0
   std::vector<Bin> bins = std::vector<Bin>(kBins);
 
-  // Exponents of the least and the largest scale_inv.
+  // Exponents of the smallest and the largest scale_inv.
   [[nodiscard]] int least_exponent() const;
   [[nodiscard]] int most_exponent() const;
 };
 Outcome apply(const Recipe& recipe, const StoredTensor& t, const Census& census);
 
-// A tensor before and after, as reports and pictures show it.
+// A tensor before and after quantisation, for reports and pictures.
 struct Report {
   std::string name, shape;
   Stored type = Stored::f32;

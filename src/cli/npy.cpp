@@ -1,5 +1,5 @@
-// The .npy format, versions 1 to 3. The header is trusted in nothing: lengths, sizes and products
-// are checked first.
+// Reads the .npy format, versions 1 to 3. The header is untrusted: lengths, sizes and products are
+// checked first.
 #include <charconv>
 #include <map>
 #include <optional>
@@ -17,7 +17,7 @@ struct NpyHeader {
   std::optional<std::vector<int64_t>> shape;
 };
 
-// The Python dictionary of an npy header: three keys, a string, a bool and a tuple.
+// Parses the Python dictionary of an npy header: three keys, with a string, a bool and a tuple.
 class NpyParser {
  public:
   NpyParser(const std::string& file, std::string text) : file_(file), all_(std::move(text)) {}

@@ -1,4 +1,5 @@
-// Regular files are written under another name and renamed, so that a full disk costs no old file.
+// Writes a regular file under a temporary name and renames it, so that a full disk does not destroy
+// an old file.
 #include "cli/output_file.h"
 
 #include <fcntl.h>
@@ -17,7 +18,7 @@ namespace tenon::cli {
 
 namespace {
 
-// 0, or why not all is written.
+// Returns 0 or the error code.
 int write_all(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t n = write(fd, bytes.data(), bytes.size());
@@ -28,7 +29,7 @@ int write_all(int fd, std::string_view bytes) {
   return 0;
 }
 
-// Where a link leads, so that the link stays.
+// The target of a link. Writing to the target keeps the link.
 std::string resolved(const std::string& path) {
   const std::unique_ptr<char, void (*)(void*)> real(realpath(path.c_str(), nullptr), std::free);
   return real ? real.get() : path;
@@ -40,7 +41,8 @@ void write_file(std::string_view option, const std::string& path, std::string_vi
   const std::string name = clean(path, 200);
   struct stat old {};
   const bool there = stat(path.c_str(), &old) == 0;
-  const bool replaced = !there || S_ISREG(old.st_mode);  // all else, as a pipe, is written to
+  // other files, such as pipes, are written directly
+  const bool replaced = !there || S_ISREG(old.st_mode);
   const std::string target = there ? resolved(path) : path;
   const std::string unfinished = replaced ? str(target, ".", getpid(), ".unfinished") : target;
   const bool allowed = !there || access(target.c_str(), W_OK) == 0;
@@ -51,7 +53,7 @@ void write_file(std::string_view option, const std::string& path, std::string_vi
   int error = write_all(fd, bytes);
   if (error == 0 && replaced && there && fchmod(fd, old.st_mode & 07777U) != 0) error = errno;
   if (error == 0 && replaced && fsync(fd) != 0) error = errno;
-  if (close(fd) != 0 && error == 0) error = errno;  // where some file systems tell of a full disk
+  if (close(fd) != 0 && error == 0) error = errno;  // some file systems report a full disk here
   if (error == 0 && replaced && rename(unfinished.c_str(), target.c_str()) != 0) error = errno;
   if (error == 0) return;
   if (replaced) unlink(unfinished.c_str());

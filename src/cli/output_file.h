@@ -1,4 +1,4 @@
-// Files that commands write.
+// Writes the output files of commands.
 #pragma once
 
 #include <string>
@@ -6,11 +6,11 @@
 
 namespace tenon::cli {
 
-// All of the bytes or an Error. An old file keeps its content until the new one is complete.
-// `option` is what asked for it, for messages.
+// Writes all bytes or throws an Error. An old file keeps its content until the new file is
+// complete. `option` names the command line option in messages.
 void write_file(std::string_view option, const std::string& path, std::string_view bytes);
 
-// Refuses an output that is the input: the same file by another path or a link too.
+// Throws if the output is the input file, also through another path or a link.
 void require_other_file(std::string_view option, const std::string& output,
                         const std::string& input);
 

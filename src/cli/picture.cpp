@@ -1,4 +1,5 @@
-// Coordinates are pixels; x is log2 of magnitude and shared by the three charts of a panel.
+// Draws the SVG picture and the text histogram. Coordinates are pixels. x is log2 of the magnitude,
+// and the three charts of a panel share it.
 #include "cli/picture.h"
 
 #include <fmt/core.h>
@@ -13,10 +14,10 @@ namespace {
 constexpr double kWidth = 980, kLeft = 172, kRight = 700;
 constexpr double kBars = 150, kRow = 20, kErrors = 140;
 constexpr double kTop = 64, kPanelGap = 36;
-constexpr double kLeastError = 1e-3;  // the error chart spans 0.1% to 100%
+constexpr double kLeastError = 1e-3;  // the error chart shows 0.1% to 100%
 
-// Colours by scaling mode, in the order of the enum; e5m2 is dashed. Renderers without media
-// queries show the light ones.
+// Colours by scaling mode, in the order of the enum. e5m2 is dashed. Renderers without media
+// queries use the light colours.
 constexpr std::string_view kStyle = R"(
 text{font:12px system-ui,sans-serif;fill:#1f2328}.h{font-size:16px;font-weight:600}
 .s{fill:#59636e}.e{text-anchor:end}.c{text-anchor:middle}.bg{fill:#fff}
@@ -46,7 +47,7 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
-// Exponents from the least to the largest that occur; empty where nothing does.
+// The range of exponents that occur. Empty if there are none.
 struct Span {
   int least = 0, most = -1;
   [[nodiscard]] int size() const { return most - least + 1; }
@@ -69,7 +70,7 @@ Span occupied(const std::vector<Bin>& bins) {
   return s;
 }
 
-// log2 of the least subnormal, the least normal and the largest number of a format.
+// log2 of the smallest subnormal, the smallest normal and the largest number of a format.
 struct Limits {
   double tiny, normal, most;
 };
@@ -145,7 +146,7 @@ class Panel {
   }
 
  private:
-  // Ranges may run off the chart: elements are what it is for.
+  // Format ranges may extend beyond the chart: the chart is scaled to the elements.
   void widen(int exponent) {
     constexpr int kBelow = 12, kAbove = 4;
     if (data_.size() > 0)
@@ -167,7 +168,7 @@ class Panel {
     const Census& b = r_.before;
     int64_t most = b.zeros;
     for (const Bin& bin : b.bins) most = std::max(most, bin.count);
-    // What is there stays visible, however rare: outliers are what one looks for.
+    // Every nonzero count gets a visible bar, so that rare outliers can be seen.
     const auto height = [&](int64_t n) {
       return n == 0 ? 0.0 : std::max(1.5, kBars * static_cast<double>(n) / most);
     };
@@ -189,7 +190,7 @@ class Panel {
       const double width = std::max(0.5, x(e + 1) - x(e) - 1);
       const std::string tip = fmt::format("2^{} to 2^{}: {}", e, e + 1, percent(n, b.elements));
       svg_.rect(x(e), base - h, width, h, "bar", tip);
-      // One recipe: its losses inside the bars.
+      // With a single recipe, the flushed elements are drawn inside the bars.
       const int64_t lost = r_.after.size() == 1 ? bin_at(r_.after[0].bins, e).flushed : 0;
       if (lost > 0) {
         const double part = h * static_cast<double>(lost) / static_cast<double>(n);
@@ -255,7 +256,7 @@ class Panel {
       bool pen_down = false;
       for (int e = span_.least; e <= span_.most; ++e) {
         const Bin& b = bin_at(o.bins, e);
-        if (b.count > 0)  // a lone point shows as a short stroke
+        if (b.count > 0)  // a single point is drawn as a short line
           points += fmt::format("{}{:.1f} {:.1f}h1", pen_down ? "L" : "M", x(e + 0.5),
                                 y_of(relative_error(b)));
         pen_down = b.count > 0;

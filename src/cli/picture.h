@@ -1,4 +1,4 @@
-// Pictures of what a recipe does: an SVG file, and histograms for the terminal.
+// Pictures of a recipe's effect: an SVG file, and histograms for the terminal.
 #pragma once
 
 #include <span>
@@ -8,17 +8,17 @@
 
 namespace tenon::cli {
 
-// One panel a tensor: how large its elements are, what each recipe can represent, and the error by
-// magnitude. For light and dark pages, without outside resources.
+// One panel per tensor: the magnitudes of its elements, the range of each recipe, and the error by
+// magnitude. Works on light and dark pages, without external resources.
 std::string svg_picture(const std::string& file, std::span<const Report> reports);
 
-// Shares by magnitude as bars, with what the first recipe does to each.
+// Shares of elements by magnitude as bars, with the effect of the first recipe on each bar.
 std::string text_histogram(const Report& report);
 
-// The same shape on one line.
+// The same histogram on one line.
 std::string spark_line(const Census& census);
 
-// A share of a whole in percent.
+// A share in percent.
 std::string percent(int64_t part, int64_t whole);
 
 }  // namespace tenon::cli

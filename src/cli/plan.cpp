@@ -1,4 +1,4 @@
-// `tenon plan`: what a chain becomes, as text, JSON or a page.
+// `tenon plan`: prints the plan of a chain as text, JSON or an HTML page.
 #include "tenon/plan.h"
 
 #include <fmt/core.h>

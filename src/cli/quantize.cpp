@@ -1,4 +1,4 @@
-// `tenon quantize`: what a recipe does to the tensors of a file.
+// `tenon quantize`: reports the effect of a recipe on the tensors of a file.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return "[" + text + "]";
 }
 
-// The one of that name, else all whose names contain it.
+// The tensor with that name. If there is none, all tensors whose names contain it.
 std::vector<StoredTensor> select(const TensorFile& file, const QuantizeArgs& args) {
   const std::string name = clean(args.file, 200);
   require(!file.tensors.empty(), name,
@@ -155,7 +155,7 @@ void print_report(const Report& r) {
 }
 
 std::vector<Recipe> recipes_of(const QuantizeArgs& args) {
-  constexpr float kLeast = 0x1p-126F;  // below, 1/scale is no number
+  constexpr float kLeast = 0x1p-126F;  // for a smaller scale, 1/scale is not finite
   constexpr float kMost = std::numeric_limits<float>::max();
   require(args.scale == 0 || (args.scale >= kLeast && args.scale <= kMost), "quantize --scale ",
           args.scale, ": it must be a positive number of normal fp32 size");

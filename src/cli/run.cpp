@@ -1,4 +1,4 @@
-// `tenon run`: a chain on random or given tensors, checked against float64 and timed.
+// `tenon run`: runs a chain on random or given tensors, checks it against float64 and times it.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct ChainRunArgs : ChainArgs {
   std::string input, output;  // files
   uint64_t seed = 1;
   int repeat = 5;
-  std::optional<double> tolerance;  // in place of what the formats allow
+  std::optional<double> tolerance;  // replaces the tolerance that follows from the formats
   bool no_check = false, json = false;
 };
 
@@ -56,12 +56,13 @@ class Inputs {
     file_ = clean(path, 200);
     tensors_ = parse_tensor_file(path, open_file(path));
     for (const std::string& note : tensors_.notes) fmt::print(stderr, "tenon: {}\n", note);
-    // An array has no name of its own.
+    // The array of an .npy file is used as x.
     if (tensors_.is_npy)
       for (StoredTensor& t : tensors_.tensors) t.name = "x";
   }
 
-  // A tensor that the plan has and the file gives in a dtype that is not read would be random.
+  // Throws if the file holds a tensor of the plan in an unsupported dtype. Such a tensor would
+  // otherwise be filled with random values.
   void check(const Plan& plan) const {
     for (const Buffer& b : plan.buffers())
       require(std::ranges::find(tensors_.left_out, b.name) == tensors_.left_out.end(),
@@ -69,7 +70,7 @@ class Inputs {
               "' has a dtype that is not read; save it as f32, f16 or bf16, or leave it away");
   }
 
-  // Rows and columns follow from a given x.
+  // Sets rows and columns from a given x.
   void size(ChainRunArgs& args) const {
     const StoredTensor* x = find("x");
     if (!x) return;
@@ -81,7 +82,7 @@ class Inputs {
     args.cols = x->matrix.cols;
   }
 
-  // Fills all that the plan reads; gives where each tensor came from.
+  // Fills all tensors that the plan reads. Returns the source of each tensor.
   std::map<std::string, std::string> fill(const Session& s, uint64_t seed) const {
     std::set<std::string> names;
     std::string known;
@@ -104,7 +105,8 @@ class Inputs {
         from[b.name] = "initial";
         s.plan().initialise(i, seed, to);
       } else {
-        // A bias of 0 or a gamma of 1 would hide that it is forgotten.
+        // Random values instead of the initial ones: with a bias of 0 or a gamma of 1 the check
+        // would not notice that the kernel ignores it.
         from[b.name] = "random";
         normal(b, s.rows(), seed, to);
       }
@@ -127,7 +129,7 @@ class Inputs {
     require(t.matrix.rows == b.rows(rows) && t.matrix.cols == b.cols, "run --input ", file_, ": '",
             b.name, "' is ", t.matrix.rows, " x ", t.matrix.cols, "; the chain wants ",
             shape_text(b, rows));
-    // Some rows at a time: a whole tensor would need its memory twice.
+    // Converts a few rows at a time. A whole tensor would need twice its memory.
     constexpr int64_t kElements = 1 << 20;
     const auto [all, cols] = t.matrix;
     const int64_t step = std::max<int64_t>(1, kElements / std::max<int64_t>(cols, 1));
@@ -142,12 +144,12 @@ class Inputs {
       }
     }
   }
-  // A stream for each name, so that more tensors do not change the others.
+  // Each name has its own random stream, so that an added tensor does not change the others.
   static void normal(const Buffer& b, int64_t rows, uint64_t seed, void* to) {
     std::seed_seq mixed(b.name.begin(), b.name.end());
     std::mt19937_64 engine(mixed);
     engine.seed(engine() ^ seed);
-    // Parameters lie around the number that they start as.
+    // Parameters are distributed around their initial value.
     std::normal_distribution<float> draw(b.initial.low, b.role == Role::param ? 0.25F : 1.0F);
     for (int64_t i = 0; i < b.rows(rows) * b.cols; ++i) set(b, to, i, draw(engine));
   }
@@ -156,7 +158,8 @@ class Inputs {
   TensorFile tensors_;
 };
 
-// As wide as the widest tensor, so that no two elements of one dropout share a number.
+// The stride of the state is the width of the widest tensor, so that no two elements of one dropout
+// share a random number.
 RandomState random_state(const Plan& plan, uint64_t seed) {
   int64_t widest = 1;
   for (const Buffer& b : plan.buffers()) widest = std::max(widest, b.cols);
@@ -186,7 +189,7 @@ std::string Checked::wrong() const {
 }
 
 struct Check {
-  int64_t rows = 0;  // that were looked at
+  int64_t rows = 0;  // rows that were checked
   std::vector<Checked> tensors;
   std::vector<std::string> left_out;
 
@@ -208,9 +211,9 @@ Matrix64 read(const Session& s, const Buffer& b, int64_t rows) {
 }
 
 Check check(const Session& s, const RandomState& random, std::optional<double> tolerance) {
-  constexpr double kMost = 1e10;  // operations of one run in float64: some seconds
-  constexpr double kFactor = 4;   // rounding's own luck
-  constexpr double kSamples = 8;  // of that luck, where they cost little
+  constexpr double kMost = 1e10;  // operations of one float64 run, which then takes some seconds
+  constexpr double kFactor = 4;   // margin for random variation of rounding errors
+  constexpr double kSamples = 8;  // number of runs that sample this variation, if they are cheap
   const PlanData& d = data_of(s.plan());
   const int64_t whole = least_rows(s.plan());
   const double work = work_per_row(s.plan());
@@ -233,10 +236,10 @@ Check check(const Session& s, const RandomState& random, std::optional<double> t
   for (const size_t i : with(s.plan(), kMade)) {
     const Buffer& b = d.buffers[i];
     if (c.rows < s.rows() && b.rows.mul == 0) {
-      c.left_out.push_back(b.name);  // every row is part of it
+      c.left_out.push_back(b.name);  // it sums over all rows
       continue;
     }
-    // What a reshape ends in is the same numbers in another shape.
+    // After a final reshape the plan holds the same elements in another shape.
     const Matrix64& want = exact.at(b.name);
     Matrix64 got = read(s, b, c.rows);
     got.rows = want.rows;
@@ -280,7 +283,7 @@ struct PassTime {
 
 struct Times {
   std::vector<PassTime> passes;
-  double fused = 0, unfused = 0;  // without quantising weights, which did not change
+  double fused = 0, unfused = 0;  // without quantising the weights, which did not change
 };
 
 void both(Runner& r, const PlanRequest& request, bool weights_changed) {
@@ -366,7 +369,7 @@ void print_times(const Report& r) {
   const Times& t = *r.times;
   fmt::print("time    median of {}, {} threads\n", r.args.repeat, threads());
   for (const PassTime& p : t.passes) {
-    if (p.ms == 0) continue;  // no kernel of ours: a collective
+    if (p.ms == 0) continue;  // a collective: no kernel of this library
     fmt::print("  {:<3} {:<44} {:>9.3f} ms {:>7.1f} GB/s", p.tag, p.name, p.ms, p.gbps());
     if (p.flops) fmt::print(" {:>8.1f} GFLOP/s", p.gflops());
     fmt::print("\n");
@@ -451,7 +454,7 @@ std::string results(const Session& s) {
              : b.dtype == DType::f16 ? Stored::f16
                                      : Stored::bf16;
     t.shape = {b.rows(s.rows()), b.cols};
-    if (b.rows == RowCount{0, 1, 1, 1}) t.shape = {b.cols};  // of a vector
+    if (b.rows == RowCount{0, 1, 1, 1}) t.shape = {b.cols};  // a vector has one dimension
     t.data = {static_cast<const std::byte*>(s.at(b.name)),
               static_cast<size_t>(b.rows(s.rows()) * b.cols * bytes_of(t.type))};
     list.push_back(std::move(t));
@@ -467,7 +470,7 @@ int run(const ChainRunArgs& given) {
           ": a plan for another machine does not run here; `tenon plan --target ", args.target,
           "` shows it");
   if (args.device == "cuda") {
-    args.repeat = 0;  // the host's memory, where the chain runs, has nothing to do with its speed
+    args.repeat = 0;  // timing is meaningless: the chain's tensors are in host memory
     if (const cuda::Status s = cuda::status(); !s.gpu) {
       fmt::print(stderr, "tenon: run --device cuda: {}\n", s.why);
       return no_device;
@@ -493,7 +496,7 @@ int run(const ChainRunArgs& given) {
   };
   const bool backward = session.find("dy") != nullptr;
   for (const bool last : {false, true}) {
-    // Delayed scaling starts from a history, so a first run makes one.
+    // Delayed scaling needs a history. The first run creates it.
     if (!last && args.recipe != "delayed") continue;
     restart();
     session.run(Pass::forward);

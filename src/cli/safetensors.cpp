@@ -1,4 +1,4 @@
-// The .safetensors format. Offsets must tile the data without holes, as the format has it.
+// Reads the .safetensors format. Offsets must cover the data without gaps, as the format requires.
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -34,7 +34,7 @@ const std::map<std::string_view, Known>& safetensors_types() {
   return kTypes;
 }
 
-// What the header says of one tensor.
+// The header entry of one tensor.
 struct Entry {
   std::string name;
   bool is_object = false;
@@ -42,14 +42,14 @@ struct Entry {
   std::optional<std::vector<uint64_t>> shape, offsets;
 };
 
-// Reads the header event by event: no tree is built, so that neither depth nor counts cost more
-// than their limits. Keys are unique, since a file that has one twice means two things at once.
+// Reads the header with a SAX parser. It builds no tree, so depth and counts cost no more than
+// their limits. Keys must be unique: a file with a duplicate key is ambiguous.
 class HeaderReader final : public nlohmann::json_sax<Json> {
  public:
   explicit HeaderReader(const std::string& file) : file_(file) {}
 
   std::vector<Entry> entries;
-  std::string error;  // where the text is not JSON
+  std::string error;  // set if the text is not valid JSON
 
   bool null() override { return value("null"); }
   bool boolean(bool v) override { return value(v ? "true" : "false"); }
@@ -71,7 +71,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     }
     return list_ ? value(Json(v).dump(-1, ' ', true)) : true;
   }
-  bool binary(binary_t& /*v*/) override { return false; }  // JSON has none
+  bool binary(binary_t& /*v*/) override { return false; }  // JSON has no binary values
 
   bool start_object(size_t /*count*/) override {
     if (depth() == 1 && in_tensor()) entries.back().is_object = true;
@@ -133,16 +133,16 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     fail(Code::invalid_argument, where(), " has ", clean(text, 24), " in '", key_,
          "'; it must be a whole number from 0 to 2^60, the header is damaged");
   }
-  // A value that is of no use, or wrong in a list of numbers.
+  // Ignores a value. Throws if the value is in a list of numbers.
   bool value(const std::string& text) {
     check(!list_, text);
     return true;
   }
 
   const std::string& file_;
-  std::vector<std::unordered_set<std::string>> keys_;  // of what is open; of arrays, none
-  std::string key_;                                    // of a tensor, the latest
-  std::vector<uint64_t>* list_ = nullptr;              // where numbers go
+  std::vector<std::unordered_set<std::string>> keys_;  // keys of each open object; empty for arrays
+  std::string key_;                                    // the last key of a tensor
+  std::vector<uint64_t>* list_ = nullptr;              // destination of numbers
   bool metadata_ = false;
 };
 
@@ -160,7 +160,7 @@ struct Range {
   std::string name;
 };
 
-// One entry of the header; gives its type's name where the tensor is left out.
+// Adds one entry of the header. Returns the name of its dtype if the tensor is skipped.
 std::optional<std::string> add_tensor(const std::string& file, const Entry& entry,
                                       const std::shared_ptr<const Bytes>& bytes, uint64_t start,
                                       Range& range, TensorFile& result) {

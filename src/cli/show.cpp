@@ -1,4 +1,4 @@
-// `tenon show`: an activation's formula, derivative, error bound and code.
+// `tenon show`: prints the formula, derivative, error bound and code of an activation.
 #include <fmt/core.h>
 
 #include "cli/command.h"

@@ -1,4 +1,4 @@
-// Which format a file has, how it is read, and its tensors as matrices.
+// Detects the format of a file, reads it, and presents its tensors as matrices.
 #include "cli/tensor_file.h"
 
 #include <fcntl.h>
@@ -88,7 +88,7 @@ class File final : public Bytes {
   uint64_t size_ = 0;
 };
 
-// One character of UTF-8, or its first byte where it is not well formed.
+// One UTF-8 character, or one byte if the encoding is invalid.
 struct Character {
   size_t bytes = 1;
   uint32_t code = 0xfffd;
@@ -110,7 +110,8 @@ Character character(std::string_view text) {
   return {n, code};
 }
 
-// Controls and marks of direction steer a terminal; XML has no place for the last two of a plane.
+// Control characters and direction marks can change the state of a terminal. XML does not allow the
+// last two code points of a plane.
 bool fit_to_print(uint32_t c) {
   const bool control = c < 0x20 || (c >= 0x7f && c < 0xa0);
   const bool direction = (c >= 0x202a && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
@@ -119,8 +120,8 @@ bool fit_to_print(uint32_t c) {
 
 }  // namespace
 
-// What the sizes hold. Zeros are left out of the product that is checked, so that every partial
-// product fits too.
+// The number of elements. Zeros are left out of the checked product, so that every partial product
+// fits too.
 int64_t count_elements(const std::string& where, std::span<const int64_t> shape, int64_t size) {
   require(shape.size() <= kMostDimensions, where, " has ", shape.size(), " dimensions; at most ",
           kMostDimensions, " are read, reshape it");
@@ -150,7 +151,7 @@ int64_t bytes_of(Stored type) { return type == Stored::f64 ? 8 : type == Stored:
 
 namespace {
 
-// Rows as the file has them, or converted from f64 in pieces.
+// Reads rows without conversion, or converts them from f64 in pieces.
 void read_rows(const StoredTensor& s, const Tile& t, std::vector<float>& buffer) {
   const int64_t size = bytes_of(s.type);
   const int64_t row = t.cols * size;
@@ -160,7 +161,7 @@ void read_rows(const StoredTensor& s, const Tile& t, std::vector<float>& buffer)
   if (s.type != Stored::f64) {
     buffer.resize(static_cast<size_t>((t.rows * row + 3) / 4));
     const auto to = std::as_writable_bytes(std::span(buffer));
-    const bool whole = t.cols == s.matrix.cols;  // one piece of the file
+    const bool whole = t.cols == s.matrix.cols;  // one contiguous range of the file
     const int64_t piece = whole ? t.rows * row : row;
     for (int64_t r = 0; r < (whole ? 1 : t.rows); ++r)
       s.bytes->read(at(r), to.subspan(static_cast<size_t>(r * row), static_cast<size_t>(piece)));
@@ -175,15 +176,15 @@ void read_rows(const StoredTensor& s, const Tile& t, std::vector<float>& buffer)
   }
 }
 
-// A column of the folded matrix is `step` elements in the file, in another order than its rows.
-// What is near is read at once.
+// A column of the folded matrix is `step` contiguous elements in the file. Their order differs from
+// the order of the rows. Elements that are close together are read in one call.
 void read_fortran(const StoredTensor& s, const Tile& t, std::vector<float>& buffer) {
-  constexpr int64_t kNear = 4096;  // bytes: about what a system call costs to copy
+  constexpr int64_t kNear = 4096;  // bytes; copying them costs about as much as a system call
   const int64_t size = bytes_of(s.type);
   const std::span leading = std::span(s.shape).first(s.shape.size() - 1);
   int64_t step = 1;
   for (const int64_t n : leading) step *= n;
-  std::vector<std::pair<int64_t, int64_t>> places;  // in a column, and the row of the tile
+  std::vector<std::pair<int64_t, int64_t>> places;  // position in the column, row of the tile
   for (int64_t r = 0; r < t.rows; ++r) {
     int64_t index = t.row + r;
     int64_t place = 0;

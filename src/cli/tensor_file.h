@@ -1,4 +1,4 @@
-// Float tensors in .npy and .safetensors files, read a tile at a time.
+// Reads float tensors from .npy and .safetensors files, one tile at a time.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +18,13 @@ enum class Stored : uint8_t { f16, bf16, f32, f64 };
 std::string_view name_of(Stored type);
 int64_t bytes_of(Stored type);
 
-// Rows [row, row + rows) by columns [col, col + cols) of a matrix.
+// Rows [row, row + rows) and columns [col, col + cols) of a matrix.
 struct Tile {
   int64_t row = 0, rows = 0, col = 0, cols = 0;
 };
 
-// The bytes of a file. A mapping would end the process by SIGBUS where the file shrinks; a read
-// that falls short is an Error.
+// The bytes of a file. They are read, not mapped: if the file shrinks, a mapping ends the process
+// with SIGBUS, but a short read is an Error.
 class Bytes {
  public:
   Bytes() = default;
@@ -33,7 +33,7 @@ class Bytes {
   Bytes& operator=(const Bytes&) = delete;
 
   [[nodiscard]] virtual uint64_t size() const = 0;
-  // All of `to`, from byte `at` on.
+  // Fills `to` with the bytes from offset `at` on.
   virtual void read(uint64_t at, std::span<std::byte> to) const = 0;
 };
 
@@ -47,23 +47,23 @@ struct StoredTensor {
   Shape matrix;         // leading dimensions are rows
 
   [[nodiscard]] int64_t elements() const { return matrix.rows * matrix.cols; }
-  // A part of the matrix in `buffer`: f16 and bf16 as they are, all else as f32.
+  // Reads a tile to `buffer`: f16 and bf16 unchanged, all other types as f32.
   [[nodiscard]] View tile(const Tile& t, std::vector<float>& buffer) const;
 };
 
 struct TensorFile {
-  std::vector<StoredTensor> tensors;  // in the file's order of data
-  std::vector<std::string> notes;     // what was left out or converted
+  std::vector<StoredTensor> tensors;  // in the order of their data in the file
+  std::vector<std::string> notes;     // what was skipped or converted
   bool is_npy = false;                // one array, named after the file
-  std::vector<std::string> left_out;  // names of tensors whose dtype is none of ours
+  std::vector<std::string> left_out;  // names of tensors with unsupported dtypes
 };
 
-// Any fault is an Error that names the file, the value, the rule and the remedy.
+// Every error is an Error that names the file, the value, the rule and the remedy.
 TensorFile parse_tensor_file(const std::string& file, std::shared_ptr<const Bytes> bytes);
-// The same of bytes in memory, which the tensors point to.
+// The same for bytes in memory. The tensors point to them.
 TensorFile parse_tensor_file(const std::string& file, std::span<const std::byte> bytes);
 
-// A regular file, open for as long as a tensor of it is there.
+// A regular file. It stays open as long as one of its tensors exists.
 std::shared_ptr<const Bytes> open_file(const std::string& path);
 
 struct NamedTensor {
@@ -72,11 +72,11 @@ struct NamedTensor {
   std::vector<int64_t> shape;
   std::span<const std::byte> data;
 };
-// A .safetensors file, in the order given.
+// The bytes of a .safetensors file, with the tensors in the given order.
 std::string safetensors_file(std::span<const NamedTensor> tensors);
 
-// Text from a file made fit for terminals and XML: what is not UTF-8, or steers a terminal,
-// becomes U+FFFD; what is longer than `most` characters ends in an ellipsis.
+// Makes text from a file safe for terminals and XML. Invalid UTF-8 and characters that control a
+// terminal become U+FFFD. Text longer than `most` characters ends in an ellipsis.
 std::string clean(std::string_view text, size_t most = 80);
 
 }  // namespace tenon::cli
