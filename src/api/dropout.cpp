@@ -1,10 +1,11 @@
 // Bias, dropout and residual add in one pass, forward and backward.
+#include "lower/single_dropout.h"
+
 #include <vector>
 
 #include "api/validate.h"
 #include "choice/backends.h"
 #include "core/fp_mode.h"
-#include "lower/single_dropout.h"
 #include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
@@ -110,8 +111,7 @@ void bias_dropout_add_backward(const BiasDropoutAddBackward& c, const Options& o
                          .cols = c.grad.cols,
                          .precision = options.precision,
                          .rounding = options.rounding,
-                         // dx has the dtype of x
-                         .chain = c.dx.given() ? c.dx.dtype : c.grad.dtype,
+                         .chain = c.dx.given() ? c.dx.dtype : c.grad.dtype,  // dx is like x
                          .x = c.grad.dtype,
                          .bias = dtype(c.dbias),
                          .residual = dtype(c.dresidual),
