@@ -1,4 +1,4 @@
-// Trains a small gated-MLP language model as one plan on the text that it carries.
+// Trains a small gated-MLP language model as one plan, on a text that is embedded in the program.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -24,13 +24,13 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Falls to a tenth over the run.
+// The learning rate. It decreases linearly to a tenth over the run.
 double rate(int64_t step, int64_t steps) {
   return 4e-3 * (1 - 0.9 * static_cast<double>(step) / static_cast<double>(steps));
 }
 
 struct Losses {
-  double first = 0, last = 0;  // of the first step; the mean of the last tenth
+  double first = 0, last = 0;  // loss of the first step; mean loss of the last tenth of the steps
 };
 
 Losses train(Model& model, Runner& runner, const ModelShape& shape, int64_t steps) {
@@ -56,7 +56,8 @@ Losses train(Model& model, Runner& runner, const ModelShape& shape, int64_t step
   return losses;
 }
 
-// Forward and backward on one batch, turn by turn: medians in milliseconds.
+// Times forward and backward on one batch, with the runners alternating. Returns medians in
+// milliseconds.
 std::array<double, 2> times(Model& model, std::array<Runner*, 2> runners) {
   constexpr int kRounds = 9;
   std::array<std::vector<double>, 2> all;
@@ -69,13 +70,13 @@ std::array<double, 2> times(Model& model, std::array<Runner*, 2> runners) {
       const auto start = Clock::now();
       runners[k]->run(Pass::forward);
       runners[k]->run(Pass::backward);
-      if (round >= 0) all[k].push_back(1e3 * seconds_since(start));  // the first one warms up
+      if (round >= 0) all[k].push_back(1e3 * seconds_since(start));  // the first round is a warmup
     }
   for (auto& list : all) std::ranges::sort(list);
   return {all[0][kRounds / 2], all[1][kRounds / 2]};
 }
 
-// The sample's lines, cut between words.
+// Wraps the lines of the sample between words.
 std::string wrapped(std::string text) {
   constexpr size_t kWidth = 96;
   size_t begin = 0;
@@ -97,13 +98,13 @@ struct Arguments {
   uint64_t seed = 1;
 };
 
-// What all parts of the demonstration share.
+// The state that all parts of the demonstration share.
 struct Setup {
   explicit Setup(const Arguments& given) : args(given) {
     request.recipe = tenon::recipe(args.recipe);
     request.dtype = *tenon::dtype_named(args.dtype);
     request.cols = shape.width();
-    // fp32 gradients, whatever the dtype: what an optimiser wants.
+    // fp32 gradients for every dtype, because the optimiser needs them.
     request.parameter_grads.assign(Plan::build(chain, request).with(Role::param).size(),
                                    {.wanted = true, .dtype = DType::f32});
   }
@@ -144,7 +145,7 @@ void compare_times(const Setup& s, Model& model, Session& fused) {
       together, one_by_one, one_by_one / together);
 }
 
-// The same training fused and op by op, with every op's rounding: no bit may differ.
+// Runs the same training fused and op by op, with eager rounding. Every bit must be equal.
 bool trains_to_the_same_bits(const Setup& s) {
   constexpr int64_t kSteps = 10;
   PlanRequest request = s.request;
@@ -165,7 +166,7 @@ bool trains_to_the_same_bits(const Setup& s) {
   return equal;
 }
 
-// Whether the loss fell and both ways to train agree.
+// True if the loss decreased and both ways of training agree.
 bool run(const Arguments& args) {
   const Setup s(args);
   const Plan plan = Plan::build(s.chain, s.request);
@@ -186,7 +187,7 @@ bool run(const Arguments& args) {
 }  // namespace
 }  // namespace demo
 
-// Exit codes: 0 fine, 1 the demonstration failed, 2 wrong usage.
+// Exit codes: 0 success, 1 the demonstration failed, 2 wrong usage.
 int main(int argc, char** argv) {
   demo::Arguments args;
   CLI::App app{"Trains a small language model as one plan, and times it fused and op by op",

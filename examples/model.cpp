@@ -16,7 +16,7 @@ namespace {
 // Streams of random numbers.
 enum Stream : uint64_t { embeddings = 1, batches, samples };
 
-// The n-th number of a stream: SplitMix64, so that it depends on nothing but its arguments.
+// Number n of a stream, by SplitMix64. It depends only on its arguments.
 uint32_t random_number(uint64_t seed, Stream stream, uint64_t n) {
   uint64_t z = (seed * 4 + stream) * 0xd1342543de82ef95U + n * 0x9e3779b97f4a7c15U;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
@@ -37,7 +37,7 @@ void store_one(DType dtype, char* to, int64_t i, float value) {
   std::memcpy(to + i * size, &code, static_cast<size_t>(size));
 }
 
-// Scores become shares of 1.
+// Converts scores to probabilities.
 void softmax(float* v, int64_t n) {
   const float most = *std::max_element(v, v + n);
   float sum = 0;
@@ -109,7 +109,7 @@ void Model::store(Runner& runner) const {
   }
 }
 
-// A window's letters, one embedding after the other.
+// Writes the embeddings of a window's letters, one after the other.
 void Model::embed(const uint8_t* letters, DType dtype, char* to) const {
   for (int64_t j = 0; j < shape_.context; ++j)
     for (int64_t e = 0; e < shape_.embedding; ++e)
@@ -162,7 +162,7 @@ double Model::step(Runner& runner, int64_t number, double rate) {
 
   for (Weights& w : weights_) {
     if (w.name.empty()) continue;
-    // Gradients come in fp32, whatever the parameters are.
+    // Gradients are fp32 for every parameter dtype.
     std::memcpy(w.gradient.data(), runner.at("d" + w.name), w.gradient.size() * sizeof(float));
   }
   Weights& table = weights_[0];

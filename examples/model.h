@@ -1,4 +1,4 @@
-// The demonstration's language model: letters in, one plan, letters out.
+// The language model of the demonstration: letters in, one plan, letters out.
 #pragma once
 
 #include <cstdint>
@@ -19,33 +19,35 @@ struct ModelShape {
   [[nodiscard]] int64_t width() const { return context * embedding; }
 };
 
-// The text as numbers of letters.
+// The text as indices of letters.
 struct Corpus {
   explicit Corpus(std::string_view text);
 
-  std::string letters;  // all that occur, in order
+  std::string letters;  // all letters of the text, sorted
   std::vector<uint8_t> codes;
 
   [[nodiscard]] int64_t vocabulary() const { return static_cast<int64_t>(letters.size()); }
 };
 
-// Between embeddings and scores everything is this chain, so it is one plan.
+// The chain from the embeddings to the scores. It is one plan.
 std::string chain_of(const ModelShape& shape, const Corpus& corpus);
 
-// fp32 parameters with Adam's moments, and what is done outside of the chain: embeddings are
-// gathered and their gradients scattered, scores become a loss. One thread, so that the numbers
-// depend on nothing but the seed.
+// fp32 parameters with Adam's moments, and the work outside the chain: gathers embeddings, scatters
+// their gradients, and computes the loss from the scores. It uses one thread, so that the numbers
+// depend only on the seed.
 class Model {
  public:
   Model(const ModelShape& shape, const Corpus& corpus, const Plan& plan, uint64_t seed);
 
-  // One step of training on the batch of this number; gives its mean loss in nats.
+  // Trains one step on batch `number`. Returns its mean loss in nats.
   double step(Runner& runner, int64_t number, double rate);
-  // Its first half: the loss, and its gradient where the chain reads it.
+  // The first half of a step: computes the loss, and writes its gradient to the input of the
+  // backward pass.
   double forward(Runner& runner, int64_t number);
-  // Parameters and the state of the random stream, where the chain reads them.
+  // Copies the parameters and the state of the random stream to the runner's memory.
   void begin(Runner& runner) const;
-  // `count` letters after `start`, by a plan for one row with the parameters of `trained`.
+  // Generates `count` letters after `start`, with a plan for one row and the parameters of
+  // `trained`.
   [[nodiscard]] std::string continued(std::string start, Session& one, const Session& trained,
                                       int count) const;
 
@@ -67,8 +69,8 @@ class Model {
   const Corpus& corpus_;
   uint64_t seed_;
   DType dtype_;
-  std::vector<Weights> weights_;  // the embeddings first
-  std::vector<size_t> batch_;     // where its windows begin
+  std::vector<Weights> weights_;  // the embeddings are first
+  std::vector<size_t> batch_;     // start positions of its windows
   int64_t updates_ = 0;
 };
 

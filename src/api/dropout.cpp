@@ -111,7 +111,7 @@ void bias_dropout_add_backward(const BiasDropoutAddBackward& c, const Options& o
                          .cols = c.grad.cols,
                          .precision = options.precision,
                          .rounding = options.rounding,
-                         .chain = c.dx.given() ? c.dx.dtype : c.grad.dtype,  // dx is like x
+                         .chain = c.dx.given() ? c.dx.dtype : c.grad.dtype,  // dtype of x
                          .x = c.grad.dtype,
                          .bias = dtype(c.dbias),
                          .residual = dtype(c.dresidual),
