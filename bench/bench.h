@@ -1,4 +1,4 @@
-// The one list of cases with two measurers, CPU and CUDA, and the report of what they found.
+// The interface of the benchmarks: the list of cases, the CPU and CUDA measurements, the report.
 #pragma once
 
 #include <functional>
@@ -9,11 +9,11 @@
 
 namespace tenon::bench {
 
-// What a run of the benchmarks is told.
+// The arguments of a benchmark run.
 struct BenchArgs {
   std::string device = "cpu", dtype = "bf16", precision = "native", cases = "default";
   std::vector<std::string> filters, shapes;
-  int64_t rows = 0, cols = 0;  // 0: the device's own
+  int64_t rows = 0, cols = 0;  // 0: the default of the device
   int shots = 11;
   std::string file, arch = "sm_90a";
   bool list = false, compile_only = false, no_costs = false, json = false;
@@ -21,20 +21,22 @@ struct BenchArgs {
   [[nodiscard]] bool costs() const { return !no_costs && !json; }
 };
 
-// A case that is planned: its steps on nobody's memory, for lists and for compiling ahead.
+// A planned case. Its steps use placeholder addresses, for lists and for compilation ahead of time.
 struct BenchEntry {
   BenchCase c;
   Shape shape;
   std::vector<BenchCall> calls = {};
-  std::vector<Mix> mixes = {};  // one a step
+  std::vector<Mix> mixes = {};  // one per step
   size_t in_bytes = 0, number_bytes = 0, out_bytes = 0;
 
-  [[nodiscard]] int64_t bytes() const;  // that must move
-  // Those over what its mixes say, which leave out scales of blocks: the ceiling's time is for all.
+  [[nodiscard]] int64_t bytes() const;  // minimum memory traffic
+  // bytes() divided by the bytes of the mixes. Mixes leave out block scales, so this factor extends
+  // the ceiling's time to all bytes.
   [[nodiscard]] double beyond_mixes() const;
-  // Of each step once; "row map, plain" where a step's maker hands the call on to another.
+  // The makers of the steps, each once. "row map, plain": the maker of a step passes this call to
+  // another maker.
   [[nodiscard]] std::string makers() const;
-  // What the compiler gets for this call.
+  // The compiler inputs for this call.
   [[nodiscard]] std::vector<std::string> texts() const;
   [[nodiscard]] std::string mix_names() const;
 };
@@ -46,18 +48,18 @@ struct BenchResult {
   BenchCase c;
   Shape shape;
   std::string mix = {}, makers = {};
-  std::vector<Mix> mixes = {};  // one a step
-  std::string kernel = {};      // the name of the largest one in the text
+  std::vector<Mix> mixes = {};  // one per step
+  std::string kernel = {};      // name of the largest kernel
   double microseconds = 0, ceiling_microseconds = 0;
-  double terabytes = 0;               // a second, of the bytes that must move
+  double terabytes = 0;               // per second, of the minimum memory traffic
   double share = 0;                   // of the ceiling, 0 to 1
-  double share_lo = 0, share_hi = 0;  // the quartiles of the rounds
-  int64_t bytes = 0;                  // that must move
-  bool checked = false;               // that all of its results were written
+  double share_lo = 0, share_hi = 0;  // quartiles over the rounds
+  int64_t bytes = 0;                  // minimum memory traffic
+  bool checked = false;               // all results were checked to be written
   int registers = 0, local_bytes = 0, threads = 0, kernels = 0;  // on a GPU
   std::string error = {};
 };
-// From the microseconds of its rounds; where there is one time alone, it is that of all rounds.
+// Computes the result from the microseconds of the rounds. A single time applies to all rounds.
 BenchResult result_of(const BenchEntry& e, const std::vector<double>& times,
                       const std::vector<double>& ceiling);
 
@@ -69,27 +71,27 @@ struct BenchNumber {
 
 struct BenchReport {
   std::string device;
-  bool on_gpu = false;  // has registers, local memory and blocks of threads; moves TB/s
+  bool on_gpu = false;  // the report shows registers, local memory, threads and TB/s
   std::vector<BenchResult> results;
   std::vector<BenchNumber> ceilings, costs;
 };
 
-// A line a case as soon as it is timed, and at the end a summary; for --json an object a line
-// instead.
+// Prints one line per case as soon as it is timed, and a summary at the end. With --json, prints
+// one object per line instead.
 void print_head(const BenchArgs& args, const BenchReport& report);
 void print_case(const BenchArgs& args, const BenchReport& report, const BenchResult& r);
 void print_summary(const BenchArgs& args, const BenchReport& report);
-// Everything, for a file.
+// The whole report, for a file.
 std::string report_json(const BenchArgs& args, const BenchReport& report);
 
-// Runs `work` for 0 to count − 1 on all cores; the first exception is thrown again at the end.
+// Runs `work` for 0 to count − 1 on all cores. Rethrows the first exception at the end.
 void on_all_cores(size_t count, const std::function<void(size_t)>& work);
 
-// The two measurers.
+// The CPU and the CUDA measurement.
 void bench_cpu(const BenchArgs& args, const std::vector<Shape>& shapes, BenchReport& report);
 void bench_cuda(const BenchArgs& args, const std::vector<Shape>& shapes, BenchReport& report);
 
-// Host time of launches; times to compile, to find on disk and to load.
+// Host time of launches. Times to compile a kernel, to find it on disk and to load it.
 std::vector<BenchNumber> bench_compile_costs(const std::string& arch);
 std::vector<BenchNumber> bench_launch_costs();
 

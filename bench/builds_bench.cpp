@@ -1,5 +1,5 @@
-// Two builds of libtenon in one process, call by call in turn: whether one got slower.
-//   build/builds_bench OLD/libtenon.so NEW/libtenon.so [part of the names of the cases to run]
+// Compares two builds of libtenon in one process, with alternating calls, to find slowdowns.
+// build/builds_bench OLD/libtenon.so NEW/libtenon.so [part of the names of the cases to run]
 #include <dlfcn.h>
 #include <sys/mman.h>
 
@@ -25,8 +25,8 @@ using Clock = std::chrono::steady_clock;
   std::exit(1);
 }
 
-// Memory of one build's tensors, taken again by every case. Huge pages: where small ones are in
-// physical memory would make one of the builds slower.
+// Memory for the tensors of one build. All cases reuse it. It uses huge pages: the physical
+// location of small pages could make one build slower.
 class Arena {
  public:
   Arena() {
@@ -35,7 +35,8 @@ class Arena {
     madvise(base_, kBytes, MADV_HUGEPAGE);
   }
   void reset() { used_ = 0; }
-  // Numbers from -0.5 to 0.5 in the dtype, which is f32 or bf16; the first is a scale that works.
+  // Numbers from -0.5 to 0.5 in the dtype, which must be f32 or bf16. The first number is a valid
+  // scale.
   void* take(int64_t bytes, int32_t dtype) {
     char* const at = base_ + used_;
     used_ += (static_cast<size_t>(bytes) + 127) / 64 * 64;
@@ -77,7 +78,7 @@ struct Build {
   std::unique_ptr<Arena> arena = std::make_unique<Arena>();
 };
 
-// What is timed, made for a build.
+// The function to time, made for a build.
 using Run = std::function<void()>;
 struct Case {
   std::string name;
@@ -163,7 +164,7 @@ Case plan(const char* kind, const char* chain, const Call& c, const char* recipe
         auto* const sizes = b.find(&tenon_plan_sizes, "tenon_plan_sizes");
         std::vector<int64_t> bytes(1);
         int64_t workspace = 0;
-        // It takes the right number of buffers only.
+        // tenon_plan_sizes accepts only the exact number of buffers, so this loop searches for it.
         while (sizes(made.get(), c.rows, bytes.data(), bytes.size(), &workspace) != TENON_OK) {
           bytes.push_back(0);
           if (bytes.size() > 1000) b.check(TENON_RUNTIME);
@@ -179,7 +180,7 @@ Case plan(const char* kind, const char* chain, const Call& c, const char* recipe
       }};
 }
 
-// To plan a chain: one that is known, or each time another width.
+// Plans a chain. `known`: the plan is in the cache. Otherwise each call uses a new width.
 Case planning(const char* chain, bool known) {
   return {std::string(known ? "small calls: a known plan of " : "planning: ") + chain,
           [=](const Build& b) -> Run {
@@ -248,7 +249,7 @@ double seconds(const Run& run, int count) {
 }
 
 struct Result {
-  double micros[2], ratio, low, high;  // medians; the 95 % interval of the ratio's
+  double micros[2], ratio, low, high;  // medians; the 95 % interval of the median ratio
   size_t rounds;
 };
 
@@ -277,7 +278,7 @@ Result measure(const Run (&runs)[2]) {
   result.rounds = ratios.size();
   for (const int k : {0, 1}) result.micros[k] = median(times[k]) * 1e6;
   result.ratio = median(ratios);
-  // By order statistics: how many of n rounds are below the true median is binomial.
+  // By order statistics: the number of the n rounds below the true median is binomial.
   const double n = rounds;
   const double half = 1.96 * std::sqrt(n) / 2;
   result.low = ratios[static_cast<size_t>(std::max(0.0, std::floor(n / 2 - half)))];

@@ -1,4 +1,5 @@
-// Public calls and norm steps, taken from the observer instead of being run.
+// Builds the cases from public calls and norm steps. An observer records the steps instead of
+// running them.
 #include "bench/cases.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@ namespace tenon::bench {
 
 namespace {
 
-constexpr uintptr_t kNowhere = uintptr_t{1} << 44;  // far from anything that is mapped
+constexpr uintptr_t kNowhere = uintptr_t{1} << 44;  // far from all mapped memory
 constexpr uintptr_t kFar = uintptr_t{1} << 42;
 constexpr size_t kAlignment = 256;
 
@@ -26,7 +27,7 @@ View placed(char* base, size_t& used, DType dtype, int64_t rows, int64_t cols, i
   return v;
 }
 
-// What a call is made from.
+// The inputs of a call.
 struct Call {
   const BenchCase& c;
   Shape shape;  // of the result of a forward call
@@ -43,7 +44,7 @@ struct Call {
   [[nodiscard]] Tensor result(int64_t rows, int64_t cols) const {
     const Format& f = c.out;
     if (f.scaling == Scaling::none) return out(rows, cols);
-    constexpr int64_t kPitch = 16;  // of transposed rows, as matrix units want it
+    constexpr int64_t kPitch = 16;  // stride of transposed rows, as matrix units need it
     const auto encoding = [&](Orientation o) {
       const Shape data = f.data_shape(rows, cols, o);
       const Shape scale = f.scale_shape(rows, cols, o);
@@ -84,7 +85,7 @@ void call_quantize(const Call& call) {
 
 constexpr double kDropped = 0.1;
 
-// The step alone: a call also moves the state of the stream on.
+// Only the step: a call would also advance the state of the stream.
 void call_dropout(const Call& call) {
   const auto [rows, cols] = call.shape;
   const bool whole = call.c.op == "bias_dropout_add";
@@ -164,7 +165,7 @@ void call_norm(const Call& call) {
           {.rows = rows, .in = in, .out = out, .parameters = std::span(&eps, 1)}, call.options);
 }
 
-// Everything else is an activation.
+// Every op that is not in this list is an activation.
 struct Op {
   std::string_view name;
   void (*call)(const Call&);
@@ -173,7 +174,7 @@ constexpr Op kOps[] = {{"quantize", call_quantize},        {"dropout", call_drop
                        {"bias_dropout_add", call_dropout}, {"rmsnorm", call_norm},
                        {"layernorm", call_norm},           {"l2norm", call_norm}};
 
-// One alike with another name is left out: gated(silu) is swiglu.
+// Leaves out activations that are equal to another one: gated(silu) is swiglu.
 std::vector<std::string> activations() {
   std::vector<std::string> names = activation_names();
   std::set<std::string> seen;
@@ -240,7 +241,7 @@ std::vector<BenchCase> bench_cases(DType dtype, bool all) {
           for (const bool dbias : {false, true}) {
             if (dbias && !backward) continue;
             if (op == "quantize" && backward != dbias) continue;
-            // Gradients need range where a whole tensor has one scale.
+            // With one scale per tensor, gradients need the larger range of e5m2.
             const bool single = info(scaling).blocks[0].single();
             const DType codes = backward && single ? DType::e5m2 : DType::e4m3;
             BenchCase c{op, backward, {.dtype = codes, .scaling = scaling}, columnwise, dbias};

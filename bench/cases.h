@@ -1,4 +1,4 @@
-// What `tenon bench` times: calls of the library as data, and the memory they run on.
+// The cases of `tenon bench`: calls of the library as data, and the memory that they use.
 #pragma once
 
 #include <cstdint>
@@ -13,32 +13,32 @@
 
 namespace tenon::bench {
 
-// An op with its direction, the encoding of its result and what else it gives.
+// An op with its direction, the encoding of its result and its other results.
 struct BenchCase {
   std::string op;
   bool backward = false;
   Format out = {};
   bool columnwise = false, dbias = false, bias = false;
   DType in = DType::bf16;
-  // `current` runs twice; one of its passes alone.
+  // `current` has two passes. This selects one of them.
   std::optional<size_t> pass = {};
 
   // "gelu.bwd bf16 -> e4m3 delayed rowcol +dbias"
   [[nodiscard]] std::string name() const;
 };
 
-// Generated from the activations and the scaling modes. `all` has every activation in every mode
-// and with its bias gradient, else gelu, swiglu and quantize alone.
+// Generates the cases from the activations and the scaling modes. `all`: every activation in every
+// mode and with its bias gradient. Otherwise: only gelu, swiglu and quantize.
 std::vector<BenchCase> bench_cases(DType dtype, bool all);
 
-// Whether each word of the filter is a word of the case (its op and its direction, fwd or bwd, are
-// words too), or, where no case of the list has such a word, a part of its name. An empty filter
-// takes all.
+// The cases that match every word of the filter. A word matches a case if it is a word of the case.
+// The op and the direction (fwd or bwd) are words too. If no case has such a word, it matches as a
+// part of the name. An empty filter matches all cases.
 std::vector<BenchCase> filtered(const std::vector<BenchCase>& cases,
                                 const std::vector<std::string>& filters);
 
-// Where a call's tensors lie, one behind the other. The default addresses are nobody's: they serve
-// to find out how much memory a call takes and which kernels it gets.
+// Places the tensors of a call one after the other. The default addresses are placeholders: they
+// serve to find the memory size and the kernels of a call.
 class BenchMemory {
  public:
   struct Bases {
@@ -58,7 +58,7 @@ class BenchMemory {
   [[nodiscard]] size_t in_bytes() const { return in_; }
   [[nodiscard]] size_t number_bytes() const { return numbers_; }
   [[nodiscard]] size_t out_bytes() const { return out_; }
-  // All that a call must write.
+  // All views that a call must write.
   [[nodiscard]] const std::vector<View>& outputs() const { return outputs_; }
 
  private:
@@ -67,7 +67,7 @@ class BenchMemory {
   std::vector<View> outputs_;
 };
 
-// One step of a call with all it needs to run.
+// One step of a call with everything that it needs to run.
 struct BenchCall {
   Step step;
   std::shared_ptr<const Choice> kernel;
@@ -81,12 +81,12 @@ struct BenchCall {
     kernel->run({rows, in, out, parameters, random, workspace, stream});
   }
 };
-// The steps of a case; nothing runs.
+// The steps of a case. Runs nothing.
 std::vector<BenchCall> bench_calls(const BenchCase& c, Shape shape, DType dtype,
                                    const Options& options, BenchMemory& memory);
 
-// Bytes that a step moves for each of its elements: "4:1+1" reads four, writes one rowwise and one
-// columnwise. Rows, columns and scales are left out.
+// Bytes that a step moves per element. "4:1+1" reads four, writes one rowwise and one columnwise.
+// Row vectors, column vectors and scales are left out.
 struct Mix {
   int64_t read = 0, write = 0, columnwise = 0;
 

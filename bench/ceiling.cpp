@@ -1,4 +1,4 @@
-// Prints the kernels of a mix.
+// Generates the copy kernels of a mix.
 #include "bench/ceiling.h"
 
 #include "tenon/error.h"
@@ -7,8 +7,8 @@ namespace tenon::bench {
 
 namespace {
 
-// A stream is read by plain 16-byte loads, all of them before the first store; words are folded so
-// that none is left out. Elements have two bytes in what is read.
+// Reads each stream with plain 16-byte loads, all before the first store. All words are combined,
+// so that the compiler cannot remove a load. Elements of read streams have two bytes.
 constexpr const char* kMove = R"(typedef unsigned long long U64;
 struct alignas(16) Words4 { unsigned x, y, z, w; };
 struct alignas(8) Words2 { unsigned x, y; };
@@ -83,7 +83,7 @@ __device__ __forceinline__ void move(const Arguments& a) {
 }
 )";
 
-// The loop is taken once where there is a block for each chunk, which the compiler should know.
+// With one block per chunk the loop runs once. A constant condition tells the compiler.
 std::string skeleton(bool once) {
   std::string text = kMove;
   const std::string mark = "%ONCE%";
@@ -115,7 +115,7 @@ Ceiling ceiling_of(const Mix& mix) {
   };
   for (const unsigned threads : {128U, 256U, 512U})
     for (const int vectors : {1, 2, 4, 8}) {
-      // Many loads at once cost registers and gain nothing, but for those that only read.
+      // Many loads at once cost registers. Only kernels that do not write gain from them.
       if (vectors * c.reads > 8 || (vectors == 8 && !reads_only)) continue;
       add(threads, vectors, c.width == 1 ? 8 : 16);
       if (c.width == 1 && vectors > 1) add(threads, vectors, 16);

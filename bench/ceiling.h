@@ -1,4 +1,4 @@
-// Pure data movement with the reads and writes of a mix: what a kernel's time is compared with.
+// Kernels that only move data, with the reads and writes of a mix: the reference for kernel times.
 #pragma once
 
 #include <string>
@@ -8,29 +8,29 @@
 
 namespace tenon::bench {
 
-// One way to move the bytes.
+// One variant of the copy kernel.
 struct CeilingWay {
   std::string entry;
   unsigned threads = 256;
-  int vectors = 1;          // of 16 bytes a thread takes from each stream
-  bool persistent = false;  // as many blocks as run at once
+  int vectors = 1;          // vectors of 16 bytes per thread and stream
+  bool persistent = false;  // as many blocks as can run at the same time
 };
 
 struct Ceiling {
   Mix mix;
-  int reads = 0, writes = 0;  // streams
-  int width = 2;              // bytes an element in a written stream
+  int reads = 0, writes = 0;  // number of streams
+  int width = 2;              // bytes per element of a written stream
   std::string text = {};
   std::vector<CeilingWay> ways = {};
 };
 Ceiling ceiling_of(const Mix& mix);
 
-// As the text has it.
+// Must match `Arguments` in the kernel text.
 struct CeilingArguments {
   static constexpr int kStreams = 8;
   const void* in[kStreams] = {};
   void* out[kStreams] = {};
-  unsigned long long vectors = 0;  // of a read stream
+  unsigned long long vectors = 0;  // vectors of a read stream
 };
 
 }  // namespace tenon::bench

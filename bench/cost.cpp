@@ -1,4 +1,4 @@
-// What a launch costs the host, and what a new kernel costs before it runs.
+// Measures the host time of a launch, and the time to compile and load a new kernel.
 #include <unistd.h>
 
 #include <filesystem>
@@ -16,7 +16,7 @@ namespace tenon::bench {
 
 namespace {
 
-// NVRTC remembers texts, so each one is made unlike all before it.
+// NVRTC caches texts, so each text is made unique.
 std::string made_unique(const std::string& text) {
   static int count = 0;
   const auto now = Clock::now().time_since_epoch().count();
@@ -45,7 +45,7 @@ const BenchCase kTiled{"gelu", false, {.dtype = DType::e4m3, .scaling = Scaling:
 const BenchCase kTiledSums{
     "swiglu", true, {.dtype = DType::e4m3, .scaling = Scaling::block1x128}, true, true};
 
-// A folder of its own that goes with it.
+// A temporary folder, removed by the destructor.
 class Folder {
  public:
   Folder() : path_(std::filesystem::temp_directory_path() / str("tenon-bench-", getpid())) {
@@ -64,7 +64,7 @@ class Folder {
   std::filesystem::path path_;
 };
 
-// Found on disk, loaded, and the function looked up.
+// Time to find a kernel on disk, load it and look up its function.
 double disk_milliseconds(const std::string& text, const std::string& entry,
                          const std::string& arch) {
   constexpr int kTimes = 21;
@@ -90,9 +90,8 @@ double disk_milliseconds(const std::string& text, const std::string& entry,
   return median(times);
 }
 
-// Microseconds a call of each, a batch of one after a batch of the other, so that what slows the
-// machine for a while slows all; few enough at once that the driver's queue never makes the host
-// wait.
+// Microseconds per call of each function. Batches alternate, so that temporary slowdowns affect all
+// functions. A batch is small enough that the driver's queue never blocks the host.
 std::vector<double> host_microseconds(const std::vector<std::function<void()>>& calls) {
   constexpr int kCalls = 200, kBatches = 51;
   std::vector<std::vector<double>> times(calls.size());

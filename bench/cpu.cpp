@@ -1,4 +1,4 @@
-// The cases on the CPU.
+// Measures the cases on the CPU.
 #include "bench/cpu.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ void copy_plainly(char* to, const char* from, int64_t bytes) {
 }
 
 #if defined(__x86_64__)
-// Writes past the cache; `pages` at a time, the next ones prefetched.
+// Copies with non-temporal stores, `pages` pages at a time. Prefetches the next pages.
 template <int pages>
 [[gnu::target("avx512f")]] void copy_streaming(char* to, const char* from, int64_t bytes) {
   constexpr int64_t kStep = pages == 1 ? 64 : 4096;
@@ -57,7 +57,7 @@ std::vector<CopyPiece> ways_to_copy() {
   return ways;
 }
 
-// Copies what is written and reads the rest of what is read.
+// Copies as many bytes as are written, and only reads the rest.
 void move(CopyPiece copy_piece, char* out, const char* in, int64_t read, int64_t write) {
   const int64_t copied = std::min(read, write);
   const int64_t all = std::max(read, write);
@@ -70,7 +70,7 @@ void move(CopyPiece copy_piece, char* out, const char* in, int64_t read, int64_t
       const auto* const words = reinterpret_cast<const uint64_t*>(in + i);
       for (int64_t k = copy / 8; k < rest / 8; ++k) folded ^= words[k];
     }
-    if (folded == 0x9e3779b97f4a7c15U) out[0] = 1;  // so that the reads are needed
+    if (folded == 0x9e3779b97f4a7c15U) out[0] = 1;  // makes the compiler keep the reads
   });
 }
 

@@ -1,4 +1,4 @@
-// Cases on the CPU, and the fastest copies with the same reads and writes.
+// Runs cases on the CPU, and the fastest copies with the same reads and writes.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ class CpuArena {
   CpuArena(const std::vector<BenchEntry>& entries, Shape shape, DType dtype);
 
   [[nodiscard]] std::vector<BenchCall> placed(const BenchEntry& e, const Options& options) const;
-  // The ways to move the bytes of a case; each does all of its passes.
+  // The variants of the copy for a case. Each variant does all passes.
   [[nodiscard]] std::vector<std::function<void()>> copies(const BenchEntry& e) const;
   [[nodiscard]] void* workspace() const { return workspace_->data(); }
 
@@ -28,7 +28,7 @@ class CpuArena {
   std::array<uint64_t, 5> random_;
 };
 
-// One case: its time and the time of the best copy, round by round.
+// One case: its time and the time of the best copy, per round.
 class CpuCase {
  public:
   CpuCase(const CpuArena& arena, const BenchEntry& entry, const Options& options);

@@ -1,4 +1,4 @@
-// Reads the attributes that the compiler writes beside the code, an ELF section named .nv.info.
+// Reads kernel attributes from the ELF sections .nv.info, which the compiler writes.
 #include "bench/cubin.h"
 
 #include <elf.h>
@@ -32,7 +32,7 @@ class Image {
   const std::string& bytes_;
 };
 
-// Attributes with a number for each kernel: format, which, size, then the kernel's symbol.
+// Attributes with one value per kernel: format, attribute, size, then the symbol of the kernel.
 constexpr uint8_t kSized = 4;
 constexpr uint8_t kFrameSize = 0x11;
 constexpr uint8_t kRegisters = 0x2f;
@@ -71,7 +71,7 @@ std::map<std::string, KernelUse> kernel_uses(const std::string& bytes) {
     at += *format == kSized ? 4U + *size : 4U;
     if (*format != kSized || *size < 8 || !symbol || !value) continue;
     const std::string name = name_of(*symbol);
-    if (name.empty() || name.front() == '$') continue;  // a helper of the compiler's
+    if (name.empty() || name.front() == '$') continue;  // a helper function of the compiler
     if (*which == kRegisters) uses[name].registers = static_cast<int>(*value);
     if (*which == kFrameSize) uses[name].local_bytes = static_cast<int>(*value);
   }

@@ -1,4 +1,4 @@
-// What a compiled kernel takes, read from its machine code: no device is needed.
+// Reads the resources of a compiled kernel from its machine code. Needs no device.
 #pragma once
 
 #include <map>
@@ -8,10 +8,10 @@ namespace tenon::bench {
 
 struct KernelUse {
   int registers = 0;
-  int local_bytes = 0;  // the stack of a thread: spills and arrays
+  int local_bytes = 0;  // stack per thread: spills and arrays
 };
 
-// By the names of the kernels; empty where the image is no machine code.
+// By kernel name. Empty if the image is not machine code.
 std::map<std::string, KernelUse> kernel_uses(const std::string& image);
 
 }  // namespace tenon::bench

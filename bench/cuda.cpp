@@ -1,4 +1,5 @@
-// Times kernels by graphs that replay them over rotating buffers, among the ceilings of their mix.
+// Times kernels and the ceilings of their mix with CUDA graphs that replay them over rotating
+// buffers.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -28,10 +29,10 @@ using cuda::OwnStream;
 
 constexpr size_t kLeastSets = 3, kMostSets = 512;
 constexpr size_t kLeastLaunches = 6;
-constexpr int64_t kInPlay = 600'000'000;  // bytes of all sets, at least
-constexpr int kTrialShots = 4;            // to find a mix's best ways
+constexpr int64_t kInPlay = 600'000'000;  // minimum bytes of all sets together
+constexpr int kTrialShots = 4;            // to find the best variants for a mix
 constexpr size_t kKeptWays = 2;
-constexpr double kSlow = 25e3;  // microseconds of a run that is not repeated
+constexpr double kSlow = 25e3;  // microseconds; a slower run is not repeated
 constexpr unsigned char kPoison = 0xcd;
 constexpr int kThreadLocalCapture = 1;
 constexpr int kKernelNode = 0;
@@ -55,7 +56,7 @@ double microseconds(const OwnEvent& start, const OwnEvent& end) {
   return 1e3 * static_cast<double>(milliseconds);
 }
 
-// Launches over all sets as one graph, with the times of its replays.
+// A graph of launches over all sets, with the times of its replays.
 class Replay {
  public:
   using Launch = std::function<void(size_t set, cuda::Stream stream)>;
@@ -99,7 +100,7 @@ class Replay {
     return all;
   }
 
-  std::vector<double> times;  // microseconds a launch, one a shot
+  std::vector<double> times;  // microseconds per launch, one value per shot
 
  private:
   size_t launches_ = 0;
@@ -107,9 +108,10 @@ class Replay {
   cuda::GraphExec exec_ = nullptr;
 };
 
-// Replays all once in random order, some back to back, and keeps the times unless it is to warm up.
-// Then the GPU rests as long as it ran: nothing but kernels takes it to its limit of power within a
-// second, where it lowers its clock and a case's time depends on what was timed before.
+// Replays every graph once, in random order and in groups of up to 8 back to back. Stores the times
+// unless this is a warmup. After each group the GPU pauses for as long as it ran. Without pauses
+// the GPU reaches its power limit within a second and lowers its clock. The time of a case then
+// depends on the cases before it.
 void shoot(const OwnStream& stream, const std::vector<Replay*>& all, std::mt19937& random,
            bool warm_up) {
   constexpr size_t kSome = 8;
@@ -218,7 +220,7 @@ class Bench {
     on_all_cores(jobs.size(), [&](size_t i) {
       try {
         jobs[i]();
-      } catch (const Error&) {  // said again where the kernel is used
+      } catch (const Error&) {  // the error is thrown again when the kernel is used
       }
     });
   }
@@ -258,7 +260,7 @@ class Bench {
     fill_numbers(*arena_.numbers);
   }
 
-  // The calls of a set, on the arena.
+  // The calls of a set, with addresses in the arena.
   std::vector<BenchCall> placed(const BenchEntry& e, size_t set, std::vector<View>* outputs) const {
     BenchMemory memory({.in = static_cast<char*>(arena_.in->data()) + set * e.in_bytes,
                         .numbers = static_cast<char*>(arena_.numbers->data()),
@@ -269,7 +271,7 @@ class Bench {
     return calls;
   }
 
-  // Runs a case once on poisoned outputs, then records it; a slow one has its time already.
+  // Runs a case once on poisoned outputs, then records its graph. A slow case is timed by this run.
   std::unique_ptr<Replay> record(const BenchEntry& e) const {
     const size_t sets = sets_for(e.bytes(), in_play_);
     std::vector<std::vector<BenchCall>> calls;
@@ -292,7 +294,7 @@ class Bench {
     return replay;
   }
 
-  // The first and the last elements of what was written.
+  // Checks the first and the last elements of an output.
   static void check_written(const BenchEntry& e, const View& v) {
     const int64_t size = info(v.dtype).bytes;
     const auto bytes = static_cast<size_t>(std::min<int64_t>(v.cols * size, 64));
@@ -335,7 +337,7 @@ class Bench {
     return {&c, &way, std::move(replay)};
   }
 
-  // The fastest ways of a mix in a few shots.
+  // The fastest variants for a mix, found with a few shots.
   std::vector<Way> best_ways(const Ceiling& c) {
     std::vector<Way> all;
     for (const CeilingWay& w : c.ways) all.push_back(record(c, w));
@@ -369,7 +371,8 @@ class Bench {
       for (const Way& w : list) replays.push_back(w.replay.get());
     for (int i = 0; i <= args_.shots; ++i) shoot(stream_, replays, random_, i == 0);
 
-    // A shot's ceiling: the passes one after the other, each by the way that is best in the median.
+    // The ceiling of a shot is the sum over the passes. Each pass uses the variant with the best
+    // median.
     std::vector<double> ceiling(static_cast<size_t>(args_.shots));
     for (const Mix& m : mixes) {
       const Way& best = *std::ranges::min_element(
@@ -433,7 +436,7 @@ void bench_cuda(const BenchArgs& args, const std::vector<Shape>& shapes, BenchRe
   report.on_gpu = true;
   report.device = str(device.name, ", ", device.arch());
   print_head(args, report);
-  // First, while nothing has been compiled yet.
+  // Must run first, before any other compilation.
   if (args.costs()) report.costs = bench_compile_costs(device.arch());
   for (const Shape& shape : shapes) Bench(args, shape, report).run();
   if (args.costs())

@@ -1,5 +1,6 @@
-// Products with bodies on a Hopper GPU and cuBLASLt in one run: each alone, back to back, in
-// shuffled rounds; times and their ratios to the best of eight heuristics for the plain product.
+// Compares products with bodies on a Hopper GPU with cuBLASLt in one run. Each is timed alone, back
+// to back, in shuffled rounds. Prints times and ratios to the best of eight cuBLASLt heuristics for
+// the plain product.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -39,7 +40,7 @@ struct Timer {
     cuda::check(cuda::driver().event_create(&start, 0), "making an event");
     cuda::check(cuda::driver().event_create(&end, 0), "making an event");
   }
-  // Microseconds of one of `count` runs.
+  // Microseconds per run, over `count` runs.
   double operator()(const std::function<void()>& run, int count) const {
     cuda::check(cuda::driver().event_record(start, stream), "recording an event");
     for (int i = 0; i < count; ++i) run();
@@ -59,7 +60,7 @@ struct Candidate {
   std::vector<double> hot = {}, cold = {};
 };
 
-// One case: what can do it, on one memory.
+// One case: all implementations, on the same memory.
 class ProductBench {
  public:
   explicit ProductBench(const ProductCase& c)
@@ -80,7 +81,7 @@ class ProductBench {
   ProductBench(const ProductBench&) = delete;
   ProductBench& operator=(const ProductBench&) = delete;
 
-  // In rounds: the clock follows the power that was drawn before.
+  // Measures in rounds, because the clock depends on the power drawn before.
   void run(double seconds) {
     std::mt19937 random(5);
     std::vector<size_t> order(all_.size());
@@ -144,7 +145,7 @@ class ProductBench {
     parameters_ = {rule.threshold, rule.scale};
   }
 
-  // Our own product, by both widths of its tiles.
+  // The library's own product, with both tile widths.
   void add_own() {
     const int64_t processors = cuda::attribute(cuda::Attribute::multiprocessors, context_.device());
     for (const int64_t width : {GemmProgram::kNarrow, GemmProgram::kWide}) {
@@ -175,7 +176,7 @@ class ProductBench {
     cuda::multiply(lt_.lt, handle_, choice, p, workspace_.data(), stream_.get());
   }
 
-  // The plain product in bf16, and the product in fp32 with the body as a map after it.
+  // The plain product in bf16, and the product in fp32 followed by the body as a map.
   void add_cublaslt() {
     lt_.lt.create(&handle_);
     const Attempt attempt = cuda::make_cublaslt_split(product_.step, named_target("sm_90a"));
@@ -210,7 +211,7 @@ class ProductBench {
                     }});
   }
 
-  // What a step gets without a GEMM of its own: the first heuristic, and the body as a map.
+  // The result without the library's own GEMM: the first heuristic, and the body as a map.
   void add_maker() {
     const Chosen made = kernel_for(product_.step, named_target("sm_80"));
     if (made.maker != "cublaslt") return;
@@ -237,13 +238,13 @@ class ProductBench {
   cuda::DeviceBuffer workspace_{cuda::kLtWorkspace};
   std::unique_ptr<cuda::DeviceBuffer> wide_memory_, rest_memory_, maker_memory_;
   std::vector<Candidate> all_;
-  std::optional<size_t> plain_;  // which of them is the plain product
+  std::optional<size_t> plain_;  // index of the plain product
   std::string chosen_ = "elsewhere";
 };
 
 }  // namespace
 
-// Arguments: seconds for each measurement, then words that the cases' names must have.
+// Arguments: seconds for each measurement, then words that the names of the cases must contain.
 int main(int count, char** words) {
   try {
     if (const auto why = cuda::why_no_gpu()) {

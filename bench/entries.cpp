@@ -1,4 +1,4 @@
-// Cases as planned, and what their rounds add up to.
+// Plans the cases, and computes results from their rounds.
 #include <algorithm>
 #include <atomic>
 #include <exception>

@@ -1,4 +1,4 @@
-// Products with bodies and oneDNN's matmul, round by round in one run: GFLOP/s and ratios.
+// Compares products with bodies with oneDNN's matmul, in alternating rounds: GFLOP/s and ratios.
 #include <cmath>
 
 #include "bench/products.h"
@@ -17,7 +17,7 @@ using namespace tenon::bench;  // NOLINT
 bool is(const ProductCase& p, std::string_view body) { return p.body == body; }
 
 #ifdef TENON_ONEDNN
-// The same product by oneDNN, with its own post-ops where it has them; a gated body has none.
+// The same product with oneDNN, with post-ops if oneDNN has them. It has none for a gated body.
 std::function<void()> by_onednn(const ProductCase& p, char* a, char* b, char* bias, char* c,
                                 bool packed) {
   using namespace dnnl;
@@ -59,7 +59,7 @@ std::function<void()> by_onednn(const ProductCase& p, char* a, char* b, char* bi
 
 void measure(benchmark::State& state, const ProductCase& p) {
   std::vector<char> a = uniform_codes(p.dtype, p.m * p.k, 1);
-  // Weights whose products have the variance 1, as a trained layer's about have.
+  // The products of these weights have variance 1, roughly as in a trained layer.
   const float most = 3 / std::sqrt(static_cast<float>(p.k));
   std::vector<char> b = uniform_codes(p.dtype, p.k * p.n, 2, most);
   std::vector<char> bias = uniform_codes(p.dtype, p.n, 3);

@@ -1,5 +1,5 @@
-// A training step of a SwiGLU MLP, forward and backward: one plan, the same ops as plans of their
-// own, and oneDNN's matmuls with our element-wise kernels between, round by round in one run.
+// Times a training step of a SwiGLU MLP, forward and backward, in alternating rounds of one run. It
+// compares one plan, one plan per op, and oneDNN's matmuls with the library's elementwise kernels.
 #include "bench/rounds.h"
 #include "tenon/plan.h"
 #include "tenon/tenon.hpp"
@@ -14,7 +14,7 @@ using namespace tenon::bench;  // NOLINT
 
 constexpr int64_t kRows = 4096;
 
-// A plan with memory of its own; named tensors may be another one's.
+// A plan with its own memory. Named tensors may use the memory of another plan.
 class Part {
  public:
   Part(const std::string& chain, DType dtype, int64_t cols) : plan_(make(chain, dtype, cols)) {
@@ -25,7 +25,7 @@ class Part {
       if (all[i].role == Role::workspace) continue;
       own_[i].resize(static_cast<size_t>(all[i].bytes(kRows)));
       const int64_t elements = all[i].bytes(kRows) / info(all[i].dtype).bytes;
-      // Numbers of about the size that a training run has.
+      // Values of about the magnitude of a training run.
       const float scale = all[i].role == Role::param ? 0.02F : 1.0F;
       if (all[i].role == Role::param || all[i].role == Role::input)
         own_[i] = uniform_codes(all[i].dtype, elements, static_cast<uint32_t>(i + 1), scale);

@@ -1,4 +1,4 @@
-// Plain products by oneDNN, beside ours.
+// Plain products with oneDNN, for comparison.
 #pragma once
 
 #include <cpuid.h>
@@ -11,11 +11,11 @@
 
 namespace onednn {
 
-// Some virtual machines pass the matrix unit on but not its palettes (leaf 29), and oneDNN then
-// sets up none.
+// Limits the instruction set of oneDNN. Some virtual machines expose the matrix unit but not its
+// palettes (CPUID leaf 29). oneDNN then configures no palette.
 inline void prepare() {
   unsigned palettes = 0, b = 0, c = 0, d = 0;
-  // A lesser TENON_ISA means a processor without bf16 instructions, for both sides.
+  // TENON_ISA limits both libraries to instruction sets without bf16.
   if (std::getenv("TENON_ISA"))
     dnnl::set_max_cpu_isa(dnnl::cpu_isa::avx512_core);
   else if (!__get_cpuid_count(29, 0, &palettes, &b, &c, &d) || palettes == 0)

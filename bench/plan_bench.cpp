@@ -1,4 +1,4 @@
-// What planning costs, and what a run costs beside its kernels.
+// Measures the time of planning, and the overhead of a run compared with its kernels.
 #include <benchmark/benchmark.h>
 
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 using namespace tenon;         // NOLINT: a benchmark of the library
 using namespace tenon::bench;  // NOLINT
 
-// Six ops; the width makes every step of it new, kernels included.
+// Six ops. A new width makes every step and every kernel new.
 std::string chain(int64_t width) {
   return "rmsnorm(64) linear(64," + std::to_string(2 * width) + ") bias swiglu linear(" +
          std::to_string(width) + ",64) bias";
@@ -46,7 +46,7 @@ void cached(benchmark::State& state, const char* name) {
   for (auto _ : state) benchmark::DoNotOptimize(Plan::build(text, r));  // NOLINT
 }
 
-// The kernels of a pass with the arguments that run gives them, all made before the clock starts.
+// The kernels of a pass with the arguments of a run. All are made before the timing starts.
 class Kernels {
  public:
   Kernels(const Plan& plan, Pass pass, int64_t rows, std::span<void* const> memory,
@@ -96,8 +96,7 @@ double microseconds(int times, F f) {
          });
 }
 
-// Batches of runs and of the bare kernels in turns; the overhead is the median of their
-// differences.
+// Alternates batches of runs and of bare kernels. The overhead is the median of their differences.
 void overhead(benchmark::State& state, const char* text, DType dtype, const char* name, Pass pass) {
   constexpr int64_t kBytes = 4096, kCols = 64;
   constexpr int kBatch = 100;
@@ -106,7 +105,7 @@ void overhead(benchmark::State& state, const char* text, DType dtype, const char
   r.cols = kCols;
   r.dtype = dtype;
   const Plan plan = Plan::build(text, r);
-  std::vector<std::vector<double>> memory;  // zeros, and as aligned as numbers need
+  std::vector<std::vector<double>> memory;  // zeros, with the alignment of double
   std::vector<void*> addresses;
   for (const Buffer& b : plan.buffers()) {
     memory.emplace_back(static_cast<size_t>(b.bytes(rows)) / sizeof(double) + 8);

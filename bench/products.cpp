@@ -1,4 +1,4 @@
-// Steps of products with bodies.
+// Builds the steps of products with bodies.
 #include "bench/products.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using From = Load::From;
 using To = Store::To;
 using support::call;
 
-// A body that is being built.
+// A body under construction.
 struct Draft {
   StepBuilder& build;
   DType dtype;

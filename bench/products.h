@@ -14,8 +14,8 @@ enum ProductIn : uint32_t { in_a, in_b, in_bias, in_tile, in_scalar, product_inp
 
 struct ProductCase {
   const char* body;
-  int64_t m, n, k;          // n columns of the product; a gated body keeps half of them
-  const char* form = "nt";  // whether a and b are transposed: b is a weight [n, k] in "nt"
+  int64_t m, n, k;          // n: columns of the product; a gated body stores half of them
+  const char* form = "nt";  // transposition of a and b: b is a weight [n, k] in "nt"
   DType dtype = DType::bf16;
 
   [[nodiscard]] bool transposed(int side) const { return form[side] == 't'; }
@@ -28,7 +28,7 @@ struct ProductCase {
 std::vector<ProductCase> cpu_products();
 std::vector<ProductCase> cuda_products();
 
-// A tensor that a product stores; no rows: the argument is not used.
+// A tensor that a product stores. rows = 0: the argument is not used.
 struct ProductOutput {
   DType dtype = DType::bf16;
   int64_t rows = 0, cols = 0;
@@ -38,7 +38,7 @@ struct Product {
   std::vector<ProductOutput> outputs;
 };
 Product make_product(const ProductCase& c);
-// Of in_tile.
+// The dtype of in_tile.
 DType tile_dtype(const ProductCase& c);
 
 }  // namespace tenon::bench

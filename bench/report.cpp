@@ -1,4 +1,4 @@
-// The tables and the JSON file of `tenon bench`.
+// Prints the tables and the JSON file of `tenon bench`.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace tenon::bench {
 
 namespace {
 
-// In the report's unit.
+// In the unit of the report.
 double rate(const BenchReport& report, const BenchResult& r) {
   return r.terabytes * (report.on_gpu ? 1 : 1e3);
 }
@@ -21,7 +21,7 @@ const char* unit(const BenchReport& report) { return report.on_gpu ? "TB/s" : "G
 
 std::string shape_text(const Shape& s) { return str(s.rows, "x", s.cols); }
 
-// "gelu bwd dbias": all but the encoding of the result.
+// "gelu bwd dbias": everything except the encoding of the result.
 std::string row_of(const BenchCase& c) {
   std::string text = str(c.op, c.backward ? " bwd" : " fwd", c.dbias ? " dbias" : "");
   if (c.pass) text += *c.pass == 0 ? " amax-pass" : " encode-pass";
@@ -60,7 +60,7 @@ class Pivot {
   std::map<std::pair<std::string, std::string>, std::string> cells_;
 };
 
-// Share in percent and the rate, with a mark where a thread has local memory.
+// The share in percent and the rate, with a mark if the kernel uses local memory.
 std::string cell_of(const BenchReport& report, const BenchResult& r) {
   if (!r.error.empty()) return "failed";
   return fmt::format("{:.1f} {:.2f}{}", 100 * r.share, rate(report, r), r.local_bytes ? "*" : "");
@@ -72,7 +72,7 @@ void print_pivots(const BenchReport& report) {
     if (std::ranges::find(shapes, r.shape) == shapes.end()) shapes.push_back(r.shape);
   for (const Shape& s : shapes) {
     Pivot plain;
-    std::map<bool, Pivot> quantised;  // by whether there is a columnwise side
+    std::map<bool, Pivot> quantised;  // by presence of a columnwise encoding
     for (const BenchResult& r : report.results) {
       if (!(r.shape == s)) continue;
       if (r.c.out.scaling == Scaling::none)
@@ -130,7 +130,7 @@ std::string read_and_written(const BenchResult& r) {
   return text;
 }
 
-// The line of a case for programs.
+// The machine-readable line of a case.
 std::string line_of(const BenchArgs& args, const BenchResult& r) {
   const double bytes = static_cast<double>(r.bytes);
   const auto gigabytes = [&](double us) { return us > 0 ? bytes / us * 1e-3 : 0; };

@@ -1,4 +1,5 @@
-// Calls in turns under Google Benchmark: what slows the machine for a while slows all of them.
+// Alternates calls under Google Benchmark, so that temporary slowdowns of the machine affect all of
+// them.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -15,14 +16,14 @@ namespace tenon::bench {
 
 using NamedCalls = std::vector<std::pair<std::string, std::function<void()>>>;
 
-// Seconds of each call, round by round; the first one's are the benchmark's.
+// Seconds of each call, per round. Google Benchmark reports the times of the first call.
 inline std::vector<std::vector<double>> rounds(benchmark::State& state, const NamedCalls& calls) {
   std::vector<std::vector<double>> times(calls.size());
   for (const auto& [name, call] : calls) call();
   for (auto _ : state) {  // NOLINT
     for (size_t i = 0; i < calls.size(); ++i) {
-      // Threads of the call before spin for a while; after the pause they sleep, and a first call
-      // wakes the processor up again.
+      // Threads of the previous call spin for a while. The pause lets them sleep. The untimed call
+      // then wakes the processor up.
       if (calls.size() > 1) {
         std::this_thread::sleep_for(std::chrono::milliseconds(40));
         calls[i].second();
@@ -31,7 +32,7 @@ inline std::vector<std::vector<double>> rounds(benchmark::State& state, const Na
     }
     state.SetIterationTime(times[0].back());
   }
-  // How many times the first one's time the others take.
+  // The ratio of each other call's time to the first call's time.
   for (size_t i = 1; i < calls.size(); ++i) {
     std::vector<double> ratios;
     for (size_t r = 0; r < times[i].size(); ++r) ratios.push_back(times[i][r] / times[0][r]);

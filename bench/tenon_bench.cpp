@@ -1,5 +1,5 @@
-// The plain cases of the list on the CPU under Google Benchmark, as shares of copy speed measured
-// in the same run.
+// Runs the plain cases on the CPU under Google Benchmark, as shares of the copy speed of the same
+// run.
 #include <benchmark/benchmark.h>
 
 #include "bench/cpu.h"
@@ -9,7 +9,7 @@ namespace {
 using namespace tenon;         // NOLINT: a benchmark of the library
 using namespace tenon::bench;  // NOLINT
 
-constexpr Shape kShape{2048, 4096};  // 16 MB a bf16 stream: beyond every cache
+constexpr Shape kShape{2048, 4096};  // 16 MB per bf16 stream: larger than every cache
 
 void measure(benchmark::State& state, const BenchCase& c, const Options& options) {
   const BenchEntry entry = bench_entry(c, kShape, options);
@@ -33,7 +33,7 @@ int main(int argc, char** argv) {
   for (const DType dtype : {DType::bf16, DType::f32})
     for (const Precision precision : {Precision::native, Precision::strict})
       for (const BenchCase& c : bench_cases(dtype, true)) {
-        // In f32 native is strict.
+        // In f32, native is the same as strict.
         if (c.out.scaling != Scaling::none ||
             (dtype == DType::f32 && precision == Precision::native))
           continue;

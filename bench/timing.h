@@ -1,4 +1,4 @@
-// What all benchmarks share: clocks, medians, and memory with numbers of ordinary size.
+// Shared code of all benchmarks: clocks, medians, and memory with values of ordinary magnitude.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ double seconds(const F& f) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Medians, not means: on a shared machine a neighbour's minute must not decide a row.
+// Medians, not means: on a busy machine a few slow rounds must not decide the result.
 inline double median(std::vector<double> v) {
   if (v.empty()) return 0;
   std::ranges::sort(v);
@@ -31,7 +31,7 @@ inline double median(std::vector<double> v) {
   return v.size() % 2 ? v[half] : (v[half - 1] + v[half]) / 2;
 }
 
-// Host memory that starts at a page.
+// Page-aligned host memory.
 class Memory {
  public:
   explicit Memory(size_t bytes, std::string_view what = "tensors")
@@ -56,7 +56,7 @@ class Memory {
   std::unique_ptr<char[]> all_;
 };
 
-// Codes of `elements` numbers that `next` gives; zeros or constants would flatter branches.
+// Encodes `elements` numbers from `next`. Zeros or constants would make branches too predictable.
 template <class Next>
 std::vector<char> codes_of(DType dtype, size_t elements, Next next) {
   const auto size = static_cast<size_t>(info(dtype).bytes);
@@ -68,7 +68,7 @@ std::vector<char> codes_of(DType dtype, size_t elements, Next next) {
   return codes;
 }
 
-// N(0, 1), a piece of a length that no shape divides, to be repeated.
+// N(0, 1) values, to be repeated. No shape divides the length of the piece.
 inline std::vector<char> normal_piece(DType dtype, size_t most_elements) {
   constexpr size_t kElements = (1 << 20) + 4099;
   std::mt19937 random(1);
