@@ -1,4 +1,4 @@
-// A chain of ops planned into steps, forward and backward, for any number of rows.
+// Plans a chain of ops as steps, forward and backward, for any number of rows.
 #pragma once
 
 #include "tenon/cxx20.h"
@@ -21,39 +21,40 @@
 
 namespace tenon {
 
-// How a Linear's input, weight and output gradient are quantised; none leaves them as they are.
+// The formats of a Linear's input, weight and output gradient. `none` does not quantise them.
 struct Recipe {
   std::string name = "none";
   Format input, weight, gradient;
 
   [[nodiscard]] bool quantises() const { return input.scaling != Scaling::none; }
 };
-// none, delayed, current, mxfp8 or block; gradients of delayed and current are e5m2 unless `e4m3`.
+// The name is none, delayed, current, mxfp8 or block. With delayed and current, gradients are e5m2,
+// or e4m3 if `e4m3` is set.
 Recipe recipe(std::string_view name, bool e4m3 = false);
 
-// What is kept for the backward pass of an op: its input as it is, its input in FP8, or its input
-// with everything that follows from it computed again.
+// What is saved for the backward pass of an op. input: its input. fp8: its input in FP8. recompute:
+// its input, and everything that follows from it is recomputed.
 enum class Keep : uint8_t { input, fp8, recompute };
 inline constexpr std::array<std::string_view, 3> kKeeps{"input", "fp8", "recompute"};
 
-// What is asked of one parameter's or one extra input's gradient.
+// The request for the gradient of one parameter or extra input.
 struct GradRequest {
   bool wanted = true;
-  std::optional<DType> dtype = {};  // the tensor's own unless given, e.g. f32 for a main_grad
-  bool accumulate = false;          // is added to what the gradient's memory holds
+  std::optional<DType> dtype = {};  // default: the tensor's dtype; e.g. f32 for a main_grad
+  bool accumulate = false;          // add to the gradient that is in memory
 };
 
-// An op of the caller's own: it reads and writes whole tensors, and cuts the chain in two. Its
-// input is kept for backward. What it throws reaches the caller of run with the op's name.
+// An op of the caller. It reads and writes whole tensors, and splits the chain in two. Its input is
+// saved for the backward pass. Its exceptions reach the caller of run with the op's name.
 struct OpaqueOp {
-  int64_t cols = 0;  // of its output; 0: as many as its input has
+  int64_t cols = 0;  // of its output; 0: as its input
   int64_t rows_mul = 1, rows_div = 1;
   std::function<void(int64_t rows, const View& x, const View& y)> forward;
   std::function<void(int64_t rows, const View& x, const View& dy, const View& dx)> backward;
 };
 
-// How the ranks of a group exchange tensors. All run the same chain; rank i of n holds the i-th of
-// n equal parts of the rows that are scattered. Called from Plan::run; what it throws reaches the
+// The collectives of a group of ranks. All ranks run the same chain. Scattered rows have n equal
+// parts, and rank i of n holds part i. Plan::run calls these functions. Their exceptions reach the
 // caller of run with the op's name.
 class Collectives {
  public:
@@ -61,31 +62,33 @@ class Collectives {
   [[nodiscard]] virtual int64_t ranks() const = 0;
   // The sum over ranks.
   virtual void all_reduce(const View& in, const View& out, void* stream) = 0;
-  // The rows of all ranks, one rank's below the other's.
+  // The rows of all ranks, concatenated in rank order.
   virtual void all_gather(const View& in, const View& out, void* stream) = 0;
   // This rank's rows of the sum over ranks.
   virtual void reduce_scatter(const View& in, const View& out, void* stream) = 0;
 };
 
 struct PlanRequest {
-  int64_t cols = 0;  // of the input; 0: the chain's first op says
+  int64_t cols = 0;  // of the input; 0: inferred from the chain's first op
   DType dtype = DType::f32;
-  std::optional<DType> parameter_dtype = {};  // the input's unless given
+  std::optional<DType> parameter_dtype = {};  // default: dtype of the input
   Recipe recipe = {};
   bool training = true;
   bool backward = true;
   bool input_grad = true;
-  std::vector<GradRequest> parameter_grads = {};  // in the order of Plan::parameters(); else wanted
-  std::vector<GradRequest> extra_grads = {};      // of extra inputs, likewise
-  Keep keep = Keep::input;                        // of ops that do not say
-  std::map<std::string, OpaqueOp> opaque = {};    // by the names that the chain uses for them
-  std::shared_ptr<Collectives> collectives = {};  // of this rank's group; one rank unless given
+  // in the order of with(Role::param); default: wanted
+  std::vector<GradRequest> parameter_grads = {};
+  std::vector<GradRequest> extra_grads = {};      // the same for extra inputs
+  Keep keep = Keep::input;                        // for ops without a `keep` argument
+  std::map<std::string, OpaqueOp> opaque = {};    // by their names in the chain
+  std::shared_ptr<Collectives> collectives = {};  // of this rank's group; default: one rank
   Options options = {};
-  // A machine to plan for, e.g. "sm_90a": the plan can be described, not run. Empty: this one.
+  // The machine to plan for, e.g. "sm_90a". Such a plan can be described but not run. Empty: this
+  // machine.
   std::string target = {};
 };
 
-// rup(cdiv(rows·mul, div), round) + add, of rows that Plan::check_rows takes.
+// rup(cdiv(rows·mul, div), round) + add. Plan::check_rows must accept `rows`.
 struct RowCount {
   int64_t mul = 1, div = 1, round = 1, add = 0;
 
@@ -111,8 +114,8 @@ inline constexpr std::array<std::string_view, 10> kRoles{"input",     "output", 
                                                          "extra_in",  "extra_out", "saved", "state",
                                                          "workspace", "rng"};
 
-// Memory that the caller lends to a run. `rows` is the dimension that depends on the call's rows;
-// the other one is `cols`, and `rows_inside` says that the rows are the contiguous one.
+// Memory that the caller provides for a run. One dimension is `rows`, which depends on the rows of
+// the call. The other dimension is `cols`. `rows_inside`: the rows are the contiguous dimension.
 struct Buffer {
   std::string name;
   Role role = Role::workspace;
@@ -120,19 +123,19 @@ struct Buffer {
   RowCount rows;
   int64_t cols = 0;
   bool rows_inside = false;
-  bool random = false;   // five 64-bit numbers, whatever the dtype says
+  bool random = false;   // five 64-bit numbers; `dtype` is ignored
   Initial initial = {};  // of a parameter
 
-  // Refuses more than a plan may have.
+  // Throws if the size exceeds the limit of a plan.
   [[nodiscard]] int64_t bytes(int64_t call_rows) const;
 };
 
 enum class Pass : uint8_t { forward, backward };
 
-// What the passes do with a buffer. A pass that adds to a buffer counts as writing it.
+// How the passes use a buffer. A pass that adds to a buffer writes it.
 struct BufferUse {
   std::array<bool, 2> reads = {}, writes = {};  // by Pass
-  int same_as = -1;  // number of the first buffer that has the same memory; -1: it is the first
+  int same_as = -1;  // the first buffer with the same memory; -1: this is the first
 };
 
 struct PlanRun {
@@ -140,7 +143,7 @@ struct PlanRun {
   void* stream = nullptr;
 };
 
-// Of a device, where it is known; a step takes at least its bytes ÷ gbps and its FLOPs ÷ gflops.
+// The peak speed of a device, if known. A step takes at least bytes ÷ gbps and FLOPs ÷ gflops.
 struct Speed {
   double gbps = 0, gflops = 0;
 };
@@ -149,34 +152,37 @@ struct PlanData;
 
 class Plan {
  public:
-  // Throws what is wrong with the chain.
+  // Throws if the chain is invalid.
   static Plan build(std::span<const Op> chain, const PlanRequest& request);
-  // The same of a text. Texts of one chain (print_chain tells) with equal requests share one plan,
-  // unless they have opaque ops or collectives.
+  // The same for a chain text. Texts with the same canonical form (print_chain) and equal requests
+  // share one plan, unless they have opaque ops or collectives.
   static Plan build(std::string_view chain, const PlanRequest& request);
 
-  // All memory of a run, by number. Workspace lies in one block: buffers with this role have no
-  // memory of their own.
+  // All memory of a run, by number. All workspace buffers are in one block, so the caller provides
+  // no separate memory for them.
   [[nodiscard]] const std::vector<Buffer>& buffers() const;
-  // What the passes do with each of them.
+  // How the passes use each buffer.
   [[nodiscard]] std::vector<BufferUse> uses() const;
-  // Numbers of buffers with a role, in the chain's order.
+  // The numbers of the buffers with this role, in chain order.
   [[nodiscard]] std::vector<size_t> with(Role role) const;
   [[nodiscard]] int64_t workspace_bytes(int64_t rows) const;
   [[nodiscard]] int64_t saved_bytes(int64_t rows) const;
-  // Refuses a number of rows that the chain cannot take; so does all that is given one.
+  // Throws if the chain cannot process this number of rows. All functions that take rows check
+  // this.
   void check_rows(int64_t rows) const;
 
-  // Writes what a parameter starts as. The numbers follow from the seed and the buffer's name, so
-  // plans that share a name share them.
+  // Writes the initial values of a parameter. They depend only on the seed and the name of the
+  // buffer. Plans with equal names thus get equal values.
   void initialise(size_t buffer, uint64_t seed, void* memory) const;
 
-  // memory[i] is the address of buffer i; those that the pass does not use may be null. On cuda the
-  // workspace begins at a multiple of 64 bytes. Refuses the backward pass of a plan that has none.
+  // memory[i] is the address of buffer i. Buffers that the pass does not use may be null. On cuda
+  // the workspace must be aligned to 64 bytes. Throws if the plan has no backward pass and `pass`
+  // is backward.
   void run(Pass pass, int64_t rows, std::span<void* const> memory, void* workspace,
            const PlanRun& run = {}) const;
 
-  // For people, for programs, and one self-contained page. A known speed adds each step's floor.
+  // The plan as text, as JSON, and as one self-contained HTML page. A known speed adds the minimum
+  // time of each step.
   [[nodiscard]] std::string describe(int64_t rows, const Speed& speed = {}) const;
   [[nodiscard]] std::string json(int64_t rows, const Speed& speed = {}) const;
   [[nodiscard]] std::string html(int64_t rows, const Speed& speed = {}) const;
