@@ -76,7 +76,7 @@ struct PlanRequest {
   bool training = true;
   bool backward = true;
   bool input_grad = true;
-  // in the order of with(Role::param); default: wanted
+  // In the order of with(Role::param). Default: wanted.
   std::vector<GradRequest> parameter_grads = {};
   std::vector<GradRequest> extra_grads = {};      // the same for extra inputs
   Keep keep = Keep::input;                        // for ops without a `keep` argument

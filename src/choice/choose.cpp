@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kMaxKernels = 4096;  // a kernel holds a few kilobytes
 
 Memo<Chosen>& kernels() {
-  // never freed: other threads may outlive static objects
+  // Never freed: other threads may outlive static objects.
   static auto& made = *new Memo<Chosen>(kMaxKernels);
   return made;
 }

@@ -237,10 +237,10 @@ class Pipeline {
   std::mutex mutex_;  // guards all members below
   std::condition_variable changed_;
   std::vector<std::vector<size_t>> waiting_;  // by group: the cases that need it
-  // by case: the number of groups that are not compiled yet
+  // By case: the number of groups that are not compiled yet.
   std::vector<size_t> missing_;
   std::vector<size_t> ready_;  // cases that can run
-  // next group to compile; number of cases that have run
+  // The next group to compile; the number of cases that have run.
   size_t next_ = 0, done_ = 0;
   Sums compiled_, ran_;
   Progress progress_;
@@ -276,7 +276,7 @@ int check_cuda(std::vector<Case> chosen, const CheckArgs& args) {
       });
   pipeline.go();
   const auto& [bad_texts, compiling, longest] = pipeline.compiled();
-  // compiled by cases, because they were not in the list
+  // Texts that cases compiled because they were not in the list.
   const size_t others = cuda::compilations() - count;
   fmt::print(
       "compiled in {:.1f} s, {:.1f} s the longest text, {} not listed; ran in {:.1f} s of {} "

@@ -194,7 +194,7 @@ class Meter {
   std::vector<float> converted_, back_;
   std::vector<uint8_t> codes_;
   std::vector<std::byte> scales_;
-  // codes of scales; duplicates are removed when there are crowd_ of them
+  // Codes of scales. Duplicates are removed when there are crowd_ of them.
   std::vector<uint32_t> seen_;
   size_t crowd_ = size_t{1} << 20;
 };

@@ -41,7 +41,7 @@ void write_file(std::string_view option, const std::string& path, std::string_vi
   const std::string name = clean(path, 200);
   struct stat old {};
   const bool there = stat(path.c_str(), &old) == 0;
-  // other files, such as pipes, are written directly
+  // Other files, such as pipes, are written directly.
   const bool replaced = !there || S_ISREG(old.st_mode);
   const std::string target = there ? resolved(path) : path;
   const std::string unfinished = replaced ? str(target, ".", getpid(), ".unfinished") : target;

@@ -158,7 +158,7 @@ class Inputs {
   TensorFile tensors_;
 };
 
-// The stride of the state is the width of the widest tensor, so that no two elements of one dropout
+// `columns` of the state is the width of the widest tensor, so that no two elements of one dropout
 // share a random number.
 RandomState random_state(const Plan& plan, uint64_t seed) {
   int64_t widest = 1;

@@ -21,7 +21,7 @@ class Element {
   virtual Expr parameter(size_t number) = 0;  // row vector of the op, at the column of the element
   virtual Expr extra(size_t number) = 0;      // extra input of the op
   virtual Expr random() = 0;                  // 16 random bits as a number
-  // a kernel argument: a new value does not recompile the kernel
+  // A kernel argument: a new value does not recompile the kernel.
   virtual Expr constant(float value) = 0;
 };
 using Formula = std::function<Expr(Element&, std::span<const Expr> inputs)>;

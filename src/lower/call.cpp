@@ -36,7 +36,7 @@ bool reads_view(Load::From from) {
 
 Call::Call(const CallSettings& settings)
     : Planner({}, request_of(settings), {}), name_(settings.name) {
-  data().chain.push_back({.name = name_});  // the op that owns steps to which no other op adds
+  data().chain.push_back({.name = name_});  // owner of steps to which no op adds
   // A call without results has an empty step.
   step_.name = name_;
   step_.graph = std::make_shared<Graph>();

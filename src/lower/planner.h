@@ -10,8 +10,7 @@
 
 namespace tenon {
 
-// A cut of a step that was refused or that is slower than two steps. The step ends before this op
-// in this pass.
+// A cut of a step that all makers refused. The step ends before this op in this pass.
 struct Cut {
   Pass pass;
   size_t op;

@@ -30,9 +30,9 @@ struct OpState {
 
   std::vector<Value> extra_in;  // lazy if a channel of the open step feeds it
   std::vector<std::function<void(Flow&, const Value&)>> give_extra;  // extra outputs
-  // gradients of extra inputs
+  // Gradients of extra inputs.
   std::vector<std::function<void(Flow&, const Value&)>> give_extra_grad;
-  // gradients of extra outputs
+  // Gradients of extra outputs.
   std::vector<std::function<Value(Flow&)>> take_extra_grad;
 };
 

@@ -87,7 +87,7 @@ struct Norm64 {
     const double mean = layer() ? sum / count : 0;
     for (int64_t c = 0; c < cols; ++c) {
       const double part = h[c] * along / count;
-      // magnitude of a sum that may cancel
+      // Magnitude of a sum that may cancel.
       const double terms = std::fabs(w[c]) + std::fabs(mean) + std::fabs(part);
       w[c] = s * (w[c] - mean - part + run.noise() * 2 * kUnit * terms);
     }

@@ -27,7 +27,7 @@ void execute(const Step& step, const Chosen& chosen, RunArgs args, const Options
 struct Prepared {
   Step step;
   Chosen chosen;
-  // keeps the step's function alive: its address is part of the key
+  // Keeps the step's function alive: its address is part of the key.
   std::shared_ptr<const void> identity;
 };
 

@@ -41,7 +41,7 @@ class Kernel {
   [[nodiscard]] virtual int64_t least_rows() const { return 0; }
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
   virtual void prepare() const {}  // does the one-time work of the first run, e.g. compilation
-  // the same for the kernels that this call needs
+  // The same for the kernels that this call needs.
   virtual void prepare_for(const RunArgs& /*call*/) const { prepare(); }
   // The inputs of the device's compiler, for compilation ahead of time and for inspection.
   [[nodiscard]] virtual std::vector<std::string> texts() const { return {}; }
@@ -55,7 +55,7 @@ class Kernel {
 
 struct Refusal {
   std::string why;
-  // the maker handles only other heads; such a refusal carries no information
+  // The maker handles only other heads. Such a refusal carries no information.
   bool other_head = false;
 };
 

@@ -132,7 +132,7 @@ Precision Step::effective_precision() const {
 
 double Step::native_error() const {
   if (effective_precision() == Precision::strict) return 0;
-  // a step that stores only an amax allows the error of e4m3
+  // A step that stores only an amax allows the error of e4m3.
   double least = tenon::native_error(DType::e4m3);
   for (const Store& s : stores)
     if (s.to != Store::To::amax) least = std::min(least, tenon::native_error(s.dtype));

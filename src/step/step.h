@@ -90,7 +90,7 @@ inline constexpr std::array kOrientations{Orientation::rowwise, Orientation::col
 struct Matrix {
   uint32_t arg = 0;
   Format format = {};
-  // the encoding of the tensor that the codes belong to
+  // The encoding of the tensor that the codes belong to.
   Orientation orientation = Orientation::rowwise;
   bool transposed = false;  // the product uses the transpose of the tensor
 };
