@@ -1,11 +1,10 @@
 // Forward and backward calls of one activation: checks the arguments, then runs one step.
-#include "lower/single_activation.h"
-
 #include <string>
 
 #include "api/encoding.h"
 #include "api/validate.h"
 #include "core/fp_mode.h"
+#include "lower/single_activation.h"
 #include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"

@@ -1,11 +1,10 @@
 // Bias, dropout and residual add in one pass, forward and backward.
-#include "lower/single_dropout.h"
-
 #include <vector>
 
 #include "api/validate.h"
 #include "choice/backends.h"
 #include "core/fp_mode.h"
+#include "lower/single_dropout.h"
 #include "runtime/execute.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
