@@ -135,10 +135,10 @@ __version__: str = _library.tenon_version().decode()
 
 
 def __getattr__(name: str) -> Any:
-    # NumPy is imported when the first name that needs it is asked for; importing Tenon is quick.
+    # NumPy is imported with the first name that needs it, so `import tenon` stays fast.
     if name in ("torch", "jax"):
         return importlib.import_module(f".{name}", __name__)
-    if name.startswith("_"):  # modules that are not imported yet, and what others look for
+    if name.startswith("_"):  # unimported submodules, and names that libraries probe
         raise AttributeError(f"module 'tenon' has no attribute {name!r}")
     from . import _numpy
 
@@ -147,7 +147,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = found
         return found
     try:
-        if name in ("x", "a", "b"):  # formulas, but no names
+        if name in ("x", "a", "b"):  # valid formulas, but not attribute names
             raise ValueError("it is an input of formulas")
         return _numpy.Activation(name)
     except ValueError as e:

@@ -19,21 +19,21 @@ from ._quantize import Format, operand, output
 from ._trace import inputs_of, trace
 
 _NAME = r"[A-Za-z_]\w*"
-# A name (perhaps with the contents of its definition), alone or with parameters; everything else is
-# a formula.
+# Matches a registered name, optionally with `@` and a tag of its definition, alone or with
+# parameters. Every other text is a formula.
 _NAMED = re.compile(rf"({_NAME}(?:@\w+)?)\s*(?:\(\s*{_NAME}\s*=[^=].*\))?", re.DOTALL)
 
 _MOST_TEXTS, _LONG_TEXT = 1024, 1 << 14
-_INFO: dict[str, dict[str, Any]] = {}  # by pinned text
-_PRIVATE: dict[str, str] = {}  # formulas that traced functions call, to their private names
+_INFO: dict[str, dict[str, Any]] = {}  # key: pinned text
+_PRIVATE: dict[str, str] = {}  # formula called by a traced function -> its private name
 _NUMBERS = itertools.count()
-# Texts to pinned ones. A definition makes another table, so that a thread which pins meanwhile
-# leaves its result in the one that nobody reads.
+# Text -> pinned text. `define` replaces the table. A thread that pins a text at that moment stores
+# its result in the old table, which is no longer read.
 _PINNED: dict[str, str] = {}
-# Grows with each definition: what was found for a text before may not hold for it now.
+# Number of definitions so far. Results cached for a text are valid only for one generation.
 generation = 0
 
-# What a front end calls its own arguments; a parameter of such a name could not be given.
+# Argument names of the front ends. An activation parameter may not have one of these names.
 _RESERVED = frozenset(
     ("act", "b", "bias", "cache_quantized_input", "dbias", "dscale", "dtype", "glu_interleave_size")
     + ("grad", "layout", "out", "out_dtype", "precision", "quantize", "quantizer", "rounding")
@@ -42,7 +42,7 @@ _RESERVED = frozenset(
 
 
 class Gradients(NamedTuple):
-    """What a backward call returns; what was not asked for is None."""
+    """The results of a backward call. Gradients that were not requested are None."""
 
     dx: Any
     db: Any = None
@@ -83,7 +83,7 @@ def _info(text: bytes) -> dict[str, Any]:
 
 
 def _decimal(value: float) -> float | None:
-    """A float32 as the shortest decimal that it is nearest to; None if it is not finite."""
+    """The shortest decimal that rounds to this float32. None if the value is not finite."""
     return float(str(np.float32(value))) if np.isfinite(value) else None
 
 
@@ -94,8 +94,10 @@ def names() -> list[str]:
 
 
 def pinned(text: str) -> str:
-    """The text with the contents of each name that was defined: what it means never changes."""
-    if isinstance(text, str) and len(text) > _LONG_TEXT:  # spaces, or an error
+    """Appends `@` and a tag of the definition to each user-defined name, so that the meaning is
+    fixed.
+    """
+    if isinstance(text, str) and len(text) > _LONG_TEXT:  # too many spaces, or an invalid text
         text = text.strip()
     known = _PINNED
     found = known.get(text)
@@ -110,7 +112,7 @@ def pinned(text: str) -> str:
 
 
 def resolve(act: Any) -> str:
-    """A name, a formula, a Python function or an Activation as a pinned text."""
+    """Converts a name, a formula, a Python function or an Activation to a pinned text."""
     if isinstance(act, str):
         return pinned(act)
     if isinstance(act, Activation):
@@ -152,9 +154,9 @@ def activation(act: Any, /, **parameters: float) -> Activation:
 
 
 def define(name: str, formula: str | Callable[..., Any] | Activation) -> Activation:
-    """Registers a name for a formula or a Python function, here and in every front end.
+    """Registers a name for a formula or a Python function, in this and in every other front end.
 
-    A name of one's own may be defined again; built-in names and words may not.
+    User-defined names may be redefined. Built-in names and formula functions may not.
 
     >>> tenon.define("soft_step", "x*sigmoid(beta*x) + 0.1*tanh(x); beta = 1.5")
     >>> tenon.soft_step(x, beta=2.0)
@@ -169,7 +171,7 @@ def define(name: str, formula: str | Callable[..., Any] | Activation) -> Activat
     _check_parameters(name, given.parameters)
     around, _, named = given._parts()
     text = given.text
-    if around or named:  # not a formula by itself, but a call is one
+    if around or named:  # not a formula by itself, but a call of it is one
         text = given._expression(*map(Expr, ("x",) if given.inputs == 1 else ("a", "b"))).text
     _define(name, text)
     return Activation(name)
@@ -192,7 +194,7 @@ def _encoded(op: str, layout: Any) -> bytes:
 
 
 def _inside(text: str, outer: str) -> str | None:
-    """The part within `outer(…)`, if that parenthesis closes at the end."""
+    """The text inside `outer(…)`. None if the parenthesis does not close at the end of the text."""
     if not text.startswith(outer + "(") or not text.endswith(")"):
         return None
     depth = 0
@@ -204,21 +206,21 @@ def _inside(text: str, outer: str) -> str | None:
 
 
 class Activation:
-    """An activation: y = f(x + bias), or f(a + bias_a, b + bias_b) of a gated input, times scale.
+    """An activation: y = f(x + bias)*scale, or f(a + bias_a, b + bias_b)*scale for a gated input.
 
-    Call it on an array of any shape; the last dimension is the columns. `.backward` gives its
-    gradients, `.gated()` is f(a)*b, `.scaled()` f(…)*s for each row.
+    Call it on an array of any shape. The last dimension is the columns. `.backward` computes the
+    gradients, `.gated()` is f(a)*b, `.scaled()` is f(…)*s with one s per row.
     """
 
     __slots__ = ("__weakref__", "text")  # jax.jit keeps weak references to functions
 
     def __init__(self, text: str) -> None:
         self.text = pinned(text)
-        activation_info(self.text)  # what is wrong with the text is said now
+        activation_info(self.text)  # raises an error for an invalid text now
 
     @property
     def name(self) -> str:
-        """Its name, or the beginning of its formula."""
+        """Its name, or the first characters of its formula."""
         return str(activation_info(self.text)["name"])
 
     @property
@@ -227,26 +229,28 @@ class Activation:
 
     @property
     def formula(self) -> str:
-        """Its formula as it is evaluated, shared parts t1, t2, … first."""
+        """The formula in evaluation order. Shared subexpressions t1, t2, … come first."""
         return str(activation_info(self.text)["formula"])
 
     @property
     def inputs(self) -> int:
-        """1, or 2 for a gated activation."""
+        """The number of inputs: 1, or 2 for a gated activation."""
         return int(activation_info(self.text)["inputs"])
 
     @property
     def is_scaled(self) -> bool:
-        """Whether it takes a scale for each row."""
+        """Whether it takes a scale per row."""
         return bool(activation_info(self.text)["scaled"])
 
     @property
     def parameters(self) -> dict[str, float]:
-        """Names and values of its parameters."""
+        """The names and values of its parameters."""
         return {p["name"]: p["value"] for p in activation_info(self.text)["parameters"]}
 
     def _parts(self) -> tuple[str, str, bool]:
-        """Around the core ("gated(", "scaled(gated(", …), the core, and whether that is a name."""
+        """The outer calls ("gated(", "scaled(gated(", …), the core, and whether the core is a
+        name.
+        """
         around, core = "", self.text
         while True:
             for outer in ("gated", "scaled"):
@@ -256,7 +260,7 @@ class Activation:
                     break
             else:
                 break
-        # A lone input is a formula, the identity.
+        # A single input is a formula: the identity.
         named = core not in ("x", "a", "b") and _NAMED.fullmatch(core)
         return around, named.group(1) if named else core, bool(named)
 
@@ -278,7 +282,7 @@ class Activation:
         return Activation(around + core + ")" * around.count("("))
 
     def _called(self, *inputs: Any) -> Expr:
-        """The core applied to expressions."""
+        """Applies the core to expressions."""
         _, core, named = self._parts()
         if not named:
             text = core
@@ -289,7 +293,7 @@ class Activation:
                 core = _PRIVATE[text] = pinned(name)
         values = list(self.parameters.values())
         if values == list(Activation(core).parameters.values()):
-            values = []  # the defaults
+            values = []  # use the defaults
         return Expr(f"{core}({', '.join(as_expr(e).text for e in (*inputs, *values))})")
 
     def _expression(self, x: Any, b: Any = None, bias: Any = None, scale: Any = None) -> Expr:
@@ -312,11 +316,11 @@ class Activation:
         return value if scale is None else value * scale
 
     def gated(self) -> Activation:
-        """f(a)*b of this unary f."""
+        """f(a)*b for this unary f."""
         return Activation(f"gated({self.text})")
 
     def scaled(self) -> Activation:
-        """f(…)*s with a number s for each row."""
+        """f(…)*s with one value s per row."""
         return Activation(f"scaled({self.text})")
 
     def __call__(
@@ -333,12 +337,13 @@ class Activation:
         rounding: str = "once",
         **parameters: float,
     ) -> Any:
-        """y = f(x + bias)*scale, in one pass.
+        """Computes y = f(x + bias)*scale in one pass.
 
-        A gated f reads x [..., 2H] and gives [..., H]; `layout` says where its halves lie
-        ("stacked", "swapped", "interleaved(k)"), or b is the second half. `scale` has one number
-        for each row. `quantize`, e.g. "mxfp8", writes y in FP8 and returns a Quantized; x and b may
-        be Quantized. `dtype` is that of x by default. Parameters are keywords.
+        A gated f reads x [..., 2H] and returns [..., H]. `layout` is the order of the two halves in
+        x: "stacked", "swapped" or "interleaved(k)". Instead, the second half can be passed as b.
+        `scale` has one value per row. With `quantize`, e.g. "mxfp8", y is written in FP8 and
+        returned as a Quantized. x and b may be Quantized. `dtype` defaults to the dtype of x.
+        Parameters are keyword arguments.
         """
         if parameters:
             return self._with(parameters)(
@@ -378,10 +383,12 @@ class Activation:
         rounding: str = "once",
         **parameters: float,
     ) -> Gradients:
-        """dx = grad*f'(x + bias)*scale, db, dbias (column sums of dx) and dscale, in one pass.
+        """Computes dx = grad*f'(x + bias)*scale, db, dbias (column sums of dx) and dscale in one
+        pass.
 
-        db is there if b is, dbias and dscale if bias and scale are, or as asked for by `dbias` and
-        `dscale`. dx has x's layout and, by default, its dtype; `quantize` writes dx and db in FP8.
+        db is computed if b is given. dbias and dscale are computed if bias and scale are given, or
+        as requested with `dbias` and `dscale`. dx has the layout of x and, by default, its dtype.
+        `quantize` writes dx and db in FP8.
         """
         if parameters:
             return self._with(parameters).backward(
@@ -424,7 +431,9 @@ class Activation:
         return found
 
     def show(self, backward: bool = False) -> _html.Text:
-        """Formula, derivative, error bound and code (of the derivative if `backward`)."""
+        """The formula, derivative, error bound and code. With `backward`, the code of the
+        derivative.
+        """
         return _html.Text(text_of(lib.tenon_show, self.text.encode(), int(backward)))
 
     def __repr__(self) -> str:
@@ -446,7 +455,7 @@ class Activation:
 
 
 def show(act: Any, backward: bool = False) -> _html.Text:
-    """Formula, derivative, error bound and code of an activation, as text for people."""
+    """The formula, derivative, error bound and code of an activation as readable text."""
     if hasattr(act, "formula") and hasattr(act, "show"):
         return act.show(backward)  # type: ignore[no-any-return]
     return activation(act).show(backward)

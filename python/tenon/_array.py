@@ -1,4 +1,4 @@
-"""NumPy arrays as matrices of the C ABI: dtypes, leading dimensions folded into rows, no copies."""
+"""Converts NumPy arrays to matrices of the C ABI without copies. Leading dimensions become rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ._lib import DTYPE, DTYPES, Tensor, TensorPtr, View, ViewPtr
 
 Array = npt.NDArray[Any]
 
-# NumPy's and ml_dtypes' names in the order of _lib.DTYPES; looking dtypes up by name spares the
-# import of ml_dtypes until an array of one of its types is made.
+# Names of dtypes in NumPy and ml_dtypes, in the order of _lib.DTYPES. Lookup by name delays the
+# import of ml_dtypes until an array of one of its types is created.
 NAMES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
 CODES = {name: code for code, name in enumerate(NAMES)}
 PLAIN = NAMES[:3]
@@ -27,7 +27,7 @@ F32 = np.dtype(np.float32)
 
 
 def dtype_named(op: str, given: Any, allowed: tuple[str, ...] = PLAIN) -> np.dtype[Any]:
-    """The dtype of "bf16", "bfloat16", a NumPy or ml_dtypes type, or a dtype."""
+    """The dtype for "bf16", "bfloat16", a NumPy or ml_dtypes type, or a dtype."""
     name = given if isinstance(given, str) else ""
     if name in DTYPES:
         name = NAMES[DTYPE[name]]
@@ -48,14 +48,14 @@ def dtype_named(op: str, given: Any, allowed: tuple[str, ...] = PLAIN) -> np.dty
 
 @functools.cache
 def code_of(dtype: np.dtype[Any]) -> int:
-    """The number of a dtype in the C ABI; one that it does not have is beyond the last."""
+    """The number of a dtype in the C ABI. An unknown dtype gets a number after the last one."""
     return CODES.get(dtype.name, len(NAMES)) if dtype.isnative else len(NAMES)
 
 
 def array(op: str, name: str, x: Any) -> Any:
-    """x as an array of float32, float16 or bfloat16, or an exception that says what to do.
+    """Converts x to an array of float32, float16 or bfloat16, or raises an error with the remedy.
 
-    It is NumPy's, or a DeviceArray on CUDA.
+    The result is a NumPy array, or a DeviceArray on CUDA.
     """
     found = _found(op, name, x)
     dtype = found.dtype
@@ -99,7 +99,7 @@ def _found(op: str, name: str, x: Any) -> Any:
 
 
 def row_stride(x: Any) -> int | None:
-    """Elements from row to row where the leading dimensions fold into evenly spaced rows."""
+    """The row stride in elements if leading dimensions fold into evenly spaced rows, else None."""
     cols = x.shape[-1] if x.ndim else 1
     if x.c_contiguous if isinstance(x, DeviceArray) else x.flags.c_contiguous:
         return cols
@@ -116,12 +116,12 @@ def row_stride(x: Any) -> int | None:
 
 
 def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of a shape whose leading dimensions are rows."""
+    """The number of rows and columns of a shape. All leading dimensions are rows."""
     return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 
 def matrix(x: Any, rows: int | None = None, cols: int | None = None) -> View:
-    """A view of x, folded, or of another shape with as many elements; x must have a row_stride."""
+    """A view of x, folded to 2-D or with another shape of equal size. x must have a row_stride."""
     if rows is None or cols is None:
         rows, cols = rows_of(x.shape)
         stride = row_stride(x)
@@ -133,17 +133,17 @@ def matrix(x: Any, rows: int | None = None, cols: int | None = None) -> View:
 
 
 def contiguous(x: Any) -> Any:
-    """x, or a copy in row order."""
+    """x, or a row-major copy if x is not contiguous."""
     return x.contiguous() if isinstance(x, DeviceArray) else np.asarray(x, order="C")
 
 
 def foldable(x: Any) -> Any:
-    """x itself where it needs no copy, else a copy in row order."""
+    """x if it folds into rows without a copy, else a row-major copy."""
     return x if row_stride(x) is not None else contiguous(x)
 
 
 class Operand(NamedTuple):
-    """A tensor of a call: its shape, its nominal dtype, and what the C ABI takes."""
+    """A tensor argument: its shape, its nominal dtype, and its struct for the C ABI."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -152,7 +152,7 @@ class Operand(NamedTuple):
 
 
 def line(op: str, name: str, x: Any, column: bool = False) -> Operand:
-    """All elements of an array as one row (a bias), or as one column (a scale for each row)."""
+    """All elements of an array as one row (a bias), or as one column (a scale per row)."""
     found = contiguous(array(op, name, x))
     n = found.size
     if not column and found.ndim and found.shape[-1] != n:
@@ -165,7 +165,7 @@ def line(op: str, name: str, x: Any, column: bool = False) -> Operand:
 
 
 def in_place(op: str, name: str, x: Any) -> Array:
-    """A float32 array of the caller that a call writes."""
+    """Checks a float32 array of the caller that a call writes in place."""
     if not isinstance(x, np.ndarray) or x.dtype != F32:
         what = x.dtype.name if isinstance(x, np.ndarray) else type(x).__name__
         raise TypeError(f"{op}: {name} is {what}; it is written in place and must be float32")
@@ -180,7 +180,7 @@ def in_place(op: str, name: str, x: Any) -> Array:
 
 
 def place(args: Any, **tensors: View | Tensor | None) -> None:
-    """Fills a struct of arguments; encoded tensors go to the fields of that name."""
+    """Fills a struct of arguments. Encoded tensors go to the fields with the suffix _encoded."""
     for name, c in tensors.items():
         if isinstance(c, Tensor):
             setattr(args, name + "_encoded", TensorPtr(c))

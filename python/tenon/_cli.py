@@ -1,4 +1,4 @@
-"""The `tenon` command: the program that comes with the library."""
+"""The `tenon` command: runs the program that is installed with the library."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def command_path() -> Path:
-    """The program of this package; TENON_COMMAND names another one, e.g. of a build tree."""
+    """The program of this package. TENON_COMMAND selects another one, e.g. of a build tree."""
     given = os.environ.get("TENON_COMMAND")
     return Path(given) if given else Path(__file__).parent / "bin" / "tenon"
 
 
 def main() -> int:
-    """Becomes the program, with this process's arguments."""
+    """Replaces this process with the program, with the same arguments."""
     path = command_path()
     if not os.access(path, os.X_OK) or path.is_dir():
         print(

@@ -1,7 +1,7 @@
-"""Where arrays are: NumPy's on the host, or torch's and CuPy's on CUDA, without copies.
+"""Where arrays are: NumPy arrays on the host, torch and CuPy arrays on CUDA, without copies.
 
-A call runs where its arrays are, and its results are arrays of the library that gave the first
-one. On CUDA it goes to that library's current stream and waits for nothing.
+A call runs on the device of its arrays. Its results are arrays of the library of the first
+argument. On CUDA, a call uses that library's current stream and does not synchronise.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 
 from ._lib import DEVICE, Options, check, options
 
-_CUDA = (2, 13)  # DLPack's numbers of CUDA's memory, and of memory that it shares with the host
+_CUDA = (2, 13)  # DLPack device types: CUDA memory, CUDA managed memory
 _LIBRARIES = ("torch", "cupy")
 _F32 = np.dtype(np.float32)
 
 
 class Host:
-    """NumPy's memory."""
+    """Host memory, with NumPy arrays."""
 
     name = "the cpu"
 
@@ -34,11 +34,11 @@ class Host:
         return np.full(shape, value, _F32)
 
     def numbers(self, values: Sequence[int]) -> Any:
-        """uint64 numbers, as the C ABI takes them."""
+        """uint64 values in the form that the C ABI takes."""
         return (c_uint64 * len(values))(*values)
 
     def run(self, function: Callable[..., int], how: tuple[str, str], *arguments: Any) -> None:
-        """function(*arguments, options) with a precision and a rounding."""
+        """Calls function(*arguments, options) with a precision and a rounding mode."""
         check(function(*arguments, options(*how)))
 
 
@@ -46,7 +46,7 @@ HOST = Host()
 
 
 class Cuda(Host):
-    """A CUDA device as torch or CuPy sees it."""
+    """A CUDA device, accessed through torch or CuPy."""
 
     def __init__(self, library: str, index: int) -> None:
         self.module, self.index = importlib.import_module(library), index
@@ -106,7 +106,7 @@ class Cuda(Host):
 
 
 class DeviceArray:
-    """An array on CUDA with the attributes of NumPy's that describe its memory."""
+    """An array on CUDA with the NumPy attributes that describe its memory."""
 
     def __init__(self, source: Any, place: Cuda, dtype: np.dtype[Any]) -> None:
         self.source, self.place, self.dtype = source, place, dtype
@@ -130,7 +130,7 @@ class DeviceArray:
         return bool(self.source.flags.c_contiguous)
 
     def contiguous(self) -> DeviceArray:
-        """Itself, or a copy in row order."""
+        """This array, or a row-major copy if it is not contiguous."""
         if self.c_contiguous:
             return self
         with_rows = (
@@ -153,7 +153,7 @@ def _library_of(x: Any) -> str:
 
 
 def on_cuda(x: Any) -> bool:
-    """Whether DLPack says so."""
+    """Whether __dlpack_device__ reports CUDA memory."""
     try:
         return int(x.__dlpack_device__()[0]) in _CUDA
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
@@ -166,9 +166,9 @@ def _sees_cuda(library: str) -> bool:
 
 
 def read(op: str, name: str, x: Any, coded: np.dtype[Any] | None = None) -> DeviceArray:
-    """An array on CUDA; `coded` is what its bytes stand for where its library has no such type."""
+    """Reads an array on CUDA. `coded` is the dtype of its bytes if its library lacks that dtype."""
     if _library_of(x) not in _LIBRARIES:
-        # The protocol makes the consumer's current stream wait for the producer's.
+        # By the DLPack protocol, the consumer's current stream waits for the producer's stream.
         consumer = next((n for n in _LIBRARIES if _sees_cuda(n)), None)
         if consumer is None:
             raise NotImplementedError(
@@ -196,12 +196,12 @@ def read(op: str, name: str, x: Any, coded: np.dtype[Any] | None = None) -> Devi
 
 
 def place_of(x: Any) -> Host:
-    """Where an array is; what is no array has no say."""
+    """The place of an array. Anything that is not an array is on the host."""
     return x.place if isinstance(x, DeviceArray) else HOST
 
 
 def common(op: str, arrays: Iterable[tuple[str, Any]]) -> Host:
-    """Where the named arrays of a call are: all in one place."""
+    """The common place of the named arrays of a call. Raises an error if they differ."""
     found = [(name, place_of(x)) for name, x in arrays]
     if not found:
         return HOST
@@ -216,11 +216,11 @@ def common(op: str, arrays: Iterable[tuple[str, Any]]) -> Host:
 
 
 def result(x: Any) -> Any:
-    """What the caller gets: an array of its own library."""
+    """Converts a result to an array of the caller's library."""
     return x.source if isinstance(x, DeviceArray) else x
 
 
 def ones_like(x: Any) -> Any:
-    """Ones beside an array of the caller's."""
+    """An array of ones like x, in the same place and of the same library."""
     library = _library_of(x)
     return (sys.modules[library] if library in _LIBRARIES else np).ones_like(x)

@@ -1,7 +1,7 @@
-"""DLPack in and out, with the types that NumPy's own functions do not know.
+"""DLPack import and export, including the dtypes that NumPy does not support.
 
-NumPy makes and reads the capsules; for bfloat16 and the 8-bit types it sees unsigned integers of
-the same size, and the type's code in the capsule is exchanged.
+NumPy creates and reads the capsules. For bfloat16 and the 8-bit types, NumPy sees unsigned integers
+of the same size. This module replaces the type code in the capsule.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class _Versioned(Structure):
 
 
 _UNSIGNED = 1
-# Codes of DLDataType that NumPy does not take, and the names of the types in ml_dtypes.
+# DLDataType codes that NumPy rejects -> the type names in ml_dtypes.
 _TYPES = {4: "bfloat16", 10: "float8_e4m3fn", 12: "float8_e5m2", 14: "float8_e8m0fnu"}
 _CODES = {name: code for code, name in _TYPES.items()}
-_HOST = (1, 3)  # memory of the CPU, and its pages that CUDA has pinned
+_HOST = (1, 3)  # DLPack device types: CPU memory, CUDA pinned host memory
 
 _api = ctypes.pythonapi
 _api.PyCapsule_GetName.restype = c_char_p
@@ -74,7 +74,7 @@ def _tensor(capsule: Any) -> _Tensor:
 
 
 class _Capsule:
-    """A capsule as the object that numpy.from_dlpack asks for."""
+    """Wraps a capsule in the object that numpy.from_dlpack expects."""
 
     def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
         self._capsule, self._device = capsule, device
@@ -87,7 +87,7 @@ class _Capsule:
 
 
 def read(op: str, name: str, x: Any) -> npt.NDArray[Any]:
-    """The memory of any object with __dlpack__ as an array, without a copy."""
+    """The memory of any object with __dlpack__ as a NumPy array, without a copy."""
     try:
         device = x.__dlpack_device__()
     except (BufferError, RuntimeError, TypeError, ValueError) as e:
@@ -120,7 +120,7 @@ def read(op: str, name: str, x: Any) -> npt.NDArray[Any]:
 
 
 class Exported:
-    """An array for consumers of DLPack, e.g. torch.from_dlpack(tenon.to_dlpack(a)); no copy."""
+    """An array for DLPack consumers, e.g. torch.from_dlpack(tenon.to_dlpack(a)), without a copy."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
@@ -142,7 +142,7 @@ class Exported:
 
 
 def to_dlpack(array: npt.NDArray[Any]) -> Exported:
-    """An object with __dlpack__ over a NumPy array, ml_dtypes types included.
+    """Wraps a NumPy array, also of an ml_dtypes type, in an object with __dlpack__.
 
     >>> torch.from_dlpack(tenon.to_dlpack(q.data))
     """

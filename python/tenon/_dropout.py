@@ -1,4 +1,4 @@
-"""Dropout by a stream of random numbers, and the L2 normalisation of rows."""
+"""Dropout with a counter-based random stream, and L2 normalisation of rows."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from ._lib import DropoutArgs, DropoutBackwardArgs, lib
 
 @dataclass
 class Random:
-    """The state of the random stream: which elements a call drops depends on nothing else.
+    """The state of the random stream. It alone determines which elements a call drops.
 
-    A training call moves `offset` on by one; the backward call takes a copy from before it. A shard
-    or a tile of a larger tensor says where it lies (`row0`, `col0`) and how wide the whole is
-    (`columns`), and draws what the whole would. Without a seed the system gives one.
+    A training call increments `offset` by one. The backward call takes a copy of the state from
+    before the forward call. A shard or a tile of a larger tensor sets its position (`row0`, `col0`)
+    and the width of the whole tensor (`columns`). It then draws the same numbers as the whole
+    tensor would. Without a seed, the operating system provides one.
     """
 
     seed: int = field(default_factory=lambda: int.from_bytes(os.urandom(8), "little"))
     offset: int = 0
     row0: int = 0
     col0: int = 0
-    columns: int = 0  # 0: as wide as the call
+    columns: int = 0  # 0: the width of the tensor of the call
 
     def __post_init__(self) -> None:
         for name in ("seed", "offset", "row0", "col0", "columns"):
@@ -40,7 +41,7 @@ class Random:
                 raise ValueError(f"Random: {name} = {value}; it must lie in [0, 2^64)")
 
     def copy(self) -> Random:
-        """The same state, for the backward call or a replay."""
+        """A copy of the state, for the backward call or a replay."""
         return replace(self)
 
     def _numbers(self, cols: int) -> tuple[int, ...]:
@@ -49,7 +50,7 @@ class Random:
 
 
 class DropoutGradients(NamedTuple):
-    """What a backward call returns; what was not asked for is None."""
+    """The results of a backward call. Gradients that were not requested are None."""
 
     dx: Array
     dbias: Array | None = None
@@ -68,10 +69,10 @@ def bias_dropout_add(
     precision: str = "native",
     rounding: str = "once",
 ) -> Array:
-    """residual + dropout(x + bias): an element is kept with probability 1-p and divided by it.
+    """residual + dropout(x + bias): keeps an element with probability 1-p and divides it by 1-p.
 
-    No mask is stored: `bias_dropout_add_backward` draws the same bits from a copy of `random` that
-    was made before this call. In evaluation nothing is dropped.
+    No mask is stored. `bias_dropout_add_backward` draws the same bits from a copy of `random` made
+    before this call. If `training` is False, nothing is dropped.
 
     >>> random = tenon.Random(seed=1234)
     >>> before = random.copy()
@@ -81,7 +82,7 @@ def bias_dropout_add(
     op = "bias_dropout_add"
     given = foldable(array(op, "x", x))
     args = DropoutArgs(p=p, training=int(training))
-    owners: dict[str, Any] = {"x": given}  # of the memory until the call is over
+    owners: dict[str, Any] = {"x": given}  # keeps the memory alive until the call ends
     place(args, x=matrix(given))
     if bias is not None:
         row = line(op, "bias", bias)
@@ -116,9 +117,9 @@ def bias_dropout_add_backward(
     precision: str = "native",
     rounding: str = "once",
 ) -> DropoutGradients:
-    """dx = grad/(1-p) where kept, else 0; dbias its column sums; dresidual = grad.
+    """dx = grad/(1-p) for kept elements, else 0. dbias: column sums of dx. dresidual = grad.
 
-    `random` is a copy of the state from before the forward call; it is not changed.
+    `random` is a copy of the state from before the forward call. It is not changed.
     """
     op = "bias_dropout_add backward"
     g = foldable(array(op, "grad", grad))
@@ -162,24 +163,24 @@ def _same_shape(op: str, name: str, found: object, like: str, wanted: object) ->
 def dropout(
     x: Any, p: float, *, random: Random | None = None, training: bool = True, dtype: Any = None
 ) -> Array:
-    """x/(1-p) where kept, 0 where dropped, which happens with probability p."""
+    """x/(1-p) for kept elements, 0 for dropped ones. p is the probability of dropping."""
     return bias_dropout_add(x, p=p, random=random, training=training, dtype=dtype)
 
 
 def dropout_backward(
     grad: Any, p: float, *, random: Random | None = None, training: bool = True, dtype: Any = None
 ) -> Array:
-    """grad/(1-p) where kept, else 0; `random` is a copy from before the forward call."""
+    """grad/(1-p) for kept elements, else 0. `random`: a copy from before the forward call."""
     return bias_dropout_add_backward(grad, p, random=random, training=training, dtype=dtype).dx
 
 
 def get_bias_dropout_add(training: bool) -> Callable[..., Array]:
-    """`bias_dropout_add` with training fixed."""
+    """`bias_dropout_add` with a fixed value of `training`."""
     return partial(bias_dropout_add, training=training)
 
 
 class Normalized(NamedTuple):
-    """Normalised rows, and r = rsqrt(sum x² + eps) of each."""
+    """Normalised rows, and r = rsqrt(sum x² + eps) of each row."""
 
     y: Array
     r: Array
@@ -188,7 +189,7 @@ class Normalized(NamedTuple):
 def l2_normalization_forward(
     x: Any, eps: float = 1e-6, *, dtype: Any = None, precision: str = "native"
 ) -> Normalized:
-    """y = x*r with r = rsqrt(sum x² + eps) for each row; r is float32, [..., 1]."""
+    """y = x*r with r = rsqrt(sum x² + eps) per row. r is float32 with shape [..., 1]."""
     op = "l2_normalization"
     given = foldable(array(op, "x", x))
     where = place_of(given)
@@ -202,7 +203,7 @@ def l2_normalization_forward(
 def l2_normalization(
     x: Any, eps: float = 1e-6, *, dtype: Any = None, precision: str = "native"
 ) -> Array:
-    """x*rsqrt(sum x² + eps), row by row."""
+    """x*rsqrt(sum x² + eps), per row."""
     return l2_normalization_forward(x, eps, dtype=dtype, precision=precision).y
 
 
@@ -215,7 +216,7 @@ def l2_normalization_backward(
     dtype: Any = None,
     precision: str = "native",
 ) -> Array:
-    """dx = r*(grad - x*r²*sum(x*grad)); r is that of l2_normalization_forward, or found again."""
+    """dx = r*(grad - x*r²*sum(x*grad)). r is from l2_normalization_forward, or recomputed."""
     op = "l2_normalization backward"
     g, given = foldable(array(op, "grad", grad)), foldable(array(op, "x", x))
     _same_shape(op, "grad", g.shape, "x", given.shape)

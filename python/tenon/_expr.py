@@ -1,22 +1,22 @@
-"""Expressions that write the formula text of what is done to them."""
+"""Expressions that record the operations applied to them as formula text."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-# How tightly a text binds, in the grammar's order; an operand that binds less gets parentheses.
+# Precedence levels of the grammar, lowest first. An operand of lower precedence gets parentheses.
 _SUM, _PRODUCT, _NEGATION, _ATOM = range(4)
 
-_MOST_BYTES = 4096  # of a formula; texts of shared parts are repeated, so they may grow fast
+_MOST_BYTES = 4096  # of a formula. Shared parts are repeated in the text, so it may grow fast.
 
 
 class Expr:
     """A scalar expression as formula text.
 
-    Operators + - * /, powers with small whole exponents, comparisons (which give a `Condition`),
-    Tenon's words as functions or methods (`x.exp()`), registered activations and NumPy's
-    functions of the same meaning extend it.
+    It supports the operators + - * /, powers with small integer exponents, comparisons (which
+    return a `Condition`), the formula functions of Tenon as functions or methods (`x.exp()`),
+    registered activations, and the NumPy functions of the same meaning.
     """
 
     __slots__ = ("level", "text")
@@ -164,7 +164,7 @@ class Condition:
 
     @property
     def text(self) -> str:
-        """The comparison as it stands inside select(…)."""
+        """The comparison as text inside select(…)."""
         return f"{self.left.text} {self.relation} {self.right.text}"
 
     def __repr__(self) -> str:
@@ -178,7 +178,7 @@ class Condition:
 
 
 def as_expr(value: Any) -> Expr:
-    """An expression, or a number as a constant."""
+    """Converts a number to a constant expression. Returns expressions unchanged."""
     if isinstance(value, Expr):
         return value
     if isinstance(value, Condition):
@@ -186,7 +186,7 @@ def as_expr(value: Any) -> Expr:
             f"trace: the comparison {value.text} is not a number; use tenon.where({value.text}, "
             "1.0, 0.0)"
         )
-    # Scalars of NumPy and others have ndim 0.
+    # Scalars of NumPy and similar libraries have ndim 0.
     number = isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0
     if not number or isinstance(value, bool):
         raise TypeError(
@@ -197,15 +197,15 @@ def as_expr(value: Any) -> Expr:
 
 
 def _plain(value: Any) -> Any:
-    """An expression or a number of Python's: NumPy's would ask the expression again."""
+    """Converts a NumPy scalar to a Python number, because NumPy would call the expression back."""
     if isinstance(value, Expr):
         return value
-    as_expr(value)  # nothing but numbers
+    as_expr(value)  # raises an error unless value is a number or an expression
     return float(value)
 
 
 def number_text(value: float) -> str:
-    """A decimal literal of the formula language."""
+    """Formats a number as a literal of the formula language."""
     if value == int(value) and math.fabs(value) < 1e15:
         return "-0" if value == 0 and math.copysign(1, value) < 0 else str(int(value))
     return repr(float(value))
@@ -222,7 +222,7 @@ def constant(value: float) -> Expr:
 
 def _binary(left: Any, sign: str, right: Any) -> Expr:
     level = _SUM if sign in "+-" else _PRODUCT
-    # Operators group to the left, and rounding makes the grouping matter.
+    # Operators are left-associative. The grouping matters because of rounding.
     a, b = as_expr(left)._at(level), as_expr(right)._at(level + 1)
     return Expr(f"{a} {sign} {b}" if level == _SUM else f"{a}{sign}{b}", level)
 

@@ -1,4 +1,4 @@
-"""Scaling modes as the library states them, and the shapes of encodings."""
+"""The scaling modes of the library, and the shapes of encodings."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["SCALINGS", "Scaling", "encoding_shapes", "scaling_of"]
 
 
 class Scaling(NamedTuple):
-    """A scaling mode."""
+    """The properties of a scaling mode."""
 
     name: str
-    number: int  # in the library's table
+    number: int  # index in the table of the library
     scale_dtype: str  # "f32" or "e8m0"
     single: bool  # both encodings share one scale for the whole tensor
-    scale_given: bool  # the caller gives the scale; other modes find theirs
+    scale_given: bool  # the caller provides the scale. Other modes compute it.
     transposes: bool  # columnwise data are [K, M]
-    block: tuple[int, int]  # elements that share a scale, rowwise; (0, 0) without blocks
+    block: tuple[int, int]  # elements that share a scale, rowwise. (0, 0) without blocks.
 
 
 SCALINGS = {
@@ -41,7 +41,7 @@ SCALINGS = {
 
 
 def scaling_of(name: str) -> Scaling:
-    """The scaling mode of a name."""
+    """Looks up a scaling mode by name."""
     try:
         return SCALINGS[name]
     except KeyError:
@@ -53,7 +53,7 @@ def scaling_of(name: str) -> Scaling:
 def encoding_shapes(
     scaling: str, rows: int, cols: int, columnwise: bool
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The shapes of data and scale_inv of one encoding of a tensor of rows x cols."""
+    """The shapes of data and scale_inv for one encoding of a rows x cols tensor."""
     data, scales = (c_int64 * 2)(), (c_int64 * 2)()
     _lib.check(
         _lib.lib.tenon_encoding_shape(scaling.encode(), rows, cols, columnwise, data, scales)

@@ -1,4 +1,6 @@
-"""Fused functions: a Python function of arrays, traced once, run in one pass with its gradient."""
+"""Fused functions: a Python function of arrays, traced once and run as one kernel with its
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,23 @@ from ._trace import inputs_of, trace
 
 
 class _Argument:
-    """An argument of a call and how it broadcasts to the result."""
+    """An argument of a call, and how it broadcasts to the result."""
 
     __slots__ = ("array", "given", "number", "shape")
 
     def __init__(self, op: str, name: str, x: Any) -> None:
         self.number = isinstance(x, (int, float)) and not isinstance(x, bool)
-        # A Python number takes the precision of the others.
+        # The dtype of a Python number does not affect the dtype of the result.
         self.given = np.asarray(x, F32) if self.number else array(op, name, x)
         self.shape: tuple[int, ...] = self.given.shape
 
     def move(self, where: Host) -> None:
-        """A number is wherever the arrays are."""
+        """Moves a Python number to the place of the arrays."""
         if self.number and where is not HOST:
             self.given = where.full((), float(self.given))
 
     def fit(self, shape: tuple[int, ...]) -> None:
-        """Sees to it that it folds into [M,K], [1,K], [M,1] or [1,1] beside a result of `shape`."""
+        """Expands the argument to [M,K], [1,K], [M,1] or [1,1] for a result of `shape`."""
         lead, cols = self.shape[:-1], rows_of(self.shape)[1]
         x = self.given
         if math.prod(lead) != 1 and (1,) * (len(shape) - x.ndim) + lead != shape[:-1]:
@@ -45,17 +47,17 @@ class _Argument:
                     f"tenon: on CUDA an argument of shape {self.shape} does not broadcast to "
                     f"{shape}; expand its leading dimensions first, or all but the last to 1"
                 )
-            x = np.broadcast_to(x, (*shape[:-1], cols))  # some of the leading dimensions
+            x = np.broadcast_to(x, (*shape[:-1], cols))  # only some leading dims match
         self.array = foldable(x)
 
     def gradient(self) -> Array:
-        """An array for this argument's gradient, as it is fitted."""
+        """Allocates the gradient of the expanded argument."""
         same = self.array.size == self.given.size
         where = place_of(self.given)
         return where.empty(self.array.shape, self.given.dtype if same else F32)  # type: ignore[no-any-return]
 
     def reduced(self, out: Array) -> Array:
-        """The gradient in the argument's own shape: sums over what was expanded."""
+        """Sums the gradient over the expanded dimensions, to the shape of the argument."""
         if out.size == self.given.size:
             return result(out.reshape(self.shape))  # type: ignore[no-any-return]
         own = (1,) * (out.ndim - len(self.shape)) + self.shape
@@ -65,10 +67,10 @@ class _Argument:
 
 
 class Fused:
-    """A function of arrays as one kernel, with a derived gradient; made by `tenon.fuse`.
+    """A function of arrays as one kernel, with a derived gradient. Created by `tenon.fuse`.
 
-    Arguments broadcast as in NumPy; arguments with a number as default are parameters, given by
-    keyword. The result has the arguments' dtype, float32 where they differ.
+    Arguments broadcast as in NumPy. Arguments with a number as default value are parameters, passed
+    by keyword. The result has the dtype of the arguments, or float32 if these differ.
     """
 
     def __init__(
@@ -90,13 +92,13 @@ class Fused:
                 f"fuse: {self.name} has an argument named 'dtype', which is that of the result; "
                 "give it another name"
             )
-        options(precision, rounding)  # what is wrong with them is said now
+        options(precision, rounding)  # raises an error for invalid options now
         self._how = (precision, rounding)
         self._formula: str | None = None
 
     @property
     def formula(self) -> str:
-        """The formula text; the function is traced when it is first needed."""
+        """The formula text. The function is traced at first use."""
         if self._formula is None:
             self._formula = trace(self._function, self.arguments)
         return self._formula
@@ -119,7 +121,7 @@ class Fused:
     def _bound(
         self, given: Sequence[Any], keywords: dict[str, Any]
     ) -> tuple[Sequence[Any], dict[str, float]]:
-        """The arguments in their order and the parameters; keywords may be either."""
+        """The arguments in order, and the parameters. Both may be passed as keywords."""
         rest = self.arguments[len(given) :]
         if all(n in keywords for n in rest):
             given = (*given, *(keywords.pop(n) for n in rest))
@@ -159,7 +161,7 @@ class Fused:
         return (View * len(views))(*views), ", ".join(self.arguments).encode()
 
     def __call__(self, *given: Any, dtype: Any = None, **keywords: Any) -> Any:
-        """The function of the arguments, in one pass; arrays may be keywords as well."""
+        """Evaluates the function in one pass. Arrays may also be passed as keywords."""
         if any(isinstance(a, Expr) for a in (*given, *keywords.values())):
             return self._function(*given, **keywords)
         arguments, parameters = self._bound(given, keywords)
@@ -172,9 +174,10 @@ class Fused:
         return result(y)
 
     def grad(self, grad: Any, *given: Any, **keywords: Any) -> tuple[Array, ...]:
-        """Gradients of the arguments, in their order, for the gradient of the result.
+        """The gradients of the arguments, in order, for the gradient of the result.
 
-        Each has its argument's shape and dtype; one that was broadcast gets the sum.
+        Each gradient has the shape and dtype of its argument. The gradient of a broadcast argument
+        is summed over the broadcast dimensions.
         """
         arguments, parameters = self._bound(given, keywords)
         found, shape, where = self._fitted(arguments)
@@ -193,20 +196,21 @@ class Fused:
         return tuple(a.reduced(out) for a, out in zip(found, made, strict=True))
 
     def show(self, backward: bool = False) -> _html.Text:
-        """The formula, its value and its derivative by each argument, with error bounds."""
+        """The formula, its code, and its derivative for each argument, with error bounds."""
         parts = [f"{self.name}({', '.join(self.arguments)}) = {self.formula}\n"]
         for i, argument in enumerate(self.arguments):
             shown = self._by(argument, backward)
             value, derivative = shown.find("\nvalue"), shown.find("\nderivative")
             code = shown.find("\ncode of")
-            # The value and its code are the same for all.
+            # The value and its code are the same for all arguments, so they are shown once.
             parts.append(shown[value if i == 0 else derivative : code])
             if backward or argument == self.arguments[-1]:
                 parts.append(shown[code:].rstrip("\n"))
         return _html.Text("".join(parts) + "\n")
 
     def _by(self, argument: str, backward: bool) -> str:
-        # Seen from one argument the function is an activation of it; the others are parameters.
+        # For the derivative by one argument, the function is an activation of that argument. The
+        # other arguments are parameters.
         names = {a: a + "_" if a in ("x", "a", "b") else a for a in self.arguments}
         names[argument] = "x"
         body, semicolon, parameters = self.formula.partition(";")
@@ -226,7 +230,7 @@ class Fused:
 
 
 def _common(arguments: Sequence[Any], found: Sequence[_Argument]) -> np.dtype[Any]:
-    """The arrays' dtype, float32 where they differ; numbers of Python have no say."""
+    """The dtype of the arrays, or float32 if they differ. Python numbers do not count."""
     pairs = zip(arguments, found, strict=True)
     dtypes = {a.given.dtype for x, a in pairs if not isinstance(x, (int, float))}
     return dtypes.pop() if len(dtypes) == 1 else F32
@@ -245,9 +249,9 @@ def fuse(
     precision: str = "native",
     rounding: str = "once",
 ) -> Any:
-    """Makes a Python function of arrays one kernel, forward and backward.
+    """Compiles a Python function of arrays to one kernel, forward and backward.
 
-    The function is traced into a formula when it is first used.
+    The function is traced into a formula at first use.
 
     >>> @tenon.fuse
     ... def bias_gelu(x, bias):
@@ -263,8 +267,9 @@ def fuse(
 def grad(function: Any) -> Callable[..., Any]:
     """The derivative of an element-wise function: the gradients of the sum of its results.
 
-    `function` is a Python function, a `tenon.fuse`d one, or an activation (also by name). The
-    result takes the same arguments and gives one array, or a tuple in the arguments' order.
+    `function` is a Python function, a function from `tenon.fuse`, or an activation (also by name).
+    The returned function takes the same arguments. It returns one array, or a tuple in the order of
+    the arguments.
 
     >>> tenon.grad("gelu")(x)
     >>> dx, dbias = tenon.grad(lambda x, bias: tenon.gelu(x + bias))(x, bias)
@@ -293,5 +298,5 @@ _evaluator = functools.cache(Fused)
 
 
 def evaluate(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """A word applied to arrays and numbers; its kernel is kept."""
+    """Applies a formula function to arrays and numbers. Its kernel is cached."""
     return _evaluator(function)(*arguments)

@@ -1,4 +1,4 @@
-"""What notebooks show: preformatted text, tables, and the curve of an activation."""
+"""HTML for notebooks: preformatted text, tables, and the curve of an activation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 class Text(str):
-    """Text that prints itself where Python would show its quotes and escapes."""
+    """A string whose repr is its text, without quotes and escapes."""
 
     __slots__ = ()
 
@@ -19,12 +19,12 @@ class Text(str):
 
 
 def pre(text: str) -> str:
-    """Text as it is."""
+    """Text in a <pre> element."""
     return f'<pre style="line-height:1.3">{html.escape(text)}</pre>'
 
 
 def table(title: str, facts: Iterable[tuple[str, str]]) -> str:
-    """Names and values, one a row."""
+    """A table with one name and value per row."""
     rows = "".join(
         f'<tr><th style="text-align:left">{html.escape(k)}</th>'
         f'<td style="text-align:left">{html.escape(v)}</td></tr>'
@@ -34,7 +34,7 @@ def table(title: str, facts: Iterable[tuple[str, str]]) -> str:
 
 
 def curves(x: Sequence[float], lines: dict[str, Sequence[float]], colours: Sequence[str]) -> str:
-    """Small curves over one axis, as SVG."""
+    """Small curves over a common axis, as SVG."""
     width, height = 260, 150
     values = [v for line in lines.values() for v in line if abs(v) < 1e6]
     low, high = min(*values, 0.0, -0.5), max(*values, 0.5)

@@ -1,4 +1,6 @@
-"""The library through ctypes: loading, errors, texts, and nothing that knows an array library."""
+"""Loads libtenon with ctypes and handles errors and strings. It does not depend on an array
+library.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ __all__ = [
     "text_of",
 ]
 
-# Names by number.
+# Number -> name.
 DTYPES = tuple(DTYPE)
 ROLES = tuple(ROLE)
 
@@ -73,7 +75,7 @@ TensorPtr = POINTER(Tensor)
 
 
 def path_of_libtenon() -> Path:
-    """libtenon of this package; TENON_LIBRARY names another one, e.g. of a build tree."""
+    """The libtenon of this package. TENON_LIBRARY selects another one, e.g. of a build tree."""
     given = os.environ.get("TENON_LIBRARY")
     if given:
         return Path(given)
@@ -83,7 +85,7 @@ def path_of_libtenon() -> Path:
 def _load() -> ctypes.CDLL:
     path = path_of_libtenon()
     try:
-        # The GIL is released during calls, as the C ABI touches no Python object.
+        # CDLL releases the GIL during calls. The C ABI uses no Python objects.
         loaded = ctypes.CDLL(str(path))
     except OSError as e:
         raise ImportError(
@@ -99,29 +101,29 @@ def _load() -> ctypes.CDLL:
 
 lib = _load()
 
-# tenon_code to exception: a wrong value, something not offered, a machine that failed.
+# tenon_code -> exception: invalid value, unsupported feature. Other codes are RuntimeError.
 _ERRORS = {CODE["invalid_argument"]: ValueError, CODE["unsupported"]: NotImplementedError}
 
 
 def check(code: int) -> None:
-    """Turns a code of the C ABI into an exception with its message."""
+    """Raises an exception with the library's message if the code is an error."""
     if code:
         raise _ERRORS.get(code, RuntimeError)(lib.tenon_last_error().decode("utf-8", "replace"))
 
 
 def encoded(text: Any, what: str) -> bytes:
-    """A text as the C ABI takes it; `what` names it to the caller."""
+    """Encodes a text for the C ABI. `what` names the text in error messages."""
     if not isinstance(text, str):
         raise TypeError(f"{what} is a {type(text).__name__}; it must be a text")
-    if "\0" in text:  # it would end there for C
+    if "\0" in text:  # C strings end at the first NUL
         raise ValueError(f"{what} {text!r} holds a null character; leave it out")
     return text.encode()
 
 
 def text_of(function: object, *arguments: object) -> str:
-    """A text that a function writes into a buffer of the size it asks for."""
+    """Calls a function that writes a text, with a buffer of the size that it reports."""
     size = c_size_t(1024)
-    while True:  # another thread's definition may make it longer
+    while True:  # a definition in another thread may change the size
         capacity = size.value
         buffer = ctypes.create_string_buffer(capacity)
         check(function(*arguments, buffer, capacity, byref(size)))  # type: ignore[operator]
@@ -130,7 +132,7 @@ def text_of(function: object, *arguments: object) -> str:
 
 
 def list_of(function: object, struct: type[ctypes.Structure], *arguments: object) -> Any:
-    """The structs that a function writes into a list of the length it tells."""
+    """Calls a function that writes structs, with an array of the length that it reports."""
     count = c_size_t()
     check(function(*arguments, None, 0, byref(count)))  # type: ignore[operator]
     found = (struct * count.value)()
@@ -142,7 +144,7 @@ _OPTIONS: dict[tuple[str, str, str], Options] = {}
 
 
 def options(precision: str = "native", rounding: str = "once", device: str = "cpu") -> Options:
-    """Options of a call on the CPU, or of a plan; equal ones are one object."""
+    """The options of a call on the CPU, or of a plan. Equal options are the same object."""
     found = _OPTIONS.get((precision, rounding, device))
     if found is None:
         if precision not in PRECISION:

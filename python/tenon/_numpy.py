@@ -1,4 +1,4 @@
-"""The NumPy front end: everything that `import tenon` offers on arrays, in one namespace."""
+"""The NumPy front end: all names of `import tenon` that work on arrays."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ __all__ = [
 
 
 def set_threads(count: int) -> None:
-    """Threads of the CPU backend; 0 restores TENON_THREADS, OMP_NUM_THREADS or the cores."""
+    """Sets the CPU thread count. 0 restores TENON_THREADS, OMP_NUM_THREADS or the core count."""
     if not isinstance(count, int) or isinstance(count, bool):
         raise TypeError(f"set_threads: {count!r}; it must be a whole number, 0 to 1024")
     if not 0 <= count <= 1024:
@@ -122,5 +122,5 @@ def set_threads(count: int) -> None:
 
 
 def threads() -> int:
-    """How many threads the CPU backend uses."""
+    """The number of threads of the CPU backend."""
     return int(lib.tenon_threads())

@@ -1,4 +1,4 @@
-"""The ops that a chain may name besides activations, with their schemas."""
+"""The ops of a chain other than activations, with their schemas."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ _EXTRAS = [name.removeprefix("extra_") for name in EXTRA_KIND]
 
 
 class OpArgument(NamedTuple):
-    """What an op is given in a chain: `name=value`, or by position."""
+    """An argument of an op in a chain: `name=value`, or by position."""
 
     name: str
-    # columns: those of the op's input, checked if given; count: a whole number from 1; number; flag
-    # or text.
+    # "columns": columns of the input, checked if given. "count": integer >= 1. Others: number,
+    # flag, text.
     kind: str
     required: bool
-    value: float | None  # of a number or a flag that is not given
+    value: float | None  # default of a number or a flag
     least: float
     most: float
 
 
 class OpParameter(NamedTuple):
-    """A tensor that the op learns, with as many columns as its input."""
+    """A trainable tensor of the op, with as many columns as the input of the op."""
 
     name: str
-    rows: str | None  # the argument that says how many rows it has; None: one
+    rows: str | None  # the argument that sets its number of rows. None: one row.
 
 
 class OpExtra(NamedTuple):
-    """A tensor that the op reads besides its input."""
+    """A tensor that the op reads in addition to its input."""
 
     name: str
-    kind: str  # tensor: of the input's shape; column: one value a row; scalar: one value
+    kind: str  # tensor: shape of the input; column: one value per row; scalar: one value
 
 
 class Op(NamedTuple):
@@ -55,7 +55,7 @@ class Op(NamedTuple):
 
 @cache
 def ops() -> tuple[Op, ...]:
-    """All ops that a chain may name besides activations (`names()`), with their schemas."""
+    """All ops that a chain may contain except activations (`names()`), with their schemas."""
     return tuple(map(_op, list_of(lib.tenon_ops, _Op)))
 
 

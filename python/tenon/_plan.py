@@ -1,4 +1,4 @@
-"""Plans: a chain of ops as few passes, forward and backward, for any number of rows."""
+"""Plans: a chain of ops compiled to few passes, forward and backward, for any number of rows."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from ._lib import (
 __all__ = ["Buffer", "Plan", "frame", "plan"]
 
 _PLAIN = ("f32", "f16", "bf16")
-_SIZES = 64  # numbers of rows whose sizes a plan remembers
+_SIZES = 64  # row counts whose sizes a plan caches
 
 
 class Buffer(NamedTuple):
-    """Memory that the caller lends to a run."""
+    """Memory that the caller provides for a run."""
 
     name: str
     role: str
     dtype: str
-    # (mul, div, round, add): rup(cdiv(rows*mul, div), round) + add of them.
+    # (mul, div, round, add): round_up(ceil_div(rows*mul, div), round) + add.
     rows: tuple[int, int, int, int]
     cols: int
     rows_inside: bool
-    reads_backward: bool  # by the backward pass
-    initial: tuple[float, float]  # a parameter starts uniform between them
+    reads_backward: bool  # whether the backward pass reads it
+    initial: tuple[float, float]  # bounds of the uniform initial values of a parameter
 
     def shape(self, rows: int) -> tuple[int, int]:
-        """Its two dimensions for a call of `rows` rows, the contiguous one last."""
+        """Its two dimensions for a call with `rows` rows. The last one is contiguous."""
         mul, div, unit, add = self.rows
         count = -(-rows * mul // div)
         count = -(-count // unit) * unit + add
@@ -55,7 +55,7 @@ class Buffer(NamedTuple):
 
 
 class Plan:
-    """A chain as it runs; it prints itself, and notebooks show its page."""
+    """A compiled chain. print() shows its description, and notebooks show its HTML page."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Plan:
                 raise ValueError(f"plan: {name}={value!r}; it must be 'f32', 'f16' or 'bf16'")
         self.rows = _count(
             "rows", rows
-        )  # what descriptions are for unless they are given another number
+        )  # default number of rows of descriptions
         request = PlanRequest(
             cols=_count("cols", cols),
             dtype=DTYPE[dtype],
@@ -121,7 +121,7 @@ class Plan:
         self._known: dict[int, tuple[tuple[int, ...], int]] = {}
 
     def sizes(self, rows: int) -> tuple[tuple[int, ...], int]:
-        """Bytes of each buffer and of the workspace; refuses rows that the chain cannot take."""
+        """Bytes of each buffer and of the workspace. Raises an error if `rows` is not supported."""
         known = self._known.get(rows)
         if known is None:
             rows = _count("rows", rows)
@@ -141,7 +141,7 @@ class Plan:
         workspace: int | None,
         stream: int | None = None,
     ) -> None:
-        """One pass; `memory` is an array of c_void_p, an address for each buffer that it uses."""
+        """Runs one pass. `memory` is an array of c_void_p with one address per used buffer."""
         code = lib.tenon_plan_run(
             self._handle, backward, rows, memory, len(memory), workspace, 0, stream
         )
@@ -149,15 +149,17 @@ class Plan:
             check(code)
 
     def describe(self, rows: int | None = None) -> str:
-        """Both passes: what each step reads and writes, bytes, what is saved, and why."""
+        """A text for both passes: reads and writes of each step, bytes, saved tensors, and
+        reasons.
+        """
         return Text(self._text("text", rows))
 
     def json(self, rows: int | None = None) -> Any:
-        """The same for programs."""
+        """The description as JSON."""
         return json.loads(self._text("json", rows))
 
     def html(self, rows: int | None = None) -> str:
-        """The same as one page that needs nothing else."""
+        """The description as one self-contained HTML page."""
         return self._text("html", rows)
 
     def _text(self, format: str, rows: int | None) -> str:
@@ -172,7 +174,7 @@ class Plan:
 
 
 def _count(name: str, value: Any) -> int:
-    """A number of rows or columns that fits the C ABI, which would take its lowest bits."""
+    """Checks that a number of rows or columns fits in 64 bits. ctypes would truncate it."""
     try:
         count = operator.index(value)
     except TypeError:
@@ -200,7 +202,7 @@ def _request(name: str, wanted: bool | str) -> GradRequest:
 
 
 def frame(page: str) -> str:
-    """A whole page inside another one, where its style touches nothing else."""
+    """An HTML page inside an iframe, so that its style does not affect the outer page."""
     return (
         f'<iframe srcdoc="{html.escape(page)}" sandbox '
         'style="width:100%;height:40em;border:1px solid #ccc"></iframe>'
@@ -208,13 +210,20 @@ def frame(page: str) -> str:
 
 
 def plan(chain: str, **request: Any) -> Plan:
-    """What a chain of ops becomes, e.g. plan("linear(512,2048) bias swiglu", dtype="bf16").
+    """Plans a chain of ops, e.g. plan("linear(512,2048) bias swiglu", dtype="bf16").
 
-    `request`: cols of the input where the chain does not say, dtype, parameter_dtype, recipe
-    ('none', 'delayed', 'current', 'mxfp8', 'block'), keep ('input', 'fp8', 'recompute'), training,
-    backward, input_grad, parameter_grads and extra_grads (for each whether it is wanted, or the
-    dtype that it is wanted in), precision, rounding, device ('cpu', or 'cuda', which needs no GPU
-    here), target (a machine to plan for, e.g. 'sm_90a' or 'avx512'; such a plan does not run), and
-    the rows that descriptions are for. Nothing is computed.
+    `request` may contain:
+    - cols: columns of the input, if the chain does not define them
+    - dtype, parameter_dtype
+    - recipe: 'none', 'delayed', 'current', 'mxfp8' or 'block'
+    - keep: 'input', 'fp8' or 'recompute'
+    - training, backward, input_grad
+    - parameter_grads, extra_grads: for each tensor, whether its gradient is needed, or its dtype
+    - precision, rounding
+    - device: 'cpu' or 'cuda'. 'cuda' needs no GPU here.
+    - target: a machine to plan for, e.g. 'sm_90a' or 'avx512'. Such a plan cannot run.
+    - rows: the number of rows for descriptions
+
+    Nothing is computed.
     """
     return Plan(chain, **request)

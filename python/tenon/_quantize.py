@@ -1,4 +1,4 @@
-"""Quantised tensors: 8-bit codes with their scales, to and from arrays."""
+"""Quantised tensors: conversion of arrays to and from 8-bit codes with scales."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _scale_dtype(scaling: str) -> np.dtype[Any]:
 
 
 def _shared(scaling: str) -> str:
-    """Which elements share a scale, for people."""
+    """Describes which elements share a scale."""
     mode = scaling_of(scaling)
     if mode.single:
         return "one scale from past steps" if mode.scale_given else "one scale for the tensor"
@@ -48,7 +48,7 @@ def _shared(scaling: str) -> str:
 
 
 class Health(NamedTuple):
-    """What a quantisation lost: numbers cut off at the largest, turned to 0, and not finite."""
+    """The losses of a quantisation: counts of saturated, underflowed and non-finite values."""
 
     saturated: int
     flushed: int
@@ -59,11 +59,15 @@ class Health(NamedTuple):
 class Format:
     """How a tensor is quantised: q = cast(v*scale), scale_inv = 1/scale.
 
-    `scaling` is "delayed", "current", "mxfp8", "block1x128" or "block128x128", and may name the
-    dtype as well: "e5m2:current". `scale` is delayed scaling's multiplier; `amax` is joined by
-    maximum (delayed, a float32 array of one element, in place) or read (current). `eps` is the
-    least amax and `power_of_two` the rule for scales of current and block scaling; `swizzled` puts
-    mxfp8's scales in the order of the tensor cores; `health` counts what was lost.
+    - scaling: "delayed", "current", "mxfp8", "block1x128" or "block128x128". It may include the
+      dtype: "e5m2:current".
+    - scale: the multiplier of delayed scaling.
+    - amax: with delayed scaling, a float32 array of one element, updated in place with the maximum.
+      With current scaling, the amax to use.
+    - eps: the lower limit of the amax, for current and block scaling.
+    - power_of_two: whether scales are powers of two, for current and block scaling.
+    - swizzled: stores the scales of mxfp8 in the order of the tensor cores.
+    - health: counts the losses.
     """
 
     scaling: str
@@ -94,11 +98,11 @@ class Format:
 
     @property
     def code(self) -> str:
-        """Tenon's name of the dtype, "e4m3" or "e5m2"."""
+        """The short name of the dtype, "e4m3" or "e5m2"."""
         return DTYPES[code_of(self.dtype)]
 
     def empty(self, shape: tuple[int, ...], dtype: Any = F32, where: Host = HOST) -> Quantized:
-        """A Quantized of that shape to be written by a call."""
+        """Allocates a Quantized of a shape, to be written by a call."""
         q = Quantized(self, shape, dtype)
         rows, cols = rows_of(shape)
         mode = scaling_of(self.scaling)
@@ -154,7 +158,7 @@ def _one(name: str, value: Any, where: Host) -> Any:
             raise ValueError(
                 f"quantize: {name} has {found.size} elements; it is one number for the tensor"
             )
-        if isinstance(found, DeviceArray):  # nothing is read back, so it must serve as it is
+        if isinstance(found, DeviceArray):  # used as it is: never read back to the host
             return result(_there(name, found, where))
         value = float(found.reshape(()).astype(F32))
     return result(where.full((1,), value))
@@ -182,11 +186,12 @@ def _cell(amax: Any, where: Host) -> Any:
 
 
 class Quantized:
-    """A tensor of FP8 codes and scales: `data*scale_inv`, block by block.
+    """A tensor of FP8 codes and scales. Its values are `data*scale_inv`, per block.
 
-    `data`, `scale_inv` are the rowwise encoding, `columnwise_data`, `columnwise_scale_inv` the
-    other one (transposed, except for mxfp8); one of them may be None. `shape` is that of the
-    numbers and `dtype` the type they had. `amax` is what delayed and current scaling found.
+    `data` and `scale_inv` are the rowwise encoding. `columnwise_data` and `columnwise_scale_inv`
+    are the columnwise encoding (transposed, except for mxfp8). One of the two may be None. `shape`
+    and `dtype` are those of the original tensor. `amax` is the result of delayed and current
+    scaling.
     """
 
     def __init__(
@@ -216,17 +221,17 @@ class Quantized:
 
     @property
     def health(self) -> Health | None:
-        """Counts of what was lost, if the format asked for them."""
+        """The counts of losses, if the format has `health`."""
         return None if self._health is None else Health(*(int(v) for v in self._health))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and scales; a scale that two encodings share counts once."""
+        """Bytes of codes and scales. A scale shared by two encodings counts once."""
         arrays = (self.data, self.scale_inv, self.columnwise_data, self.columnwise_scale_inv)
         return sum(a.nbytes for a in {id(a): a for a in arrays if a is not None}.values())
 
     def c_tensor(self, *, written: bool = False) -> Tensor:
-        """The struct of the C ABI over these arrays, which it keeps alive."""
+        """The struct of the C ABI for these arrays. It keeps them alive."""
         f, owners = self.format, []
         rows, cols = rows_of(self.shape)
 
@@ -270,14 +275,14 @@ class Quantized:
         return t
 
     def where(self) -> Host:
-        """Where its arrays are."""
+        """The place of its arrays."""
         data = self.columnwise_data if self.data is None else self.data
         if data is None or isinstance(data, np.ndarray) or not on_cuda(data):
             return HOST
         return read("Quantized", "data", data, self.format.dtype).place
 
     def dequantize(self, dtype: Any = None) -> Array:
-        """The numbers, data*scale_inv, in `dtype` (that of the original by default)."""
+        """The values data*scale_inv in `dtype`, by default the dtype of the original tensor."""
         where = self.where()
         kind = self.dtype if dtype is None else dtype_named("dequantize", dtype)
         y = where.empty(self.shape, kind)
@@ -285,7 +290,7 @@ class Quantized:
         return result(y)  # type: ignore[no-any-return]
 
     def requantize(self, format: Format | str, **settings: Any) -> Quantized:  # noqa: A002
-        """The same numbers in another format, in one pass; settings as for tenon.quantize."""
+        """Converts to another format in one pass. Settings as for tenon.quantize."""
         where = self.where()
         q = _read_format(format, **settings).empty(self.shape, self.dtype, where)
         _run(self.c_tensor(), q.c_tensor(written=True), where)
@@ -344,7 +349,7 @@ def _run(x: View | Tensor, y: View | Tensor, where: Host) -> None:
 
 
 def operand(op: str, name: str, x: Any) -> Operand:
-    """An array, or a Quantized, as input of a call."""
+    """Converts an array or a Quantized to the input of a call."""
     if isinstance(x, Quantized):
         c = x.c_tensor()
         return Operand(x.shape, x.dtype, c, c.owners[0] if c.owners else x)
@@ -355,7 +360,7 @@ def operand(op: str, name: str, x: Any) -> Operand:
 def output(
     shape: tuple[int, ...], dtype: Any, quantize: Format | str | None, where: Host
 ) -> tuple[Any, View | Tensor]:
-    """What a call writes and returns, plain or encoded, and its struct."""
+    """Allocates the result of a call, plain or encoded. Returns it with its struct."""
     if quantize is None:
         y = where.empty(shape, dtype)
         return y, matrix(y)
@@ -377,10 +382,10 @@ def quantize(
     swizzled: bool = False,
     health: bool = False,
 ) -> Quantized:
-    """x in FP8: q = cast(v*scale) with scale_inv = 1/scale stored beside it.
+    """Quantises x to FP8: q = cast(v*scale), with scale_inv = 1/scale.
 
-    `format` is "delayed", "current", "mxfp8", "block1x128", "block128x128", one of these with a
-    dtype ("e5m2:current"), or a `Format`, which holds the other settings by itself. x is an array,
+    `format` is "delayed", "current", "mxfp8", "block1x128" or "block128x128", one of these with a
+    dtype ("e5m2:current"), or a `Format`, which already contains the other settings. x is an array,
     an object with __dlpack__, or another Quantized.
 
     >>> q = tenon.quantize(x, "mxfp8", columnwise=True)
@@ -404,7 +409,7 @@ def quantize(
 
 
 def dequantize(x: Quantized, dtype: Any = None) -> Array:
-    """The numbers of a Quantized, data*scale_inv, in `dtype` (the original's by default)."""
+    """The values data*scale_inv in `dtype`, by default the dtype of the original tensor."""
     if not isinstance(x, Quantized):
         raise TypeError(
             f"dequantize: x is a {type(x).__name__}; it takes a tenon.Quantized (codes alone have "
@@ -421,11 +426,11 @@ def delayed_update(
     margin: int = 0,
     most_recent: bool = False,
 ) -> None:
-    """New scales from a history of amax, in place: scale = max(dtype)*2^-margin / amax.
+    """Updates scales in place from a history of amax: scale = max(dtype)*2^-margin / amax.
 
-    `history` is float32 [L, n] (or [L] for one tensor) and `scale` float32 [n]. Row 0 holds what
-    was found since the last update; it moves to the end, older rows move up, and amax is the
-    largest finite entry, or of row 0 alone if `most_recent`.
+    `history` is float32 [L, n] (or [L] for one tensor). `scale` is float32 [n]. Row 0 is the amax
+    since the last update. It moves to the end, and older rows move up. amax is the largest finite
+    entry, or that of row 0 if `most_recent`.
     """
     op = "delayed_update"
     for name, x in (("history", history), ("scale", scale)):
@@ -440,7 +445,7 @@ def delayed_update(
     if h.ndim not in (1, 2):
         raise ValueError(f"{op}: history has {h.ndim} dimensions; it must be [L, n] or [L]")
     code = code_of(dtype_named(op, dtype, FP8))
-    # One tensor's history is a column.
+    # The history of one tensor is a column.
     past = matrix(h) if h.ndim == 2 else matrix(h, h.size, 1)
     if s.ndim > 1 or not s.flags.c_contiguous:
         raise ValueError(f"{op}: scale has the shape {s.shape}; it must be [n] and contiguous")

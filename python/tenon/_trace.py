@@ -1,4 +1,4 @@
-"""The words of formulas as functions, and Python functions traced into formulas."""
+"""The formula functions, and the tracer of Python functions into formulas."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ __all__ = [
 
 
 def _word(function: Callable[..., Expr]) -> Callable[..., Any]:
-    """A word of expressions that also takes arrays and numbers, by a kernel of its own."""
+    """Makes a formula function that also accepts arrays and numbers. These run in their own
+    kernel.
+    """
 
     @functools.wraps(function)
     def word(*arguments: Any) -> Any:
@@ -51,7 +53,7 @@ def _word(function: Callable[..., Expr]) -> Callable[..., Any]:
 
 @_word
 def abs(x: Any) -> Expr:  # noqa: A001
-    """|x|, of an expression or an array; its derivative at 0 is 0."""
+    """The absolute value of an expression or an array. Its derivative at 0 is 0."""
     return call("abs", x)
 
 
@@ -69,7 +71,7 @@ def rsqrt(x: Any) -> Expr:
 
 @_word
 def exp(x: Any) -> Expr:
-    """e to the power x."""
+    """The exponential function of x."""
     return call("exp", x)
 
 
@@ -117,24 +119,24 @@ def erfc(x: Any) -> Expr:
 
 @_word
 def minimum(a: Any, b: Any) -> Expr:
-    """The lesser of a and b; NaN if either is NaN, and -0 < +0."""
+    """The minimum of a and b. NaN if either is NaN. -0 < +0."""
     return call("min", a, b)
 
 
 @_word
 def maximum(a: Any, b: Any) -> Expr:
-    """The greater of a and b; NaN if either is NaN, and -0 < +0."""
+    """The maximum of a and b. NaN if either is NaN. -0 < +0."""
     return call("max", a, b)
 
 
 @_word
 def clamp(x: Any, low: Any, high: Any) -> Expr:
-    """max(min(x, high), low); the gradient passes at the boundary."""
+    """max(min(x, high), low). At a bound, the derivative is 1."""
     return call("clamp", x, low, high)
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
-    """a where the condition holds, else b; the branch not taken has a gradient of exactly 0."""
+    """a if the condition is true, else b. The gradient of the other branch is exactly 0."""
     if isinstance(condition, bool):
         return a if condition else b
     if not isinstance(condition, Condition):
@@ -149,7 +151,7 @@ select = where
 
 
 def round(x: Any, dtype: Any) -> Any:  # noqa: A001
-    """x rounded to nearest even in bf16, f16, e4m3 or e5m2; its derivative is 1."""
+    """Rounds x to nearest even in bf16, f16, e4m3 or e5m2. Its derivative is 1."""
     names = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
     given = str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
     name = names.get(given, given)
@@ -202,12 +204,12 @@ UFUNCS: dict[str, Callable[..., Any]] = {
 
 
 def inputs_of(function: Callable[..., Any]) -> tuple[list[str], dict[str, float]]:
-    """Names of the arguments without default, and the arguments whose default is a number."""
+    """The names of arguments without a default, and the arguments whose default is a number."""
     inputs: list[str] = []
     parameters: dict[str, float] = {}
     try:
         signature = inspect.signature(function)
-    except ValueError:  # built-in functions tell none
+    except ValueError:  # built-in functions have no signature
         name = _name(function)
         word = f"tenon.{name}" if name in METHODS else "Tenon's words (tenon.exp, tenon.tanh, …)"
         raise TypeError(
@@ -234,8 +236,8 @@ def _name(function: Callable[..., Any]) -> str:
 def trace(function: Callable[..., Any], names: Sequence[str]) -> str:
     """The formula of a function that is called with expressions named `names`.
 
-    Arguments that have a number as default become parameters, `; name = value`; other defaults stay
-    what they are.
+    Arguments with a number as default become parameters, `; name = value`. Other arguments keep
+    their default.
     """
     _, parameters = inputs_of(function)
     result = function(*(Expr(n) for n in names), **{p: Expr(p) for p in parameters})
