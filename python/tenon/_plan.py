@@ -80,9 +80,7 @@ class Plan:
         for name, value in (("dtype", dtype), ("parameter_dtype", parameter_dtype)):
             if value not in _PLAIN and not (name == "parameter_dtype" and value is None):
                 raise ValueError(f"plan: {name}={value!r}; it must be 'f32', 'f16' or 'bf16'")
-        self.rows = _count(
-            "rows", rows
-        )  # default number of rows of descriptions
+        self.rows = _count("rows", rows)  # default number of rows of descriptions
         request = PlanRequest(
             cols=_count("cols", cols),
             dtype=DTYPE[dtype],

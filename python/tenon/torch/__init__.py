@@ -16,7 +16,7 @@ __all__ = ["explain", "functional", "jit", "ops", "quantizer"]
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when first used: `import tenon.torch` stays quick.
+    # Submodules are imported at first use, so `import tenon.torch` stays fast.
     if name in ("functional", "jit", "quantizer"):
         return importlib.import_module(f"{__name__}.{name}")
     if not name.startswith("_"):

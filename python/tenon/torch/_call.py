@@ -1,7 +1,7 @@
-"""Calls of the C ABI on torch tensors: views without copies, one function a C function.
+"""Calls of the C ABI on torch tensors, without copies. One function per C function.
 
-A call runs where its tensors are, on CUDA in the current stream. A view holds its tensor, so a
-temporary copy lives as long as the view that reads it.
+A call runs on the device of its tensors. On CUDA it uses the current stream. A view references its
+tensor, so a temporary copy lives as long as its view.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ DTYPES: dict[torch.dtype, int] = {
     **_PLAIN_CODES,
     torch.float8_e4m3fn: DTYPE["e4m3"],
     torch.float8_e5m2: DTYPE["e5m2"],
-    torch.uint8: DTYPE["e8m0"],  # of scales
+    torch.uint8: DTYPE["e8m0"],  # scales
 }
 if hasattr(torch, "float8_e8m0fnu"):
     DTYPES[torch.float8_e8m0fnu] = DTYPE["e8m0"]
 
 _STRIDED = torch.strided
-_LEAST_WIDTH = 64  # short rows cost a loop each
+_LEAST_WIDTH = 64  # each row starts a loop, so short rows are slow
 _RandomPtr = POINTER(c_uint64)
 
 
 def _row_stride(t: torch.Tensor) -> int | None:
-    """The distance of rows, if the leading dimensions fold into evenly spaced ones."""
+    """The row stride if leading dimensions fold into evenly spaced rows, else None."""
     shape, strides = t.shape, t.stride()
     if shape[-1] > 1 and strides[-1] != 1:
         return None
@@ -59,7 +59,7 @@ def _row_stride(t: torch.Tensor) -> int | None:
     for size, step in zip(reversed(shape[:-1]), reversed(strides[:-1]), strict=True):
         if size == 1:
             continue
-        if reach is None:  # not 0: an expanded dimension reaches nowhere, and folds with none
+        if reach is None:  # None, not 0: an expanded dimension has stride 0 and folds with no other
             stride = step
         elif step != reach:
             return None
@@ -68,22 +68,22 @@ def _row_stride(t: torch.Tensor) -> int | None:
 
 
 def dense(t: torch.Tensor) -> bool:
-    """Whether `t` has a shape and numbers in memory, unlike sparse and nested tensors."""
+    """Whether `t` is strided. Sparse and nested tensors are not."""
     return t.layout is _STRIDED and not t.is_nested
 
 
 def resolved(t: torch.Tensor) -> torch.Tensor:
-    """`t` with its own numbers in memory; under torch's negative bit they are the opposite ones."""
+    """`t` without torch's lazy negative bit, so that its memory holds its values."""
     return t.resolve_neg() if t.is_neg() else t
 
 
 def contiguous(t: torch.Tensor) -> torch.Tensor:
-    """`t` with its own numbers in memory, row by row."""
+    """`t` as a contiguous tensor without the lazy negative bit."""
     return resolved(t).contiguous()
 
 
 def foldable(t: torch.Tensor) -> torch.Tensor:
-    """`t` itself where its leading dimensions fold into evenly spaced rows, else a copy."""
+    """`t` if its leading dimensions fold into evenly spaced rows, else a copy."""
     if t.layout is not _STRIDED or t.is_nested:
         raise refusal(t, "a tensor")
     t = resolved(t)
@@ -93,12 +93,12 @@ def foldable(t: torch.Tensor) -> torch.Tensor:
 
 
 def even(t: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor for work on single elements: all of it as one row if rows are short."""
+    """Reshapes a contiguous tensor to one row if its rows are short. For elementwise calls."""
     return t if t.dim() and t.shape[-1] >= _LEAST_WIDTH else t.view(-1)
 
 
 def refusal(t: object, name: str) -> Exception:
-    """Why `t` cannot be read: not a tensor, another dtype, not dense."""
+    """The error for a `t` that cannot be read: not a tensor, unsupported dtype, or not dense."""
     if not isinstance(t, torch.Tensor):
         return TypeError(f"tenon: {name} is a {type(t).__name__}; it must be a torch.Tensor")
     if t.dtype not in _PLAIN_CODES:
@@ -121,7 +121,7 @@ def _fill(v: View, t: torch.Tensor, code: int) -> View:
     v.cols = v.stride = cols
     v.rows = t.numel() // cols if cols else _product(shape[:-1])
     v.dtype = code
-    v.owner = t  # it may be a copy that nobody else holds
+    v.owner = t  # may be the only reference to a copy
     if not t.is_contiguous():
         stride = _row_stride(t)
         if stride is None:
@@ -141,21 +141,21 @@ def _product(sizes: Sequence[int]) -> int:
 
 
 def view(t: torch.Tensor, name: str = "tensor") -> View:
-    """A foldable tensor of plain numbers as rows x last dimension; the view keeps it alive."""
+    """A view of a foldable, plain tensor as rows x last dimension. It keeps the tensor alive."""
     if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES:
         raise refusal(t, name)
     return _fill(View(), t, _PLAIN_CODES[t.dtype])
 
 
 def memory(t: torch.Tensor, name: str = "tensor") -> View:
-    """A foldable tensor of any dtype that a quantised tensor is made of: codes and scales too."""
+    """A view of a foldable tensor of any dtype in a quantised tensor, also codes and scales."""
     if not isinstance(t, torch.Tensor) or t.dtype not in DTYPES:
         raise refusal(t, name)
     return _fill(View(), t, DTYPES[t.dtype])
 
 
 def vector(t: torch.Tensor, name: str) -> View:
-    """All elements of a contiguous tensor as one row."""
+    """A contiguous tensor as one row."""
     if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES:
         raise refusal(t, name)
     t = resolved(t)
@@ -166,7 +166,7 @@ def vector(t: torch.Tensor, name: str) -> View:
 
 
 def row(t: torch.Tensor, name: str) -> View:
-    """A bias: all its numbers, which lie in its last dimension, as one row."""
+    """A bias as one row. All its elements are in the last dimension."""
     if not isinstance(t, torch.Tensor):
         raise refusal(t, name)
     if t.dim() and t.shape[-1] != t.numel():
@@ -178,7 +178,7 @@ def row(t: torch.Tensor, name: str) -> View:
 
 
 def column(t: torch.Tensor, name: str) -> View:
-    """All elements of a contiguous tensor, or of a strided 1-D one, as one column."""
+    """A contiguous tensor, or a strided 1-D tensor, as one column."""
     if not isinstance(t, torch.Tensor) or t.dtype not in _PLAIN_CODES:
         raise refusal(t, name)
     t = resolved(t)
@@ -191,7 +191,7 @@ def column(t: torch.Tensor, name: str) -> View:
 
 
 def pointer(v: View | None) -> Any:
-    """A ctypes pointer that keeps its view alive; None is NULL."""
+    """A ctypes pointer that keeps its view alive. NULL for None."""
     return None if v is None else ViewPtr(v)
 
 
@@ -212,7 +212,7 @@ def _run(
     owners: Iterable[Any],
     *arguments: Any,
 ) -> None:
-    """function(*arguments, options) where the named views' tensors are; a tensor is its own."""
+    """Calls function(*arguments, options) on the device of the named views or tensors."""
     for v in owners:
         if v is not None and not getattr(v, "owner", v).is_cpu:
             if isinstance(names, bytes):
@@ -228,7 +228,7 @@ def _run(
 
 
 def forward(act: bytes, options: Options | None, layout: bytes | None = None, **views: Any) -> None:
-    """tenon_forward; views by their names in tenon_forward_args, encoded ones as _lib.Tensor."""
+    """tenon_forward. Views by field name of tenon_forward_args, encoded ones as _lib.Tensor."""
     args = ForwardArgs(layout=layout)
     _place(args, views)
     _run(lib.tenon_forward, options, views.keys(), views.values(), act, args)
@@ -237,14 +237,14 @@ def forward(act: bytes, options: Options | None, layout: bytes | None = None, **
 def backward(
     act: bytes, options: Options | None, layout: bytes | None = None, **views: Any
 ) -> None:
-    """tenon_backward; views by their names in tenon_backward_args."""
+    """tenon_backward. Views by field name of tenon_backward_args."""
     args = BackwardArgs(layout=layout)
     _place(args, views)
     _run(lib.tenon_backward, options, views.keys(), views.values(), act, args)
 
 
 class _Frame:
-    """The arguments of y = f(x), linked once: a call only fills in the two views."""
+    """The argument structs of y = f(x), linked once. A call only fills in the two views."""
 
     __slots__ = ("args", "x", "y")
 
@@ -253,12 +253,12 @@ class _Frame:
         self.args = ForwardArgs(x=ViewPtr(self.x), y=ViewPtr(self.y))
 
 
-# Frames that no call is using. The GIL is released during a call, so a frame serves one at a time.
+# Frames not in use. The GIL is released during a call, so each call needs its own frame.
 _frames: list[_Frame] = []
 
 
 def elementwise(act: bytes, options: Options | None, x: torch.Tensor, y: torch.Tensor) -> None:
-    """y = f(x) on two plain tensors of one shape, both contiguous or with equal dense strides."""
+    """y = f(x) for two plain tensors of equal shape, contiguous or with equal dense strides."""
     dtype = x.dtype
     if dtype not in _PLAIN_CODES:
         raise refusal(x, "x")
@@ -290,14 +290,14 @@ def elementwise(act: bytes, options: Options | None, x: torch.Tensor, y: torch.T
 
 
 def quantize(options: Options | None, **views: Any) -> None:
-    """tenon_quantize: x, y, dbias, amax; encoded ones as _lib.Tensor."""
+    """tenon_quantize with x, y, dbias, amax. Encoded tensors are _lib.Tensor."""
     args = QuantizeArgs()
     _place(args, views)
     _run(lib.tenon_quantize, options, views.keys(), views.values(), args)
 
 
 def state_pointer(state: torch.Tensor) -> Any:
-    """Five int64 numbers of a random state, in place."""
+    """A pointer to the five int64 values of a random state. Calls update them in place."""
     if state.shape != (5,) or state.dtype != torch.int64 or not state.is_contiguous():
         raise ValueError(
             f"tenon: dropout: the random state is {state.dtype} of shape {tuple(state.shape)}; it "
@@ -309,7 +309,7 @@ def state_pointer(state: torch.Tensor) -> Any:
 def bias_dropout_add(
     p: float, training: bool, random: torch.Tensor | None, options: Options | None, **views: Any
 ) -> None:
-    """tenon_bias_dropout_add: x, bias, residual, y."""
+    """tenon_bias_dropout_add with x, bias, residual, y."""
     args = DropoutArgs(p=p, training=int(training))
     _place(args, views)
     if random is not None:
@@ -321,7 +321,7 @@ def bias_dropout_add(
 def bias_dropout_add_backward(
     p: float, training: bool, random: torch.Tensor | None, options: Options | None, **views: Any
 ) -> None:
-    """tenon_bias_dropout_add_backward: grad, dx, dbias, dresidual."""
+    """tenon_bias_dropout_add_backward with grad, dx, dbias, dresidual."""
     args = DropoutBackwardArgs(p=p, training=int(training))
     _place(args, views)
     if random is not None:
@@ -333,7 +333,7 @@ def bias_dropout_add_backward(
 def l2_normalization(
     x: View, y: View, r: View | None, eps: float, options: Options | None = None
 ) -> None:
-    """tenon_l2_normalization: y = x*r with r = rsqrt(sum x^2 + eps) a row."""
+    """tenon_l2_normalization: y = x*r with r = rsqrt(sum x^2 + eps) per row."""
     _run(lib.tenon_l2_normalization, options, ("x", "y", "r"), (x, y, r), x, y, r, eps)
 
 
@@ -362,7 +362,7 @@ def fused_backward(
     gradients: Sequence[View | None],
     options: Options | None,
 ) -> None:
-    """tenon_fused_backward: the gradients that are not None, each like its argument."""
+    """tenon_fused_backward: the gradients that are not None, each in its argument's shape."""
     array = (View * len(views))(*views)
     out = (View * len(views))(*(View() if g is None else g for g in gradients))
     call = (formula, arguments, array, len(views), grad, out)

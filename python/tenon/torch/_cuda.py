@@ -1,6 +1,6 @@
-"""Calls on CUDA: the tensors' device, its current stream, and torch's memory for workspaces.
+"""Calls on CUDA: the device of the tensors, its current stream, and workspaces from torch.
 
-Nothing here waits for the device or reads from it, so that every call can be captured in a graph.
+No function synchronises with the device or reads from it, so every call can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _options: dict[tuple[int, int, int, int], _lib.Options] = {}
 
 
 class _Lent(threading.local):
-    """Workspaces of this thread's call. Freed, they serve later work of the same stream."""
+    """Workspaces of the current call of this thread. Freed memory is reused on the same stream."""
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -31,7 +31,7 @@ _lent = _Lent()
 def _lend(device: int | None, size: int) -> int | None:
     try:
         made = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device or 0))
-    except BaseException as e:  # no exception crosses the C ABI
+    except BaseException as e:  # exceptions must not cross the C ABI
         _lent.error = e
         return None
     _lent.tensors.append(made)
@@ -42,16 +42,16 @@ _allocate = _lib.Allocate(_lend)
 
 
 def _stream(device: int) -> int:
-    """The current stream's handle."""
+    """The handle of the current stream."""
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-# torch's own generated code uses this one, which makes no object.
+# A private function that torch's generated code also uses. It creates no Python object.
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream)
 
 
 def options(given: _lib.Options | None, device: int) -> _lib.Options:
-    """`given` on a device and its current stream; equal ones are one object."""
+    """`given` for a device and its current stream. Equal options are the same object."""
     precision, rounding = (0, 0) if given is None else (given.precision, given.rounding)
     key = (precision, rounding, device, _raw_stream(device))
     found = _options.get(key)
@@ -72,7 +72,7 @@ def options(given: _lib.Options | None, device: int) -> _lib.Options:
 def run(
     function: Callable[..., int], device: int, given: _lib.Options | None, *arguments: Any
 ) -> int:
-    """function(*arguments, options) there; the code that it returns."""
+    """Calls function(*arguments, options) on a device. Returns the error code."""
     if torch.cuda.current_device() != device:
         with torch.cuda.device(device):
             return run(function, device, given, *arguments)
@@ -89,7 +89,7 @@ def run(
 def run_plan(
     plan: Any, device: int, backward: bool, rows: int, memory: Any, workspace: int
 ) -> None:
-    """One pass of a plan for CUDA."""
+    """Runs one pass of a plan for CUDA."""
     if torch.cuda.current_device() != device:
         with torch.cuda.device(device):
             plan.run(backward, rows, memory, workspace, _raw_stream(device))
@@ -98,7 +98,7 @@ def run_plan(
 
 
 def index(tensors: Iterable[tuple[str, Any]]) -> int:
-    """The device of named tensors, plain or quantised, which must all be on one."""
+    """The common device of named tensors, plain or quantised. Raises an error if they differ."""
     found = [(name, t.device) for name, t in tensors if t is not None]
     first, device = next(((n, d) for n, d in found if d.type == "cuda"), found[0])
     for name, other in found:
@@ -116,6 +116,6 @@ def index(tensors: Iterable[tuple[str, Any]]) -> int:
 
 
 def same(first: str, t: Any, name: str, other: Any) -> None:
-    """Refuses two tensors on different devices."""
+    """Raises an error if two tensors are on different devices."""
     if not (t.is_cpu and other.is_cpu) and t.device != other.device:
         index(((first, t), (name, other)))

@@ -1,4 +1,4 @@
-"""Bias, dropout and residual in one pass; the mask is drawn again for the gradient, not stored."""
+"""Bias, dropout and residual in one pass. The backward pass recomputes the mask."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Tensor = torch.Tensor
 
 
 def random_state(columns: int, like: Tensor) -> Tensor:
-    """A state for one call beside `like`: seed, offset, row0, col0, columns.
+    """A random state for one call, on the device of `like`: seed, offset, row0, col0, columns.
 
-    The seed is torch's own draw; on CUDA it is drawn there, so that each replay of a graph draws
-    anew.
+    The seed is drawn by torch. On CUDA it is drawn on the device, so each replay of a graph draws a
+    new one.
     """
     least, most, device = -(2**63), 2**63 - 1, like.device
     if like.is_cpu:
@@ -53,7 +53,7 @@ def _forward(
     random: Tensor | None,
     options: _lib.Options,
 ) -> Tensor:
-    """y = residual + dropout(x + bias); without a state nothing is dropped."""
+    """y = residual + dropout(x + bias). Without a state nothing is dropped."""
     dtype = x.dtype
     for t in (bias, residual):
         if t is not None:
@@ -79,7 +79,7 @@ def _backward(
     random: Tensor | None,
     options: _lib.Options,
 ) -> Gradients:
-    """The gradients of x, bias and residual that `like` gives shapes and dtypes for."""
+    """The gradients of x, bias and residual, with the shapes and dtypes of `like`."""
     device = grad.device
     out = [None if o is None else torch.empty(o[0], dtype=o[1], device=device) for o in like]
     _call.bias_dropout_add_backward(
@@ -113,7 +113,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
         random: Tensor | None,
         options: _lib.Options,
     ) -> Tensor:
-        # The call moves the state on; the gradient draws from where it was.
+        # The call advances the state. The backward pass needs the state from before.
         random_then = None if random is None else random.clone()
         ctx.save_for_backward(random_then)
         ctx.kinds = _saved.kinds((random_then,))
@@ -128,7 +128,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
         _saved.check("tenon: bias_dropout_add", ctx.kinds, (random,))
         grad, p, options = grads[0], ctx.p, ctx.options
         like = [one if n else None for one, n in zip(ctx.like, ctx.needs_input_grad, strict=False)]
-        # d residual is the gradient itself; so is dx where nothing is dropped.
+        # The gradient of residual is grad. If nothing is dropped, dx is also grad.
         given: list[Tensor | None] = [None, None, None]
         for i in (0, 2):
             one = like[i]
@@ -156,12 +156,13 @@ def bias_dropout_add(
     precision: str = "native",
     rounding: str = "once",
 ) -> Tensor:
-    """y = residual + dropout(x + bias): an element is kept with probability 1 - p, and then /(1-p).
+    """y = residual + dropout(x + bias): keeps an element with probability 1 - p, divided by 1 - p.
 
-    x and residual have one shape, bias is [K]; bias and residual may be None. Without training
-    nothing is dropped. `random` is a state of five int64 numbers (seed, offset, row0, col0,
-    columns), on x's device, whose offset a training call moves on by one there; without it a seed
-    is drawn with torch.randint, so that torch.manual_seed makes it reproducible.
+    x and residual have the same shape, and bias is [K]. bias and residual may be None. If
+    `training` is False, nothing is dropped. `random` is a state of five int64 values (seed, offset,
+    row0, col0, columns) on the device of x. A training call increments its offset by one on the
+    device. Without `random`, the seed is drawn with torch.randint, so torch.manual_seed makes it
+    reproducible.
     """
     for t, name in ((x, "x"), (bias, "bias"), (residual, "residual")):
         if not isinstance(t, Tensor) and (t is not None or name == "x"):
@@ -193,7 +194,7 @@ def bias_dropout_add(
 def dropout(
     x: Tensor, p: float = 0.5, training: bool = True, random: Tensor | None = None
 ) -> Tensor:
-    """y = dropout(x): x/(1 - p) with probability 1 - p, else 0; x itself in evaluation.
+    """y = dropout(x): x/(1 - p) with probability 1 - p, else 0. In evaluation y = x.
 
     `random` as for bias_dropout_add.
     """

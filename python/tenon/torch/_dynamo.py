@@ -1,4 +1,4 @@
-"""Functions that torch.compile leaves alone."""
+"""Decorators that exclude functions from torch.compile."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def no_torch_dynamo(
     recursive: bool = True,
     when: Callable[[dict[str, Any]], str | None] | None = None,
 ) -> Any:
-    """Keeps torch.compile out of a function: @no_torch_dynamo, or @no_torch_dynamo(recursive=…).
+    """Excludes a function from torch.compile: @no_torch_dynamo, or @no_torch_dynamo(recursive=…).
 
-    While an ONNX export runs it is a plain call. With `when` the function is traced like any other
-    unless when(arguments by name) returns a reason; it then runs outside of the compiled graph,
-    with one warning for each reason. recursive=False lets the functions that it calls be compiled.
+    During an ONNX export it is a plain call. With `when`, the function is traced normally unless
+    when(arguments by name) returns a reason. It then runs outside of the compiled graph, with one
+    warning per reason. With recursive=False, functions that it calls may be compiled.
     """
     if isinstance(func, bool):  # no_torch_dynamo(False)
         return functools.partial(no_torch_dynamo, recursive=func, when=when)
@@ -43,7 +43,7 @@ def no_torch_dynamo(
 
 
 def one_break(function: Function) -> Function:
-    """The function as one break of a graph that torch.compile traces, not a break a kernel."""
+    """Makes the function one graph break of torch.compile, instead of one break per kernel."""
 
     @functools.wraps(function)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Functions of tensors as one kernel each, made when they are first called."""
+"""Functions of tensors compiled to one kernel each, at their first call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CONSTANTS = (int, float, str, torch.dtype, type(None))  # bool is an int
 
 
 class Kernel:
-    """y = formula(arguments), with a derived gradient; arguments broadcast as in torch."""
+    """y = formula(arguments), with a derived gradient. Arguments broadcast as in torch."""
 
     __slots__ = ("arguments", "dtype", "name", "options", "text")
 
@@ -34,7 +34,7 @@ class Kernel:
         self.options = _lib.options()
 
     def check(self, dtypes: Sequence[torch.dtype]) -> None:
-        """Raises what the library has against the formula, on one number."""
+        """Evaluates the formula on one element, so that the library reports its errors."""
         given = [_call.view(torch.ones(1, dtype=d, device="cpu")) for d in dtypes]
         y = _call.view(torch.empty(1, dtype=self.dtype, device="cpu"))
         _call.fused_forward(self.text, self.arguments, given, y, self.options)
@@ -74,7 +74,7 @@ class Kernel:
 
 
 def _fits(own: torch.Size, shape: torch.Size) -> bool:
-    """Whether it is the whole, one row, one number a row, or one number."""
+    """Whether `own` is the whole shape, one row, one value per row, or one value."""
     if own == shape:
         return True
     count = own.numel()
@@ -121,9 +121,10 @@ class _Fused(torch.autograd.Function):
 
 
 def _signature(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """What a kernel is made for: dtypes of tensors, values of everything else."""
+    """The key of a kernel: the dtypes of tensors, the values of all other arguments."""
     key: list[Any] = []
-    widths: tuple[set[torch.dtype], ...] = (set(), set())  # dtypes of 0-d tensors, and of others
+    # Dtypes of 0-d tensors, dtypes of other tensors.
+    widths: tuple[set[torch.dtype], ...] = (set(), set())
     first: Tensor | None = None
     for a in arguments:
         if isinstance(a, Tensor):
@@ -145,7 +146,7 @@ def _signature(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _outside(function: Callable[..., Any]) -> Callable[[], tuple[Any, ...]]:
-    """The numbers that the function reads from its module and closure, as they are when called."""
+    """Reads the current values of the numbers in the function's module and closure."""
     code = getattr(function, "__code__", None)
     module = getattr(function, "__globals__", {})
     names = [n for n in getattr(code, "co_names", ()) if _is_number(module.get(n))]
@@ -158,7 +159,7 @@ def _outside(function: Callable[..., Any]) -> Callable[[], tuple[Any, ...]]:
         for cell in cells:
             try:
                 found.append(cell.cell_contents)
-            except ValueError:  # not yet filled
+            except ValueError:  # empty cell
                 found.append(None)
         return tuple((type(v), str(v)) if _is_number(v) else id(v) for v in found)
 
@@ -170,7 +171,7 @@ def _is_number(v: Any) -> bool:
 
 
 class Lazy:
-    """How one function is called: as a kernel, by torch.compile, or plainly; and why."""
+    """How a function is called, and why: as a kernel, with torch.compile, or plainly."""
 
     def __init__(self, function: Callable[..., Any], tell: Callable[[str], None]) -> None:
         self.function, self.tell = function, tell
@@ -180,16 +181,16 @@ class Lazy:
         self.plain = False
         try:
             self.signature: inspect.Signature | None = inspect.signature(function)
-        except (TypeError, ValueError):  # built-in functions tell none
+        except (TypeError, ValueError):  # built-in functions have no signature
             self.signature = None
         parameters = self.signature.parameters.values() if self.signature else ()
         plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        # So many arguments by position need not be sorted.
+        # Fast path: with this many positional arguments no binding is needed.
         self.count = len(parameters) if all(p.kind in plain for p in parameters) else -1
 
     @functools.cached_property
     def outside(self) -> Callable[[], tuple[Any, ...]]:
-        """Found at the first call, when the module is complete."""
+        """Computed at the first call, when the module is complete."""
         return _outside(self.function)
 
     def __call__(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -210,10 +211,10 @@ class Lazy:
         try:
             return kernel([a for a in given if isinstance(a, Tensor)])
         except RuntimeError:
-            return self.function(*arguments, **keywords)  # torch says what is wrong with shapes
+            return self.function(*arguments, **keywords)  # torch reports the shape error
 
     def bound(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments by position, defaults included."""
+        """All arguments by position, including defaults."""
         if len(arguments) == self.count and not keywords:
             return arguments
         if self.signature is None:
@@ -221,7 +222,7 @@ class Lazy:
         try:
             call = self.signature.bind(*arguments, **keywords)
         except TypeError:
-            self.function(*arguments, **keywords)  # Python's own message
+            self.function(*arguments, **keywords)  # raises Python's own error
             raise
         call.apply_defaults()
         kinds = {p.kind for p in self.signature.parameters.values()}
@@ -230,7 +231,7 @@ class Lazy:
         return tuple(call.arguments.values())
 
     def decide(self, key: tuple[Any, ...], given: tuple[Any, ...]) -> None:
-        """One kernel for this signature, or None."""
+        """Makes the kernel for this signature, or None."""
         if os.environ.get("TENON_JIT") == "0":
             self.plain = True
             self.kernels[key] = None
@@ -250,7 +251,7 @@ class Lazy:
         except Unknown as e:
             self.kernels[key] = None
             self.why = str(e)
-        except Exception as e:  # the function itself, or a formula that is too large
+        except Exception as e:  # an error in the function, or a formula that is too large
             self.kernels[key] = None
             self.why = f"{type(e).__name__}: {e}"
         else:
@@ -258,7 +259,7 @@ class Lazy:
             self.tell(f"tenon: {text}")
 
     def called(self, names: list[str]) -> Callable[..., Any]:
-        """The function of positional arguments; keyword-only ones get their names back."""
+        """The function with positional arguments only. Keyword-only ones are passed by name."""
         assert self.signature is not None
         only = [
             n
@@ -273,7 +274,7 @@ class Lazy:
     why = ""
 
     def otherwise(self, why: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """torch.compile, or a plain call where that fails."""
+        """Uses torch.compile, or a plain call if that fails."""
         why = why or self.why
         if self.plain or os.environ.get("TENON_JIT") == "0":
             self.plain = True
@@ -285,7 +286,8 @@ class Lazy:
             compiled = torch.compile(self.function)
             result = compiled(*arguments, **keywords)
         except Exception as e:
-            result = self.function(*arguments, **keywords)  # its own mistakes are raised here
+            # Errors of the function itself are raised here.
+            result = self.function(*arguments, **keywords)
             self.plain = True
             self.tell(f"plain: {why}; torch.compile failed: {type(e).__name__}")
             return result
@@ -295,7 +297,7 @@ class Lazy:
 
 
 def lazy_compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, compiled when it is called: see tenon.torch.jit.lazy_compile."""
+    """Compiles the function at its first call. See tenon.torch.jit.lazy_compile."""
 
     @functools.wraps(function)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Memory of plans on the CPU, used again: to touch fresh pages takes about as long as a pass.
+"""Reuses the memory of plans on the CPU. First access to fresh pages costs about as much as a pass.
 
-Blocks are torch's; a block is idle once nothing refers to what was lent of it.
+Blocks are torch tensors. A block is free when nothing references the tensors made from it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import weakref
 
 import torch
 
-_LEAST = 1 << 22  # malloc keeps smaller ones itself
+_LEAST = 1 << 22  # bytes. malloc reuses smaller blocks itself.
 _MOST_IDLE = 1 << 30
 
 
@@ -24,11 +24,11 @@ class _Own(threading.local):
 
 
 _own = _Own()
-_idle: dict[int, list[torch.Tensor]] = {}  # by size, the one that was used last at the end
+_idle: dict[int, list[torch.Tensor]] = {}  # key: size. The most recently used block is last.
 
 
 def workspace(size: int) -> torch.Tensor:
-    """At least `size` bytes, for one call: this thread's next call has the same ones."""
+    """At least `size` bytes for one call. The next call of this thread reuses them."""
     if size > _MOST_IDLE or torch.compiler.is_compiling():
         return _bytes(size)
     if size > _own.workspace.numel():
@@ -37,7 +37,7 @@ def workspace(size: int) -> torch.Tensor:
 
 
 def saved(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """As torch.empty, for tensors that live from a forward to its backward."""
+    """Like torch.empty, for tensors that live from the forward to the backward pass."""
     size = count * dtype.itemsize
     if size < _LEAST or torch.compiler.is_compiling():
         return torch.empty(count, dtype=dtype, device="cpu")
@@ -51,7 +51,7 @@ def saved(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _take_back(block: torch.Tensor) -> None:
-    # Threads that meet here may lose a block to the allocator, never lend one twice.
+    # In a race between threads a block may go back to the allocator. No block is used twice.
     size = block.numel()
     blocks = _idle.pop(size, [])
     blocks.append(block)

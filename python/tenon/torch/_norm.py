@@ -1,4 +1,4 @@
-"""The L2 normalisation of rows, with its gradient."""
+"""L2 normalisation of rows, with its gradient."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _normalized(x: Tensor, eps: float, options: _lib.Options) -> tuple[Tensor, T
 def l2normalization_backward(
     grad: Tensor, x: Tensor, r: Tensor, options: _lib.Options | None = None
 ) -> Tensor:
-    """dx = r*(grad - x*r^2*sum(x*grad)), the sum over a row; r is that of the forward call."""
+    """dx = r*(grad - x*r^2*sum(x*grad)), summed over a row. r is from the forward call."""
     for t, name in ((grad, "grad_output"), (x, "x"), (r, "rsqrt_norm")):
         if not isinstance(t, Tensor):
             raise _call.refusal(t, name)
@@ -73,7 +73,7 @@ def l2normalization_backward(
 def l2normalization_forward(
     x: Tensor, eps: float = 1e-6, *, precision: str = "native", rounding: str = "once"
 ) -> tuple[Tensor, Tensor]:
-    """(y, r): r = rsqrt(sum(x^2) + eps), [..., 1] in float32, and y = x*r; y is differentiable."""
+    """(y, r) with r = rsqrt(sum(x^2) + eps), float32 [..., 1], and differentiable y = x*r."""
     _watch.check("l2normalization", x)
     options = _lib.options(precision, rounding)
     if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
@@ -84,5 +84,5 @@ def l2normalization_forward(
 def l2normalization(
     x: Tensor, eps: float = 1e-6, *, precision: str = "native", rounding: str = "once"
 ) -> Tensor:
-    """y = x*rsqrt(sum(x^2) + eps), the sum over the last dimension."""
+    """y = x*rsqrt(sum(x^2) + eps), summed over the last dimension."""
     return l2normalization_forward(x, eps, precision=precision, rounding=rounding)[0]

@@ -1,4 +1,4 @@
-"""Gradients that are themselves not differentiable, and say so."""
+"""Gradients that raise an error if they are differentiated again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class _Once(torch.autograd.Function):
-    """Carries the gradients into the graph of create_graph=True, only to refuse the next one."""
+    """Adds the gradients to the graph of create_graph=True. Its backward raises an error."""
 
     @staticmethod
     def forward(
@@ -33,7 +33,7 @@ class _Once(torch.autograd.Function):
 def once(
     op: str, compute: Callable[[], Gradients], tensors: Sequence[torch.Tensor | None]
 ) -> Gradients:
-    """compute(), whose results depend on `tensors`; to differentiate them again is refused."""
+    """compute(), as a function of `tensors`. Differentiating the results raises an error."""
     _watch.check(op, *tensors)
     if torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors):
         return _Once.apply(op, compute, *tensors)

@@ -1,5 +1,7 @@
-"""Where torch.compile leaves its graph. Its tracer imports this; eager code does not, so that it
-does not load the compiler."""
+"""Calls outside of the graph of torch.compile.
+
+Only the tracer imports this module. Eager code does not, so it does not load the compiler.
+"""
 
 from __future__ import annotations
 
@@ -11,5 +13,5 @@ import torch
 
 @torch.compiler.disable
 def call(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """function(*arguments, **keywords): kernels of Tenon, which no graph holds."""
+    """function(*arguments, **keywords). Tenon kernels cannot be part of a graph."""
     return function(*arguments, **keywords)

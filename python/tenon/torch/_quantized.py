@@ -1,4 +1,4 @@
-"""The quantised tensor: codes, scales, and the gradient that passes straight through."""
+"""The quantised tensor: codes, scales, and a straight-through gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def fp8_dtype_of(given: Any) -> torch.dtype:
-    """torch's 8-bit dtype for itself, for "e4m3"/"e5m2", or for an enum with such a name."""
+    """The 8-bit torch dtype for a dtype, for "e4m3"/"e5m2", or for an enum with such a name."""
     if given in FP8.values():
         return given
     text = given if isinstance(given, str) else getattr(given, "name", "")
@@ -36,13 +36,13 @@ class QuantizedTensor:
     data                 codes of `shape`, rowwise; None if only the columnwise encoding exists
     scale_inv            float32, or uint8 holding E8M0 for "mxfp8"
     columnwise_data      codes for a GEMM that sums over rows: [K, M], for "mxfp8" like data
-    columnwise_scale_inv its scales; the same tensor as scale_inv where there is one scale
-    shape, dtype         of the tensor that it stands for; leading dimensions are folded into rows
+    columnwise_scale_inv its scales; the same tensor as scale_inv if there is only one scale
+    shape, dtype         of the original tensor; leading dimensions are folded into rows
     fp8_dtype, scaling   of the codes; scaling is "delayed", "current", "mxfp8", "block1x128",
                          "block128x128"
 
-    It is no torch.Tensor. A gradient flows through `dequantize()` to what was quantised, straight
-    through: that of the codes is that of the numbers. Copies and pickles are detached.
+    It is not a torch.Tensor. The gradient of `dequantize()` is passed unchanged to the tensor that
+    was quantised (straight-through). Copies and pickles are detached.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class QuantizedTensor:
         self.columnwise_data = columnwise_data
         self.columnwise_scale_inv = columnwise_scale_inv
         self.swizzled = swizzled
-        # Carries the gradient: a tensor of `shape` in the graph, without memory of its own.
+        # Carries the gradient: a tensor of `shape` in the graph, without its own memory.
         self._handle: torch.Tensor | None = None
-        # What a quantizer adds for the call that writes.
+        # Fields that a quantizer adds for the call that writes this tensor.
         self._write: dict[str, Any] = {}
 
     @property
@@ -106,7 +106,7 @@ class QuantizedTensor:
         return self.shape.numel()
 
     def c_tensor(self) -> _lib.Tensor:
-        """For the C ABI; it keeps the views and this object alive."""
+        """The struct for the C ABI. It keeps the views and this object alive."""
         fields = dict(self._write)
         own = (*self.tensors(), fields.get("scale"), fields.get("amax"))
         for t in own:
@@ -138,9 +138,10 @@ class QuantizedTensor:
 
     @one_break
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """x = data*scale_inv as a plain tensor of `dtype` (that of the original by default).
+        """x = data*scale_inv as a plain tensor of `dtype`, by default the dtype of the original
+        tensor.
 
-        Its gradient goes to the tensor that was quantised, unchanged.
+        Its gradient is passed unchanged to the tensor that was quantised.
         """
         _watch.check("dequantize", self._handle)
         if self._handle is not None and torch.is_grad_enabled():
@@ -148,7 +149,7 @@ class QuantizedTensor:
         return self.to_plain(dtype)
 
     def to_plain(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The same numbers as dequantize(), without a gradient."""
+        """The values of dequantize(), without a gradient."""
         y = torch.empty(self.shape, dtype=dtype or self.dtype, device=self.device)
         _call.quantize(None, x=self.c_tensor(), y=_call.view(y, "dtype"))
         return y
@@ -160,7 +161,7 @@ class QuantizedTensor:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch cannot pickle 8-bit floats; their bytes it can.
+        # torch cannot pickle 8-bit floats, so they are stored as bytes.
         codes = {
             name: None if t is None else t.view(torch.uint8)
             for name, t in (("data", self.data), ("columnwise_data", self.columnwise_data))
@@ -192,12 +193,12 @@ class QuantizedTensor:
 
 
 def handle(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor that only stands for a gradient: one number of memory, whatever its shape."""
+    """A tensor that only carries a gradient: one element of memory for any shape."""
     return torch.empty_strided(tuple(shape), (0,) * len(shape), dtype=dtype, device=device)
 
 
 class Quantize(torch.autograd.Function):
-    """Straight through: d quantize(x)/dx = 1."""
+    """Straight-through gradient: d quantize(x)/dx = 1."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, out: QuantizedTensor) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""What a backward pass gets is what its forward pass left: kernels read by address and size."""
+"""Checks that a backward pass gets the tensors of its forward pass. Kernels trust addresses and
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ Kind = tuple[torch.Size, torch.dtype, torch.device] | None
 
 
 def kinds(tensors: Sequence[torch.Tensor | None]) -> list[Kind]:
-    """Shape, dtype and device of each."""
+    """The shape, dtype and device of each tensor."""
     return [None if t is None else (t.shape, t.dtype, t.device) for t in tensors]
 
 
 def check(
     op: str, then: Sequence[Kind], tensors: Sequence[Any], what: str = "saved tensor"
 ) -> None:
-    """Refuses tensors that are not of the kinds that the forward pass had."""
+    """Raises an error if tensors differ in kind from those of the forward pass."""
     now = kinds(tensors)
     if now == then:
         return
@@ -32,7 +34,7 @@ def check(
 
 
 def check_gradient(op: str, name: str, grad: Any, shape: Sequence[int], device: Any) -> None:
-    """Refuses a gradient, plain or quantised, of another shape or device than its tensor."""
+    """Raises an error if the shape or device of a gradient differs from that of its tensor."""
     if isinstance(grad, torch.Tensor) and (
         not grad.is_floating_point() or grad.layout is not torch.strided
     ):

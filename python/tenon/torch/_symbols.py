@@ -1,4 +1,4 @@
-"""torch functions to formulas: a function is called with symbols that write down what it does."""
+"""Converts torch functions to formulas: calls them with symbols that record the operations."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["Symbol", "Unknown", "formula"]
 
 
 class Unknown(Exception):
-    """The function does something that no formula says."""
+    """The function contains an operation that no formula can express."""
 
 
 _ROUND = {torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 class Symbol:
-    """An argument, or a value made of arguments, while a function is traced."""
+    """An argument, or a value computed from arguments, while a function is traced."""
 
     __slots__ = ("dtype", "expr")
 
     def __init__(self, expr: Expr, dtype: torch.dtype) -> None:
         self.expr, self.dtype = expr, dtype
 
-    # A function that asks isinstance(x, torch.Tensor) goes the way it would with a tensor.
+    # isinstance(x, torch.Tensor) must be true, so that the function takes the branch for tensors.
     __class__ = property(lambda self: torch.Tensor)  # type: ignore[assignment]
 
     @classmethod
@@ -108,7 +108,7 @@ def _operand(v: Any) -> Expr:
 
 
 def _made(function: Callable[..., Any], *operands: Any) -> Symbol:
-    """function(operands) in the dtype that torch gives it."""
+    """function(operands), with torch's result dtype."""
     dtypes = [v.dtype for v in operands if type(v) is Symbol]
     dtype = dtypes[0]
     for other in dtypes[1:]:
@@ -129,7 +129,7 @@ def _one(function: Callable[[Any], Expr]) -> Callable[..., Symbol]:
 
 
 def _called(name: str) -> Callable[..., Expr]:
-    """A call of a word or a registered activation, as text."""
+    """The text of a call of a formula function or a registered activation."""
 
     def call(*arguments: Any) -> Expr:
         return Expr(f"{name}({', '.join(as_expr(a).text for a in arguments)})")
@@ -169,7 +169,7 @@ def _power(x: Any, power: Any) -> Symbol:
 def _clamp(x: Any, min: Any = None, max: Any = None) -> Symbol:  # noqa: A002
     if min is None and max is None:
         raise Unknown("a clamp without bounds is no word of formulas")
-    # In torch's order: where min > max, max wins.
+    # Same order as in torch: if min > max, the result is max.
     if min is not None:
         x = _made(_called("max"), x, min)
     return x if max is None else _made(_called("min"), x, max)
@@ -237,7 +237,7 @@ def _to(x: Any, dtype: Any, *rest: Any, **keywords: Any) -> Symbol:
     if target not in (torch.float32, *_ROUND) or rest or keywords:
         raise Unknown(f"to({dtype}) is no word of formulas")
     rounded = x.expr
-    # Widening changes no number; narrowing rounds.
+    # Widening is exact. Narrowing rounds.
     if target in _ROUND and target != x.dtype:
         rounded = Expr(f"round({x.expr.text}, {_ROUND[target]})")
     return Symbol(rounded, target)
@@ -245,7 +245,7 @@ def _to(x: Any, dtype: Any, *rest: Any, **keywords: Any) -> Symbol:
 
 _WORDS = ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "erfc")
 
-# Methods of a tensor, which mostly are functions of torch as well.
+# Tensor methods. Most have the same name as a torch function.
 _METHODS: dict[str, Callable[..., Any]] = {
     **{name: _unary(name) for name in (*_WORDS, "abs", "relu")},
     "absolute": _unary("abs"),
@@ -297,7 +297,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 
 def _operators() -> None:
-    """The operators of Python: a + b, b + a, and a += b, which is refused."""
+    """Defines the Python operators a + b and b + a. In-place a += b raises an error."""
     for name in ("add", "sub", "mul", "truediv"):
         function = getattr(operator, name)
         setattr(Symbol, f"__{name}__", lambda a, b, f=function: _made(f, a, b))
@@ -319,7 +319,7 @@ def formula(
     arguments: Sequence[Any],
     symbols: Sequence[tuple[int, str, torch.dtype]],
 ) -> tuple[str, torch.dtype]:
-    """The formula of function(*arguments), where the given places hold symbols, and its dtype."""
+    """The formula of function(*arguments) and its dtype. The given positions are symbols."""
     given = list(arguments)
     for place, name, dtype in symbols:
         given[place] = Symbol(Expr(name), dtype)

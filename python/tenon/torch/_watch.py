@@ -1,4 +1,4 @@
-"""What cannot see into a kernel: forward-mode derivatives, transforms of torch.func and tracers."""
+"""Detects forward-mode AD, torch.func transforms and tracers, which cannot see into a kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TORCH = "or write this part with torch operations"
 
 
 def watched(*tensors: Any) -> str:
-    """Why a kernel of these tensors would go unseen, with the remedy; "" if it would not."""
+    """Why a kernel on these tensors would not be recorded, with the remedy. "" if it would."""
     if _in_jit_trace() or fx._is_fx_tracing_flag:
         return (
             "torch.jit.trace, make_fx, torch.export and torch.onnx.export see nothing of Tenon's "
@@ -35,7 +35,7 @@ def watched(*tensors: Any) -> str:
                     "forward-mode derivatives are not offered, and the tangent would be lost; use "
                     f"backward() or torch.autograd.grad, {_TORCH}"
                 )
-    if _transforming():  # inside of one torch.empty gives no memory either
+    if _transforming():  # under a transform torch.empty also returns no memory
         return (
             "torch.func.vmap, grad, vjp, jvp and their kin see nothing of Tenon's kernels; fold "
             "the batch into the rows, which kernels keep apart, and use backward() or "
@@ -45,7 +45,7 @@ def watched(*tensors: Any) -> str:
 
 
 def check(op: Any, *tensors: Any) -> None:
-    """Refuses what `watched` tells; `op` is a name, or what has one as str()."""
+    """Raises an error with the reason from `watched`. `op` is a name, or str(op) is."""
     if (
         _in_jit_trace()
         or fx._is_fx_tracing_flag
@@ -58,7 +58,7 @@ def check(op: Any, *tensors: Any) -> None:
 
 
 def check_tracers(op: str, *tensors: Any) -> None:
-    """Refuses those under which a kernel runs and leaves no trace."""
+    """Raises an error under tracers that would run a kernel without recording it."""
     if _in_jit_trace() or fx._is_fx_tracing_flag or forward_ad._current_level >= 0:
         _refuse(op, *tensors)
 
@@ -70,7 +70,7 @@ def _refuse(op: Any, *tensors: Any) -> None:
 
 
 def not_scriptable(module: torch.nn.Module) -> Any:
-    """Refuses torch.jit.script."""
+    """Raises an error for torch.jit.script."""
     raise NotImplementedError(
         f"tenon: {type(module).__name__}: torch.jit.script cannot compile operations, which are "
         f"Python and kernels; leave this module out of what is scripted, {_TORCH}"

@@ -1,12 +1,14 @@
-"""Differentiable functions of torch tensors; each is one pass over memory, and so is its gradient.
+"""Differentiable functions of torch tensors. Each is one pass over memory, also its gradient.
 
-Every registered activation is here under its name, `gelu(x)`, `swiglu(x, bias=b)`, also those of
-the user's own; `activation(act, x)` takes a formula or a Python function as well. Tensors are on
-the CPU or on CUDA, all of a call on one device, float32, float16 or bfloat16, of any shape; leading
-dimensions are rows. On CUDA calls go to the current stream and wait for nothing. Strided tensors
-are read where they lie, as far as their rows are evenly spaced. Under torch.autocast inputs are
-used as they are: arithmetic is float32 inside, and results have the dtype of x unless out_dtype
-says otherwise. Derivatives are first ones; a second one is refused with a message.
+Every registered activation is available by name, e.g. `gelu(x)` and `swiglu(x, bias=b)`, including
+user-defined ones. `activation(act, x)` also takes a formula or a Python function.
+
+Tensors are float32, float16 or bfloat16, of any shape, on the CPU or on CUDA. All tensors of a call
+are on one device. Leading dimensions are rows. On CUDA, calls use the current stream and do not
+synchronise. Strided tensors are read without a copy if their rows are evenly spaced.
+
+torch.autocast does not cast inputs: arithmetic is float32, and results have the dtype of x unless
+out_dtype is set. Only first derivatives are supported. A second derivative raises an error.
 """
 
 from __future__ import annotations
@@ -39,17 +41,17 @@ Tensor = torch.Tensor
 
 
 class _Form(NamedTuple):
-    """What a call is, apart from its tensors."""
+    """The properties of a call that do not depend on its tensors."""
 
     name: str
     act: bytes
     inputs: int
     layout: bytes | None
     options: _lib.Options
-    generation: int  # of definitions, in which it was made
+    generation: int  # generation of definitions at creation
 
 
-# By the arguments of a call; made anew after a definition, which may change what a name means.
+# Key: arguments of a call. A new definition may change a name, so entries are then renewed.
 _forms: dict[tuple[Any, ...], _Form] = {}
 _MOST_FORMS = 1024
 
@@ -80,7 +82,7 @@ def _form(
         _lib.options(precision, rounding),
         generation,
     )
-    if isinstance(act, (str, Activation)):  # functions are not kept alive
+    if isinstance(act, (str, Activation)):  # functions are not cached, so that they can be freed
         if len(_forms) >= _MOST_FORMS:
             _forms.clear()
         key = (act, layout, scaled, precision, rounding, *params.items())
@@ -94,7 +96,7 @@ def _known(key: tuple[Any, ...]) -> _Form | None:
 
 
 def _read(t: Tensor | QuantizedTensor, name: str) -> Any:
-    """An input for the C ABI, plain or encoded."""
+    """Converts an input, plain or encoded, for the C ABI."""
     if isinstance(t, QuantizedTensor):
         return t.c_tensor()
     if not isinstance(t, Tensor):
@@ -103,19 +105,19 @@ def _read(t: Tensor | QuantizedTensor, name: str) -> Any:
 
 
 def _line(t: Tensor | None, name: str) -> Any:
-    """A bias: all its numbers as one row."""
+    """A bias as one row."""
     if t is None:
         return None
     return _call.row(t, name)
 
 
 def _column(t: Tensor | None, name: str) -> Any:
-    """Numbers for rows: all of them as one column."""
+    """Values per row as one column."""
     if t is None:
         return None
     if not isinstance(t, Tensor):
         raise _call.refusal(t, name)
-    # Of shape [..., 1] or [...]; a strided vector stays where it is.
+    # Shape [..., 1] or [...]. A strided vector is not copied.
     flat = t.squeeze(-1) if t.dim() == 2 and t.shape[-1] == 1 else t
     strided = flat.dim() == 1 and flat.stride(0) > 0
     return _call.column(flat if strided else t.contiguous(), name)
@@ -130,7 +132,7 @@ def _forward(
     out_dtype: torch.dtype | None,
     encoded: QuantizedTensor | None,
 ) -> Tensor:
-    """y, or only a handle for the gradient where `encoded` is written."""
+    """y, or only a handle for the gradient if `encoded` is written."""
     if b is bias is scale is encoded is form.layout is None and form.inputs == 1:
         if isinstance(x, Tensor):
             try:
@@ -160,7 +162,7 @@ def _forward(
 
 
 class _Elementwise(torch.autograd.Function):
-    """y = f(x) alone: what is called most often has the fewest arguments."""
+    """y = f(x) only. The most frequent call has the fewest arguments."""
 
     @staticmethod
     def forward(ctx: Any, form: _Form, x: Tensor) -> Tensor:
@@ -172,7 +174,7 @@ class _Elementwise(torch.autograd.Function):
     @one_break
     def backward(ctx: Any, *grads: Tensor) -> Any:
         form, (grad,), (x,) = ctx.form, grads, ctx.saved_tensors
-        # Autograd gives grad as y was, and y was as x.
+        # Autograd normally passes a grad with the shape and dtype of y, which are those of x.
         if x.dtype != grad.dtype or x.shape != grad.shape or x.device != grad.device:
             _saved.check(f"tenon: {form.name}", _saved.kinds((grad,)), (x,))
         return None, once(form.name, lambda: (_derivative(form, grad, x),), (grad, x))[0]
@@ -190,7 +192,7 @@ def _derivative(form: _Form, grad: Tensor, x: Tensor) -> Tensor:
         )
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     given = {"grad": grad, "x": x, "dx": dx}
-    if grad.is_contiguous() and x.is_contiguous():  # any division into rows will do
+    if grad.is_contiguous() and x.is_contiguous():  # any split into rows is valid
         given = {name: _call.even(t) for name, t in given.items()}
     views = {name: _call.view(_call.foldable(t), name) for name, t in given.items()}
     _call.backward(form.act, form.options, None, **views)
@@ -198,13 +200,13 @@ def _derivative(form: _Form, grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _numbers(t: Any) -> Any:
-    """A quantised tensor as the one that a gradient can flow through."""
+    """Returns the tensor of a quantised tensor that carries the gradient."""
     return t.dequantize() if isinstance(t, QuantizedTensor) else t
 
 
 def _plain(form: _Form, x: Tensor) -> Tensor:
-    """y = f(x), differentiable where x is."""
-    # What has no memory fails by itself, so that most calls need not look for it.
+    """y = f(x), differentiable if x is."""
+    # Tensors without memory raise an error in the call itself, so this check is not needed first.
     _watch.check_tracers(form.name, x)
     try:
         if x.requires_grad and torch.is_grad_enabled():
@@ -236,7 +238,7 @@ def _backward(
     scale: Tensor | None,
     needs: tuple[bool, bool, bool, bool],
 ) -> Gradients:
-    """The gradients of x, b, bias and scale that are needed."""
+    """Computes the required gradients of x, b, bias and scale."""
     tensors = (x, b, bias, scale)
     views = (_call.view, _call.view, _call.vector, _call.column)
     names = ("dx", "db", "dbias", "dscale")
@@ -309,15 +311,15 @@ def activation(
     act        a registered name ("gelu"), a formula ("x*sigmoid(beta*x); beta = 1"), a Python
                function of expressions, or a tenon.Activation; params are its named parameters
     x          [..., K], plain or a QuantizedTensor; for a gated f(a, b) [..., 2H] in `layout`
-               ("stacked", "swapped", "interleaved(k)"), or the half a alone, with b; y then is
+               ("stacked", "swapped", "interleaved(k)"), or only the half a, with b; y is then
                [..., H]
-    bias       [K] (gated: [2H] in x's layout, or a's H and then b's where b is given)
-    scale      one number for each row: y is multiplied by it
-    quantizer  writes y in its 8-bit format in the same pass; the result is a QuantizedTensor, and
-               its gradient that of f, straight through
-    out_dtype  of y; x's own by default
+    bias       [K] (gated: [2H] in the layout of x; if b is given, H values of a, then H of b)
+    scale      one factor of y per row
+    quantizer  writes y in its 8-bit format in the same pass; the result is a QuantizedTensor with
+               the gradient of f (straight-through)
+    out_dtype  dtype of y; default: dtype of x
     precision  "native" or "strict" (the same bits on every device)
-    rounding   "once", or "eager": as if bias and activation were two ops
+    rounding   "once", or "eager": rounds as if bias and activation were two ops
     """
     try:
         key = (act, layout, scale is not None, precision, rounding, *params.items())
@@ -389,7 +391,7 @@ def _named(name: str) -> Callable[..., Any]:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    # One function for each registered name; a user's own appears when it is defined.
+    # One function per registered name. User-defined names are available after their definition.
     if not name.startswith("_"):
         try:
             known = activation_info(name)
@@ -406,13 +408,13 @@ def __dir__() -> list[str]:
 
 
 def quantize(x: Tensor | QuantizedTensor, quantizer: Quantizer) -> QuantizedTensor:
-    """The codes of x in the quantizer's format; the gradient goes straight through to x."""
+    """Quantises x in the quantizer's format, with a straight-through gradient."""
     _check_quantizer(quantizer)
     return quantizer.quantize(x)
 
 
 def dequantize(x: QuantizedTensor, dtype: torch.dtype | None = None) -> Tensor:
-    """x = codes*scale_inv as a plain tensor; the gradient goes straight through."""
+    """x = codes*scale_inv as a plain tensor, with a straight-through gradient."""
     if not isinstance(x, QuantizedTensor):
         raise TypeError(f"tenon: dequantize: x is a {type(x).__name__}; it takes a QuantizedTensor")
     return x.dequantize(dtype)

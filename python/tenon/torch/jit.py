@@ -1,8 +1,8 @@
-"""Fused functions under the names that users of Transformer Engine know.
+"""Fused functions under the names of Transformer Engine.
 
-Each is one pass over memory, forward and backward. Names that end in an underscore take what they
-say; the same names without it take a bias of None, or an empty one, as no bias. The functions for
-silu, relu, qgelu and srelu are those of gelu with another formula; `tenon.show(name)` prints it.
+Each is one pass over memory, forward and backward. Names that end in an underscore require a bias.
+The same names without the underscore accept None or an empty tensor as no bias. The functions for
+silu, relu, qgelu and srelu are those of gelu with another formula. `tenon.show(name)` prints it.
 """
 
 from __future__ import annotations
@@ -90,33 +90,35 @@ Function = Callable[..., Any]
 
 
 def lazy_compile(func: Function) -> Function:
-    """func, compiled at its first call for given dtypes.
+    """Compiles func at its first call for each combination of dtypes.
 
-    A function that only uses known words (+ - * /, exp, tanh, sigmoid, erf, where, clamp, maximum,
-    the activations of torch.nn.functional, …) becomes one Tenon kernel with a derived gradient;
-    arguments broadcast. Any other is given to torch.compile, and called plainly where that fails,
-    while another torch.compile or an ONNX export traces it, and with TENON_JIT=0. `func.how` says
-    what was decided, and why. A kernel rounds once, where it stores; numbers are constants of it;
-    where the arguments of maximum or minimum are equal the first one has the gradient.
+    A function that only uses supported operations (+ - * /, exp, tanh, sigmoid, erf, where, clamp,
+    maximum, the activations of torch.nn.functional, …) becomes one Tenon kernel with a derived
+    gradient. Arguments broadcast. Any other function is compiled with torch.compile.
+
+    A plain call is used if torch.compile fails, during tracing by another torch.compile or an ONNX
+    export, and with TENON_JIT=0. `func.how` is the decision and its reason. A kernel rounds only
+    when it stores. Numbers are constants of the kernel. If the arguments of maximum or minimum are
+    equal, the first one gets the gradient.
     """
     return _lazy_compile(func)
 
 
 def jit_fuser(func: Function) -> Function:
-    """lazy_compile under its other name; a decorator."""
+    """Another name of lazy_compile, for use as a decorator."""
     return _lazy_compile(func)
 
 
 def dropout_fuser(func: Function) -> Function:
-    """lazy_compile for functions with dropout, which torch.compile fuses in training.
+    """lazy_compile for functions with dropout. In training, torch.compile fuses them.
 
-    residual + dropout(x + bias) is one Tenon kernel as bias_dropout_add.
+    residual + dropout(x + bias) is one Tenon kernel: use bias_dropout_add.
     """
     return _lazy_compile(func)
 
 
 def set_jit_fusion_options() -> None:
-    """Nothing: there are no fusion options to set. It is here so that scripts need no change."""
+    """Does nothing. There are no fusion options. It exists so that scripts need no change."""
 
 
 class _Family(NamedTuple):
@@ -256,7 +258,7 @@ def _family(name: str) -> _Family:
 
 
 def l2normalization_fused_(x: Tensor, eps: float) -> Tensor:
-    """y = x*rsqrt(sum(x^2) + eps), the sum over the last dimension."""
+    """y = x*rsqrt(sum(x^2) + eps), summed over the last dimension."""
     return _norm.l2normalization(x, eps)
 
 
@@ -269,7 +271,7 @@ def l2normalization_fwd_fused_(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def l2normalization_backward_fused_(
     grad_output: Tensor, x: Tensor, rsqrt_norm: Tensor, eps: float
 ) -> Tensor:
-    """dx = r*(grad_output - x*r^2*sum(x*grad_output)) with r = rsqrt_norm; eps is inside r."""
+    """dx = r*(grad_output - x*r^2*sum(x*grad_output)) with r = rsqrt_norm, which includes eps."""
     (dx,) = once(
         "l2normalization_backward",
         lambda: (_norm.l2normalization_backward(grad_output, x, rsqrt_norm),),
@@ -279,14 +281,14 @@ def l2normalization_backward_fused_(
     return dx
 
 
-# These have no bias to leave out.
+# These functions have no bias.
 l2normalization_fused = l2normalization_fused_
 l2normalization_fwd_fused = l2normalization_fwd_fused_
 l2normalization_backward_fused = l2normalization_backward_fused_
 
 
 def get_bias_dropout_add(training: bool) -> Callable[..., Tensor]:
-    """A function of (x, bias, residual, p): residual + dropout(x + bias), training fixed."""
+    """A function of (x, bias, residual, p): residual + dropout(x + bias), with fixed `training`."""
 
     def bias_dropout_add_of(x: Tensor, bias: Tensor | None, residual: Tensor, p: float) -> Tensor:
         return bias_dropout_add(x, bias, residual, p, training)
@@ -311,7 +313,7 @@ def bias_dropout_add_fused_inference_(
 def bias_dropout_add_fused_train(
     x: Tensor, bias: Tensor | None, residual: Tensor, p: float
 ) -> Tensor:
-    """residual + dropout(x + bias, p) in training, with gradients whatever the caller's mode."""
+    """residual + dropout(x + bias, p) in training, always with gradients enabled."""
     with torch.enable_grad():
         return bias_dropout_add(x, _given(bias), residual, p, True)
 
@@ -336,7 +338,7 @@ _Device = torch.device | str | None
 
 
 def _warmed(run: Callable[[], Tensor], like: Tensor) -> None:
-    """Makes the kernels of a call and of its gradient; random states stay what they were."""
+    """Compiles the kernels of a call and its gradient. Random states are restored."""
     with torch.random.fork_rng([like.device] if like.is_cuda else []):
         with torch.enable_grad():
             run().sum().backward()
@@ -352,8 +354,10 @@ def warmup_jit_bias_dropout_add(
     *,
     device: _Device = None,
 ) -> None:
-    """Makes the kernels of bias_dropout_add for [seq_length, micro_batch_size, hidden_size], on
-    torch's default device unless another is given."""
+    """Compiles the kernels of bias_dropout_add for [seq_length, micro_batch_size, hidden_size].
+
+    The default device is torch's.
+    """
     shape = (seq_length, micro_batch_size, hidden_size)
     residual = torch.ones(shape, dtype=dtype, device=device, requires_grad=True)
     bias = torch.ones(hidden_size, dtype=dtype, device=device, requires_grad=True)
@@ -379,7 +383,7 @@ def warmup_jit_bias_gelu(
     *,
     device: _Device = None,
 ) -> None:
-    """Makes the kernels of gelu with and without bias for [rows, ffn_hidden_size]."""
+    """Compiles the kernels of gelu with and without bias for [rows, ffn_hidden_size]."""
     shape = (seq_length * micro_batch_size, ffn_hidden_size_per_partition)
     width = ffn_hidden_size_per_partition
     bias = torch.ones(width, dtype=dtype, device=device, requires_grad=True)
@@ -405,7 +409,7 @@ def warmup_jit_l2normalization(
     *,
     device: _Device = None,
 ) -> None:
-    """Makes the kernels of l2normalization for [rows, hidden_size]."""
+    """Compiles the kernels of l2normalization for [rows, hidden_size]."""
     shape = (seq_length * micro_batch_size, hidden_size)
     x = torch.ones(shape, dtype=dtype, device=device, requires_grad=True)
     _warmed(functools.partial(l2normalization_fused_, x, 1e-6), x)

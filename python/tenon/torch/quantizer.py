@@ -1,8 +1,8 @@
-"""Quantised tensors and the objects that make them.
+"""Quantised tensors and quantizers.
 
-A quantizer says how: the 8-bit format, the scaling mode, and which of the two encodings (rowwise,
-columnwise) are written. With codes q and scales s every mode is q = cast(x*s), and x is read back
-as q*scale_inv with scale_inv = 1/s stored beside the codes. Argument names are those of Transformer
+A quantizer defines the 8-bit format, the scaling mode, and which of the two encodings (rowwise,
+columnwise) are written. For codes q and scales s, q = cast(x*s) in every mode. The value is
+q*scale_inv with scale_inv = 1/s, stored with the codes. Argument names are those of Transformer
 Engine.
 """
 
@@ -55,7 +55,7 @@ def _one_number(t: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _check_written(t: torch.Tensor, name: str) -> None:
-    """Tensors that a call writes are written where they lie."""
+    """Checks a tensor that a call writes in place."""
     if t.is_neg():
         raise ValueError(
             f"tenon: {name} has torch's negative bit, but is written in place; pass a copy without "
@@ -64,10 +64,10 @@ def _check_written(t: torch.Tensor, name: str) -> None:
 
 
 class Quantizer:
-    """What all quantizers share; one subclass for each scaling mode.
+    """Base class of quantizers. There is one subclass per scaling mode.
 
-    quantize(x) (or calling the object) encodes a tensor. empty(shape, dtype) makes one for an op
-    to write, finish(q) is called after that. set_usage(rowwise=, columnwise=) chooses the
+    quantize(x), or a call of the object, encodes a tensor. empty(shape, dtype) allocates one for an
+    op to write, and finish(q) is called after that. set_usage(rowwise=, columnwise=) chooses the
     encodings.
     """
 
@@ -80,7 +80,7 @@ class Quantizer:
         self.swizzled = False
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
-        """Which encodings are written from now on; None changes nothing."""
+        """Sets the encodings that are written from now on. None: no change."""
         if rowwise is not None:
             self.rowwise_usage = rowwise
         if columnwise is not None:
@@ -90,15 +90,15 @@ class Quantizer:
         return {"rowwise": self.rowwise_usage, "columnwise": self.columnwise_usage}
 
     def copy(self) -> Quantizer:
-        """Another object with the same settings, which shares scale and amax tensors."""
+        """Another object with the same settings. It shares the scale and amax tensors."""
         return copy.copy(self)
 
     def is_quantizable(self, x: torch.Tensor) -> bool:
-        """Any shape with at least one dimension is."""
+        """True for any shape with at least one dimension."""
         return x.dim() > 0
 
     def _written(self, device: torch.device) -> dict[str, Any]:
-        """Fields of tenon_tensor, beyond memory, for the call that writes."""
+        """Fields of tenon_tensor other than memory, for the call that writes."""
         return {}
 
     def empty(
@@ -107,7 +107,7 @@ class Quantizer:
         dtype: torch.dtype = torch.float32,
         device: torch.device = _CPU,
     ) -> QuantizedTensor:
-        """Memory for a tensor of `shape` that stands for numbers of `dtype`."""
+        """Allocates a tensor of `shape` that represents values of `dtype`."""
         if not self.rowwise_usage and not self.columnwise_usage:
             raise ValueError(
                 f"tenon: {type(self).__name__} has rowwise=False and columnwise=False; "
@@ -141,11 +141,11 @@ class Quantizer:
         requires_grad: bool = False,
         pin_memory: bool = False,
     ) -> QuantizedTensor:
-        """empty() under its other name, without a gradient; on the cpu unless `device` is given."""
+        """Same as empty(), without a gradient. The default device is the CPU."""
         return self.empty(shape, dtype, _CPU if device is None else torch.device(device))
 
     def finish(self, q: QuantizedTensor) -> QuantizedTensor:
-        """After an op has written `q`: it lets go of the quantizer's own tensors."""
+        """Called after an op has written `q`. Drops references to the quantizer's tensors."""
         q._write = {}
         return q
 
@@ -157,10 +157,10 @@ class Quantizer:
         out: QuantizedTensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> QuantizedTensor:
-        """The codes of x in this format, in one pass (two where the scale is found first).
+        """Encodes x in this format, in one pass (two passes if the scale is computed from x).
 
-        The gradient of the result goes straight through to x. A quantised x is re-encoded.
-        `out` is written in place; `dtype` is the nominal dtype, x's unless given.
+        The result has a straight-through gradient to x. A quantised x is re-encoded. `out` is
+        written in place. `dtype` is the nominal dtype, by default that of x.
         """
         _watch.check(self, x)
         if isinstance(x, QuantizedTensor):
@@ -213,14 +213,14 @@ class Quantizer:
         *,
         noop_flag: torch.Tensor | None = None,
     ) -> QuantizedTensor:
-        """dst = quantize(src) in place; a noop_flag of 1 leaves dst as it is."""
+        """dst = quantize(src) in place. A noop_flag of 1 leaves dst unchanged."""
         if noop_flag is not None and noop_flag.item() == 1:
             return dst
         return self.quantize(src, out=dst)
 
     @one_break
     def calibrate(self, x: torch.Tensor) -> None:
-        """Notes what a scale will need later; nothing, where the scale comes from the tensor."""
+        """Updates the statistics for later scales. Does nothing if scales come from the tensor."""
 
     def __repr__(self) -> str:
         name = next(name for name, dtype in FP8.items() if dtype == self.fp8_dtype)
@@ -231,10 +231,11 @@ class Quantizer:
 
 
 class Float8Quantizer(Quantizer):
-    """Delayed scaling: q = cast(x*scale) with the given scale, one number for the tensor.
+    """Delayed scaling: q = cast(x*scale) with the given scale, one value per tensor.
 
-    `scale` is read and `amax` joined (amax = max(amax, max |x|)) in the same pass; both are float32
-    tensors of one number that stay the caller's, e.g. slot 0 of a history: see delayed_update().
+    In the same pass `scale` is read and `amax` is updated: amax = max(amax, max |x|). Both are
+    float32 tensors of one element owned by the caller, e.g. slot 0 of a history. See
+    delayed_update().
     """
 
     scaling = "delayed"
@@ -257,20 +258,20 @@ class Float8Quantizer(Quantizer):
 
     @one_break
     def calibrate(self, x: torch.Tensor) -> None:
-        """amax = max(amax, max |x|), nothing else."""
+        """amax = max(amax, max |x|)."""
         found = torch.empty(1, dtype=torch.float32, device=x.device)
         _call.quantize(None, x=_call.view(_call.foldable(x), "x"), amax=_call.vector(found, "amax"))
-        # The maximum of the bits: NaN is the largest.
+        # Maximum of the bit patterns, so that NaN is the largest.
         bits = self.amax.view(torch.int32)
         bits.copy_(torch.maximum(bits, found.view(torch.int32).reshape(bits.shape)))
 
 
 class Float8CurrentScalingQuantizer(Quantizer):
-    """Current scaling: scale = max(format)/max(max |x|, amax_epsilon), one number for the tensor.
+    """Current scaling: scale = max(format)/max(max |x|, amax_epsilon), one value per tensor.
 
-    The amax is found first, so there are two passes. force_pow_2_scales rounds the scale down to a
-    power of two. With use_existing_amax the given `amax` (float32, one number) is read instead of
-    found; without, it is written there if given.
+    The amax is computed first, so there are two passes. force_pow_2_scales rounds the scale down to
+    a power of two. With use_existing_amax, the given `amax` (float32, one element) is read instead.
+    Otherwise the computed amax is written to `amax`, if given.
     """
 
     scaling = "current"
@@ -312,16 +313,16 @@ class Float8CurrentScalingQuantizer(Quantizer):
         }
         if self.amax is not None:
             fields.update(amax=self.amax, amax_given=int(self.use_existing_amax))
-        elif device.type != "cpu":  # the library has a place for it on the cpu only
+        elif device.type != "cpu":  # the library allocates it on the CPU only
             fields["amax"] = torch.empty(1, dtype=torch.float32, device=device)
         return fields
 
 
 class MXFP8Quantizer(Quantizer):
-    """MXFP8: a power of two for every 32 neighbours, of a row (rowwise) or a column (columnwise).
+    """MXFP8: one power of two per 32 adjacent elements of a row (rowwise) or a column (columnwise).
 
-    Scales are E8M0 codes in uint8: code e stands for 2^(e - 127). optimize_for_gemm writes them in
-    the order of the tensor cores (swizzled).
+    Scales are E8M0 codes in uint8: code e is 2^(e - 127). optimize_for_gemm writes them in the
+    order of the tensor cores (swizzled).
     """
 
     scaling = "mxfp8"
@@ -345,10 +346,11 @@ class MXFP8Quantizer(Quantizer):
 
 
 class Float8BlockQuantizer(Quantizer):
-    """Block scaling: scale = max(format)/max(max |x|, amax_epsilon) for each block.
+    """Block scaling: scale = max(format)/max(max |x|, amax_epsilon) per block.
 
-    block_scaling_dim=1: 128 neighbours of a row (rowwise) or a column (columnwise); 2: squares of
-    128 x 128. Scales are float32, powers of two unless force_pow_2_scales=False.
+    block_scaling_dim=1: 128 adjacent elements of a row (rowwise) or a column (columnwise).
+    block_scaling_dim=2: blocks of 128 x 128. Scales are float32, and powers of two unless
+    force_pow_2_scales=False.
     """
 
     def __init__(
@@ -388,12 +390,12 @@ def delayed_update(
     margin: int = 0,
     amax_compute_algo: str = "max",
 ) -> None:
-    """New scales from a history of amax, in place, between two steps of delayed scaling.
+    """Updates scales in place from a history of amax, between two steps of delayed scaling.
 
-    history is float32 [L, n] (or [L]), scale float32 [n]. Row 0 holds what the calls since the last
-    update found; it moves to the end and is cleared, older rows move up, and
-    scale = max(format)*2^-margin/amax with amax the largest finite number of the history, or of row
-    0 alone for amax_compute_algo="most_recent". A column whose row 0 is 0 stays as it is.
+    history is float32 [L, n] (or [L]), scale is float32 [n]. Row 0 is the amax of the calls since
+    the last update. It moves to the end and is cleared, older rows move up, and scale =
+    max(format)*2^-margin/amax. amax is the largest finite value of the history, or of row 0 for
+    amax_compute_algo="most_recent". A column whose row 0 is 0 is not changed.
     """
     if amax_compute_algo not in ("max", "most_recent"):
         raise ValueError(
@@ -427,7 +429,7 @@ def delayed_update(
 def _update_there(
     history: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, margin: int, largest: bool
 ) -> None:
-    """The update on another device than the cpu, by torch's own kernels; nothing is read back."""
+    """The update on devices other than the CPU, with torch kernels. Nothing is read back."""
     if history.dtype != torch.float32 or scale.dtype != torch.float32:
         raise TypeError(
             f"tenon: delayed_update: history is {history.dtype} and scale {scale.dtype}; they must "

@@ -1,4 +1,4 @@
-"""One call of a fuser: its forward and backward loops, and its node in autograd's graph."""
+"""One call of a fuser: its forward and backward loops, and its node in the autograd graph."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """What one call of a fuser keeps from its forward to its backward."""
+    """The data that one call of a fuser keeps from its forward to its backward pass."""
 
     input_requires_grad = False
     device_type = "cpu"
-    kinds: list[_saved.Kind]  # of what is saved
+    kinds: list[_saved.Kind]  # of the saved tensors
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class Call:
         self.num_parameters = num_parameters
         self.first = first
         self.kwargs = kwargs
-        # Parameters that are not registered under their names, by op; names while they are saved.
+        # Parameters that are not registered under their names, by op. While they are saved, their
+        # names.
         self.computed: dict[int, Any] = computed
         self.given = given
         self.ctxs: list[OperationContext] = []
@@ -55,7 +56,7 @@ class Call:
         # output.
         self.inputs: dict[int, tuple[torch.Size, torch.device]] = {}
         self.extras: dict[tuple[int, int], tuple[torch.Size, torch.device]] = {}
-        self.refused: set[int] = set()  # where stages begin that gave way to others
+        self.refused: set[int] = set()  # first ops of the stages that did not support this call
         self.stand_ins: list[torch.Tensor] = []
 
     def name(self) -> str:
@@ -88,7 +89,7 @@ class Call:
         extra_inputs: Sequence[torch.Tensor],
         made: dict[tuple[int, int], Any],
     ) -> Any:
-        """x behind the stages; their extra outputs go to `made`."""
+        """Applies the stages to x. Their extra outputs are stored in `made`."""
         ops, kwargs, ctxs = self.basic_ops, self.kwargs, self.ctxs
         fuser, count, plain = self.fuser, len(ops), self.routes.plain
         recorded = self.first < count
@@ -140,7 +141,7 @@ class Call:
     def _extra_inputs(
         self, index: int, given: Sequence[torch.Tensor], made: dict[Any, Any]
     ) -> tuple[Any, ...]:
-        """Extra inputs of a basic op; one that its own fused op makes is None."""
+        """The extra inputs of a basic op. None for one that its own fused op computes."""
         return tuple(
             given[source]
             if isinstance(source, int)
@@ -176,7 +177,7 @@ class Call:
                     self.extras[index, slot] = tensor.shape, tensor.device
 
     def _tell_shapes(self, stage: Stage, shape: Sequence[int] | None) -> None:
-        """To each Reshape that a fusion of the user's covers, what its backward pass goes by."""
+        """Passes the input shape to each Reshape in a user's fusion. Its backward pass needs it."""
         for i in stage.indices:
             op = self.basic_ops[i]
             if shape is None:
@@ -186,18 +187,18 @@ class Call:
             shape = op.output_shape(shape)
 
     def _wanted(self, index: int, slot: int, stop: int) -> bool:
-        """Whether the caller or an op from `stop` on reads an extra output."""
+        """Whether the caller, or an op from `stop` on, reads an extra output."""
         routes = self.routes
         later = (source for sources in routes.sources[stop:] for source in sources)
         return (index, slot) in routes.outputs or (index, slot) in later
 
     def pack(self) -> list[torch.Tensor | None]:
-        """Takes the saved tensors out of the contexts, quantised ones in their parts."""
+        """Moves the saved tensors out of the contexts. Quantised tensors are split in parts."""
         flat: list[torch.Tensor | None] = []
         self.packed = []
         for ctx in self.ctxs:
             entries: list[Any] = []
-            # An op that will not run backward needs nothing, whatever it saved.
+            # An op without a backward pass needs no saved tensors.
             for saved in ctx.saved_tensors if ctx.requires_grad else ():
                 if saved is None or isinstance(saved, torch.Tensor):
                     flat.append(saved)
@@ -216,15 +217,15 @@ class Call:
         return flat
 
     def forgets(self, t: torch.Tensor, flat: Sequence[torch.Tensor | None]) -> bool:
-        """Whether gradients may depend on the input `t`, which is not among what was saved."""
+        """Whether gradients may depend on the input `t` although it was not saved."""
         if any(s is t for s in flat):
             return False
-        # Our own ops keep numbers nowhere else.
+        # Built-in ops keep values only in saved tensors.
         numbers = any(s is not None and s.dtype.is_floating_point for s in flat)
         return numbers or not all(stage.trusted for stage in self.forward_stages)
 
     def unpack(self, flat: Sequence[torch.Tensor | None]) -> None:
-        """Puts the saved tensors back, which hooks and writes to .data may have changed."""
+        """Restores the saved tensors. Hooks and writes to .data may have changed them."""
         if _saved.kinds(flat) != self.kinds:
             _saved.check(self.name(), self.kinds, flat)
         at = 0
@@ -250,7 +251,7 @@ class Call:
         """(input gradient, extra-input gradients, parameter gradients)."""
         routes = self.routes
         grad = grads[0]
-        # Gradients of extra outputs: the caller's, and those of ops that read a channel.
+        # Gradients of extra outputs: from the caller, and from ops that read a channel.
         pending: dict[tuple[int, int], Any] = dict(zip(routes.outputs, grads[1:], strict=False))
         extra_grads: list[Any] = [None] * routes.num_inputs
         parameter_grads: list[Sequence[Any]] = [(None,) * n for n in self.num_parameters]
@@ -283,7 +284,7 @@ class Call:
         return grad, extra_grads, [g for group in parameter_grads for g in group]
 
     def _check(self, stage: Stage, grad: Any) -> None:
-        """Refuses what an op that is not ours gave for its input's gradient."""
+        """Checks the input gradient that an op outside of this package returned."""
         op, wanted = stage.op, self.ctxs[stage.start].input_requires_grad
         if grad is not None or wanted:
             check_result(op, "op_backward" if stage.direct else "fuser_backward", grad)
@@ -331,7 +332,7 @@ class Call:
             if isinstance(source, int):
                 placed[source] = grad
             elif grad is not None:
-                if source in self.extras:  # not where a fused op made it for itself
+                if source in self.extras:  # not if a fused op computed it internally
                     name = type(self.basic_ops[index]).__name__
                     _saved.check_gradient(name, "an extra input", grad, *self.extras[source])
                 before = pending.get(source)
@@ -339,9 +340,10 @@ class Call:
 
 
 def _asked(t: Any, wanted: bool) -> Any:
-    """`t`, or where a gradient is wanted an alias that says so in `requires_grad`.
+    """`t`, or an alias with `requires_grad` if a gradient is wanted.
 
-    Nothing is recorded inside an autograd function, so that the values between ops say no.
+    Autograd records nothing inside of an autograd function, so intermediate tensors have no
+    `requires_grad`.
     """
     if not wanted or t is None or t.requires_grad:
         return t
@@ -361,7 +363,7 @@ _PARTS = ("data", "scale_inv", "columnwise_data", "columnwise_scale_inv")
 
 
 def _take_apart(quantized: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A quantised tensor without its tensors, and those tensors."""
+    """Splits a quantised tensor into its metadata and its tensors."""
     shell = quantized.detach()
     parts = {}
     for name in _PARTS:
@@ -376,7 +378,7 @@ _nothing: dict[torch.device, torch.Tensor] = {}
 
 
 def _stand_in(t: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory that depends on `t` in autograd's graph."""
+    """A tensor without memory that depends on `t` in the autograd graph."""
     nothing = _nothing.get(t.device)
     if nothing is None:
         nothing = _nothing[t.device] = torch.empty(0, dtype=torch.int64, device=t.device)
@@ -384,26 +386,26 @@ def _stand_in(t: torch.Tensor) -> torch.Tensor:
 
 
 class FuserFunction(torch.autograd.Function):
-    """A whole fuser call as one node; parameters are inputs, so that autograd sees them."""
+    """A fuser call as one node. Parameters are inputs, so that autograd sees them."""
 
     @staticmethod
     def forward(
         func_ctx: Any, call: Call, encoded: Any, input_: Any, *tensors: torch.Tensor
     ) -> Any:
-        # A quantised input comes with the tensor that stands for it in the graph.
+        # A quantised input is passed with the tensor that represents it in the graph.
         extra_inputs = tensors[: call.routes.num_inputs]
         outputs = call.forward(input_ if encoded is None else encoded, extra_inputs)
         saved = call.pack()
         func_ctx.save_for_backward(*saved)
         func_ctx.call = call
-        # Where gradients may depend on an input that is not saved, a second derivative must find
-        # it all the same. Leaves are found by the node.
+        # If gradients may depend on an input that is not saved, a second derivative must still find
+        # that input. Leaf tensors are found through the node.
         for t in (input_, *tensors):
             if t is not None and t.requires_grad and not t.is_leaf and call.forgets(t, saved):
                 call.stand_ins.append(t)
         if not call.routes.outputs:
             return outputs
-        # Autograd wants a tensor of its own for each output.
+        # Autograd requires a separate tensor for each output.
         seen: set[int] = set()
         distinct = []
         for y in outputs:
@@ -420,7 +422,8 @@ class FuserFunction(torch.autograd.Function):
         def compute() -> tuple[Any, ...]:
             call.unpack(saved)
             try:
-                # The dtypes were chosen forward; autocast around backward() changes nothing.
+                # The dtypes were chosen in the forward pass. Autocast around backward() must not
+                # change them.
                 if torch.is_autocast_enabled(call.device_type):
                     with torch.autocast(call.device_type, enabled=False):
                         results = call.backward(grads)
@@ -435,7 +438,7 @@ class FuserFunction(torch.autograd.Function):
             return grad_input, *extras, *parameters
 
         if torch.is_grad_enabled():
-            # What the gradients depend on. Saved inputs bring their own history.
+            # The tensors that the gradients depend on. Saved inputs have their own history.
             nodes = [node for node, _ in func_ctx.next_functions]
             leaves = [node.variable for node in nodes if hasattr(node, "variable")]
             watched = (*grads, *saved, *leaves, *call.stand_ins)
@@ -443,8 +446,8 @@ class FuserFunction(torch.autograd.Function):
         return (None, None, *compute())
 
 
-# Function.apply looks for tensors of torch.func in Python, which costs a tenth of a small call;
-# outside of its transforms there are none. Where torch hides this, the usual way is taken.
+# Function.apply searches for torch.func tensors in Python, which takes 10% of a small call. Outside
+# of torch.func transforms there are none. If torch lacks these private functions, `apply` is used.
 _direct: Any = getattr(super(torch.autograd.Function, FuserFunction), "apply", None)
 _transforming: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 
@@ -455,6 +458,6 @@ def run(call: Call, encoded: Any, input_: Any, *tensors: torch.Tensor) -> Any:
         result = FuserFunction.apply(call, encoded, input_, *tensors)
     else:
         result = _direct(call, encoded, input_, *tensors)
-    if call.stand_ins:  # inputs so far; made here, where autograd records
+    if call.stand_ins:  # for the inputs; created here, because autograd records here
         call.stand_ins = [_stand_in(t) for t in call.stand_ins]
     return result

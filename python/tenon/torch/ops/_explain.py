@@ -1,4 +1,4 @@
-"""What a module made of operations runs, in words and as a page."""
+"""Explains the steps of a module of operations, as text and as an HTML page."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from .sequential import Sequential
 
 __all__ = ["explain", "page"]
 
-_ROWS = 256  # what plans are described for where no input says
+_ROWS = 256  # rows in descriptions if no input is given
 Shape = Sequence[int] | None
 
 
 def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
-    """The steps of `module` forward and backward: which ops each fuses, and what it runs.
+    """The forward and backward steps of `module`: the ops that each fuses, and what it runs.
 
-    A run of ops that is a plan shows its passes with their bytes, and what is saved; the steps
-    below it are for calls that the plan does not serve. Nothing is computed. `input` gives shape
-    and dtype, and says whether a gradient of the input is wanted; without it none is. A step's
-    numbers are those of basic ops within the run of operations it belongs to.
+    For a sequence of ops that is a plan, the passes with their bytes and the saved tensors are
+    listed. The steps after it are for calls that the plan does not support. Nothing is computed.
+    `input` provides shape and dtype, and whether the gradient of the input is needed. Without
+    `input` it is not needed. The numbers of a step are indices of basic ops in its sequence of
+    operations.
     """
     if isinstance(module, Sequential):
         groups = module.groups()
@@ -61,7 +62,7 @@ def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
         node = "one node of autograd" if first < count else "no gradient"
         why = called is not None and why_called(called)
         lines.append(f"modules {where}: {node}" + (f", called by itself: {why}" if why else ""))
-        ops: set[int] = set()  # that a plan runs
+        ops: set[int] = set()  # ops that a plan runs
         for stage, plan, rows, behind in _planned(part, shape, dtype, on_cpu, first, wanted):
             if plan is not None:
                 ops.update(stage.indices)
@@ -82,12 +83,12 @@ def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
 
 
 def page(module: torch.nn.Module) -> str:
-    """What notebooks show: the module, and the page of each of its plans."""
+    """HTML for notebooks: the module, and the page of each of its plans."""
     ops = [op for op in module.modules() if isinstance(op, BasicOperation)]
     locked = [op._channels_locked for op in ops]
     try:
         shown = [pre(repr(module))]
-        # Made for the moment: to look at a module changes nothing in it.
+        # Uses temporary objects, so that displaying a module does not change it.
         parts = list(module) if isinstance(module, Sequential) else [module]
         for part, _ in Sequential.of_parts(parts).groups():
             if isinstance(part, OperationFuser):
@@ -96,7 +97,7 @@ def page(module: torch.nn.Module) -> str:
                     if plan is not None:
                         shown.append(frame(plan.html(rows)))
         return "".join(shown)
-    except Exception:  # a picture must not stop anybody
+    except Exception:  # displaying a module must not raise an error
         return pre(object.__repr__(module))
     finally:
         for op, was in zip(ops, locked, strict=True):
@@ -104,13 +105,13 @@ def page(module: torch.nn.Module) -> str:
 
 
 def _on_cpu(part: torch.nn.Module | OperationFuser) -> bool:
-    """Whether calls without more to go by are the CPU's."""
+    """Whether calls run on the CPU if no input is given."""
     found = part.parameters()[0] if isinstance(part, OperationFuser) else part.parameters()
     return not any(p.is_cuda for p in found)
 
 
 def _first(part: OperationFuser, wanted: bool) -> int:
-    """The first basic op that has a backward pass."""
+    """The index of the first basic op that has a backward pass."""
     _, counts, first, _, _ = part.parameters()
     return len(counts) if not torch.is_grad_enabled() else 0 if wanted else first
 
@@ -123,7 +124,7 @@ def _planned(
     first: int,
     input_grad: bool,
 ) -> Iterator[tuple[Stage, Plan | None, int, Shape]]:
-    """The forward stages, each with its plan, its rows, and the shape behind it, where known."""
+    """The forward stages, each with its plan, its rows, and its output shape if known."""
     if dtype is None:
         dtype = next((p.dtype for p in part.parameters()[0]), torch.get_default_dtype())
     for stage in part.planned(dtype, on_cpu)[0]:

@@ -1,4 +1,4 @@
-"""Whose matrix product is taken."""
+"""Chooses between the matrix product of torch and that of Tenon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _chosen: dict[tuple[torch.dtype, bool], bool] = {}
 
 
 def torch_multiplies(dtype: torch.dtype, on_cpu: bool) -> bool:
-    """Whether linears of `dtype` stay torch's, so that plans end before them and begin behind."""
+    """Whether linears of `dtype` use torch's product. Plans then end before a linear."""
     found = _chosen.get((dtype, on_cpu))
     if found is None:
         found = _chosen[dtype, on_cpu] = _choose(dtype, on_cpu)
@@ -20,10 +20,15 @@ def torch_multiplies(dtype: torch.dtype, on_cpu: bool) -> bool:
 
 
 def _choose(dtype: torch.dtype, on_cpu: bool) -> bool:
-    """On CUDA torch's product is cuBLAS, which a plan's own does not reach. On a CPU with AMX and
-    many threads oneDNN's bf16 product was ahead in a loop without pauses (bench/RESULTS.md);
-    everywhere else a plan's product is the quicker one, or nearly so and with its epilogue.
-    TENON_TORCH_GEMM=torch or tenon decides for every dtype and device."""
+    """Decides by device and dtype.
+
+    - CUDA: torch, because cuBLAS is faster than the product of a plan.
+    - CPU with AMX and many threads, bf16: torch, because oneDNN was faster in back-to-back calls
+      (bench/RESULTS.md).
+    - Otherwise: Tenon, which is faster, or nearly as fast with a fused epilogue.
+
+    TENON_TORCH_GEMM=torch or tenon overrides this for every dtype and device.
+    """
     given = os.environ.get("TENON_TORCH_GEMM", "")
     if given not in ("", "tenon", "torch"):
         raise ValueError(

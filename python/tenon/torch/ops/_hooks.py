@@ -1,4 +1,4 @@
-"""Ops that must be called as modules, because somebody waits for the call."""
+"""Finds ops that must be called as modules because of hooks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _given = 0
 
 
 def given() -> int:
-    """A number that changes whenever an op gets a hook, or all modules get one."""
+    """A counter that changes when an op gets a hook, or a global module hook is added."""
     return 2 * _given + _on_all_modules()
 
 
 def count_attribute(name: str) -> None:
-    """Counts an attribute that changes how an op is called."""
+    """Increments the counter for an attribute that changes how an op is called."""
     global _given
     if name == "forward":
         _given += 1
@@ -37,7 +37,7 @@ def _on_all_modules() -> bool:
 
 
 def counted(name: str) -> Callable[..., Any]:
-    """The method `name` of torch.nn.Module, which registers a hook, with a count."""
+    """The method `name` of torch.nn.Module, which registers a hook, with a counter."""
     register = getattr(torch.nn.Module, name)
 
     @wraps(register)
@@ -51,7 +51,7 @@ def counted(name: str) -> Callable[..., Any]:
 
 
 def why_called(op: FusibleOperation) -> str:
-    """Why `op` is called as a module of its own, and not fused; "" where it is not."""
+    """Why `op` is called as a module and not fused. "" if it can be fused."""
     if _on_all_modules():
         return "it is a module, and hooks of all modules are registered"
     if op._forward_pre_hooks or op._forward_hooks:

@@ -1,4 +1,4 @@
-"""Tenon's kernels on whole tensors: what basic and fused ops share."""
+"""Tenon kernels on whole tensors, shared by basic and fused ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAIN = frozenset(_call.PLAIN)
 
 
 def compute_dtype(op: str, *tensors: Any) -> torch.dtype:
-    """The dtype an op computes for these inputs: autocast's if it is on, else the first's."""
+    """The compute dtype of an op: autocast's if enabled, else that of the first tensor."""
     for t in tensors:
         if t.dtype not in _PLAIN:
             raise TypeError(
@@ -38,19 +38,19 @@ def compute_dtype(op: str, *tensors: Any) -> torch.dtype:
 
 
 def plain(t: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """`t` as a plain tensor: dequantised if it is encoded, of `dtype` if given."""
+    """`t` as a plain tensor: dequantised if it is encoded, cast to `dtype` if given."""
     if not isinstance(t, torch.Tensor):
         t = t.dequantize(dtype=dtype)
     return t if dtype is None or t.dtype == dtype else t.to(dtype)
 
 
 def foldable(t: Any) -> Any:
-    """`t` with evenly spaced rows; encoded tensors have them."""
+    """`t` with evenly spaced rows. Encoded tensors always have them."""
     return _call.foldable(t) if isinstance(t, torch.Tensor) else t
 
 
 def encode(y: torch.Tensor, quantizer: Quantizer | None) -> Any:
-    """`y` as the neighbour wants it."""
+    """Encodes `y` with the quantizer of the next op, if there is one."""
     return y if quantizer is None or not isinstance(y, torch.Tensor) else quantizer(y)
 
 
@@ -59,14 +59,14 @@ def _operand(t: Any, name: str) -> Any:
 
 
 def _output(shape: Any, dtype: torch.dtype, quantizer: Quantizer | None, like: Any) -> Any:
-    """What a call beside `like` writes."""
+    """Allocates the output of a call, on the device of `like`."""
     if quantizer is None:
         return torch.empty(shape, dtype=dtype, device=like.device)
     return quantizer.empty(shape, dtype, like.device)
 
 
 class _Frame:
-    """The arguments of y = f(x + bias), linked once: a call only fills in the views."""
+    """The argument structs of y = f(x + bias), linked once. A call only fills in the views."""
 
     __slots__ = ("args", "bias", "x", "y")
 
@@ -77,7 +77,7 @@ class _Frame:
             self.args.bias = _lib.ViewPtr(self.bias)
 
 
-# Frames that no call is using, without and with a bias.
+# Frames not in use, without and with a bias.
 _frames: tuple[list[_Frame], list[_Frame]] = ([], [])
 
 
@@ -88,7 +88,7 @@ def _plain_forward(
     layout: bytes | None,
     bias: torch.Tensor | None,
 ) -> None:
-    """y = f(x + bias) of contiguous tensors; what `_call.forward` does, in half the time."""
+    """y = f(x + bias) for contiguous tensors. Same as `_call.forward`, in half the time."""
     dtypes = _call.DTYPES
     if bias is not None and bias.dtype not in _PLAIN:
         raise _call.refusal(bias, "bias")
@@ -128,7 +128,7 @@ def _finish(t: Any, quantizer: Quantizer | None) -> Any:
 
 
 def row_scales(op: str, x: Any, scales: torch.Tensor) -> torch.Tensor:
-    """Scales of a scaled activation, contiguous, one for each row of `x`."""
+    """The scales of a scaled activation, contiguous, one per row of `x`."""
     if scales.dtype not in _call.PLAIN:
         raise TypeError(f"{op}: scales are {scales.dtype}; use float32, float16 or bfloat16")
     rows = 1
@@ -153,7 +153,7 @@ def activation_forward(
     scales: torch.Tensor | None = None,
     quantizer: Quantizer | None = None,
 ) -> Any:
-    """y = f(x + bias)*scales in one pass, into `quantizer`'s encoding if given."""
+    """y = f(x + bias)*scales in one pass, encoded by `quantizer` if given."""
     shape = x.shape
     if gated:
         shape = (*shape[:-1], shape[-1] // 2) if len(shape) else (0,)
@@ -191,7 +191,7 @@ def activation_backward(
     with_dscales: bool = False,
     quantizer: Quantizer | None = None,
 ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dbias, dscales) in one pass; dx has the dtype of x, or `quantizer`'s encoding."""
+    """(dx, dbias, dscales) in one pass. dx has the dtype of x, or is encoded by `quantizer`."""
     grad, x = foldable(grad), foldable(x)
     dx = _output(x.shape, x.dtype, quantizer, x)
     dbias = dscales = None
@@ -224,7 +224,7 @@ def bias_dropout_add(
     p: float = 0.0,
     random: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y = residual + dropout(x + bias); without `random` nothing is dropped."""
+    """y = residual + dropout(x + bias). Without `random` nothing is dropped."""
     x = _call.foldable(x)
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
     views = {"x": _call.view(x, "x"), "y": _call.view(y, "y")}
@@ -233,7 +233,7 @@ def bias_dropout_add(
     if residual is not None:
         residual = _call.foldable(residual)
         views["residual"] = _call.view(residual, "residual")
-    # The call moves the state on; the backward pass wants it as it was.
+    # The call advances the state. The backward pass needs the state from before.
     state = None if random is None else random.clone()
     _call.bias_dropout_add(p, random is not None, state, _OPTIONS, **views)
     return y
@@ -247,7 +247,7 @@ def bias_dropout_add_backward(
     p: float = 0.0,
     random: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(dx of `dtype`, dbias of `dbias_dtype`), each only if its dtype is given."""
+    """(dx of `dtype`, dbias of `dbias_dtype`). Each is computed only if its dtype is given."""
     grad = _call.foldable(grad)
     views = {"grad": _call.view(grad, "grad")}
     dx = dbias = None
@@ -281,7 +281,7 @@ def bias_gradient_quantize(
 def l2_normalization(
     x: torch.Tensor, dtype: torch.dtype, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, r) with y = x*r, r = rsqrt(sum x^2 + eps) a row."""
+    """(y, r) with y = x*r and r = rsqrt(sum x^2 + eps) per row."""
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
     r = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     _call.l2_normalization(
@@ -307,7 +307,7 @@ def l2_normalization_backward(grad: torch.Tensor, x: torch.Tensor, r: torch.Tens
 def run_plan(
     plan: Plan, backward: bool, rows: int, memory: Any, size: int, like: torch.Tensor
 ) -> None:
-    """One pass of a plan whose tensors are beside `like`, with a workspace of `size` bytes."""
+    """Runs one pass of a plan on the device of `like`, with a workspace of `size` bytes."""
     if like.is_cpu:
         workspace = _memory.workspace(size)
         plan.run(backward, rows, memory, workspace.data_ptr())
@@ -317,7 +317,7 @@ def run_plan(
 
 
 class _Norm:
-    """A norm as a plan of one op; without backward where `wanted` is None."""
+    """A norm as a plan of one op. Without a backward pass if `wanted` is None."""
 
     def __init__(
         self, text: str, dtype: int, of_weights: int, input_grad: bool, wanted: Any, device: str
@@ -337,7 +337,7 @@ class _Norm:
     def run(
         self, backward: bool, rows: int, tensors: dict[str, torch.Tensor | None], like: torch.Tensor
     ) -> None:
-        """One pass over contiguous tensors, which are given by the names of the buffers."""
+        """Runs one pass on contiguous tensors. Their keys are the names of the buffers."""
         memory = (c_void_p * len(self.names))()
         for i, name in enumerate(self.names):
             t = tensors.get(name)
@@ -355,8 +355,10 @@ def norm(
     weights: dict[str, torch.Tensor],
     statistics: Sequence[str],
 ) -> list[torch.Tensor]:
-    """[y, *statistics] of a contiguous x; `text` is the norm as a chain says it, and weights and
-    statistics have the names of its buffers."""
+    """[y, *statistics] of a contiguous x.
+
+    `text` is the norm as in a chain. Weights and statistics have the names of its buffers.
+    """
     dtype, gamma = _call.DTYPES[x.dtype], weights["gamma"]
     wanted = (True,) * len(weights) if statistics else None
     kind = "cpu" if x.is_cpu else "cuda"
@@ -378,7 +380,7 @@ def norm_backward(
     input_grad: bool,
     wanted: Sequence[bool],
 ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
-    """(dx, the gradients of the weights that are wanted); tensors are contiguous."""
+    """(dx, the requested gradients of the weights). Tensors are contiguous."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if input_grad else None
     grads = {
         "d" + name: torch.zeros_like(w) if want else None

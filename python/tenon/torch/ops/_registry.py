@@ -1,4 +1,4 @@
-"""The fusion functions, process-wide: those of ours and those that users register."""
+"""The process-wide lists of fusion functions: built-in and registered by users."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-# Each takes the list of ops and gives it back with some of them fused.
+# Each takes the list of ops and returns it with some of them fused.
 FORWARD: list[Callable[..., Any]] = []
 BACKWARD: list[Callable[..., Any]] = []
 FORWARD_BACKWARD: list[Callable[..., Any]] = []
-# Fusions of ours that save other tensors than the basic ops do. They see the stages of both
-# directions last, and take only ops that nobody else took in either.
+# Built-in fusions that save other tensors than the basic ops. They run last, on the stages of both
+# directions. They take only ops that are unfused in both directions.
 PAIRS: list[Callable[..., Any]] = []
 
 _version = 0
 
 
 def version() -> int:
-    """A number that changes whenever a list does."""
+    """A counter that changes when a list changes."""
     return _version
 
 
@@ -30,7 +30,7 @@ def _takes_recipe(function: Callable[..., Any]) -> bool:
 
 
 def call(function: Callable[..., Any], ops: list[Any]) -> Any:
-    """`function(ops, recipe=None)`, or `function(ops)` if it knows no recipe."""
+    """Calls `function(ops, recipe=None)`, or `function(ops)` if it has no recipe argument."""
     return function(ops, recipe=None) if _takes_recipe(function) else function(ops)
 
 
@@ -55,8 +55,8 @@ def _remove(functions: list[Callable[..., Any]], function: Any, name: str) -> No
 def register_forward_fusion(func: Callable[..., Any], prepend: bool = False) -> None:
     """Adds func(ops, *, recipe) -> ops to the forward fusions, last, or first with `prepend`.
 
-    `ops` are basic ops and what earlier fusions made of them. What func puts in their place must
-    save what the basic ops would, since the backward pass is fused on its own.
+    `ops` are basic ops and the fused ops of earlier fusions. A fused op from func must save the
+    same tensors as its basic ops, because the backward pass is fused separately.
     """
     _add(FORWARD, func, prepend)
 
@@ -64,29 +64,29 @@ def register_forward_fusion(func: Callable[..., Any], prepend: bool = False) -> 
 def register_backward_fusion(func: Callable[..., Any], prepend: bool = False) -> None:
     """Adds func(ops, *, recipe) -> ops to the backward fusions, last, or first with `prepend`.
 
-    `ops` are in forward order. What func makes reads what the basic ops save.
+    `ops` are in forward order. A fused op from func reads the tensors that the basic ops save.
     """
     _add(BACKWARD, func, prepend)
 
 
 def register_forward_backward_fusion(func: Callable[..., Any], prepend: bool = False) -> None:
-    """Adds func(ops, *, recipe) -> ops to the fusions of both passes at once.
+    """Adds func(ops, *, recipe) -> ops to the fusions of both passes.
 
-    They come before the others, and a fused op they make runs forward and backward.
+    These fusions run before the others. Their fused ops run forward and backward.
     """
     _add(FORWARD_BACKWARD, func, prepend)
 
 
 def unregister_forward_fusion(func: Callable[..., Any]) -> None:
-    """Takes back `register_forward_fusion(func)`."""
+    """Reverts `register_forward_fusion(func)`."""
     _remove(FORWARD, func, "unregister_forward_fusion")
 
 
 def unregister_backward_fusion(func: Callable[..., Any]) -> None:
-    """Takes back `register_backward_fusion(func)`."""
+    """Reverts `register_backward_fusion(func)`."""
     _remove(BACKWARD, func, "unregister_backward_fusion")
 
 
 def unregister_forward_backward_fusion(func: Callable[..., Any]) -> None:
-    """Takes back `register_forward_backward_fusion(func)`."""
+    """Reverts `register_forward_backward_fusion(func)`."""
     _remove(FORWARD_BACKWARD, func, "unregister_forward_backward_fusion")

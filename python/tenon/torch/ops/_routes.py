@@ -1,4 +1,4 @@
-"""Where the extra inputs of a chain come from, and where its extra outputs go."""
+"""The sources of the extra inputs of a chain, and the destinations of its extra outputs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .op import BasicOperation
 
-# An extra input comes from the caller, by number, or from (basic op, slot) of an earlier one.
+# An extra input comes from the caller, by index, or from (basic op, slot) of an earlier op.
 Source = int | tuple[int, int]
 
 
 class _Any:
-    """Contains everything."""
+    """A set that contains everything."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -23,10 +23,10 @@ ANY: Container[str] = _Any()
 
 
 class Routes:
-    """Extra tensors, in the order of basic ops and slots; named channels join them inside.
+    """Extra tensors, in the order of basic ops and slots. Named channels connect them internally.
 
-    A channel `before` the ops is an input from the caller, and one read `after` them an output to
-    the caller: the ops are then a part of a longer chain, or an op alone.
+    A channel in `before` is an input from the caller. A channel in `after` is an output to the
+    caller. The ops are then part of a longer chain, or a single op.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Routes:
     ) -> None:
         self.sources: list[list[Source]] = []
         self.num_inputs = 0
-        # The op that reads each extra input of the caller, and the channel that it is of.
+        # For each extra input from the caller: the op that reads it, and its channel.
         self.readers: list[int] = []
         self.fed: list[str | None] = []
-        # (op, slot) of the extra outputs that the caller sees, in order; of each its channel and
-        # whether it is one that the user asked for.
+        # (op, slot) of each extra output to the caller, in order. Then its channel, and whether the
+        # user requested it.
         self.outputs: list[tuple[int, int]] = []
         self.given: list[tuple[str | None, bool]] = []
         producers: dict[str, tuple[int, int]] = {}
@@ -77,5 +77,5 @@ class Routes:
                     self.outputs.append((i, slot))
                     self.given.append((channel, shown))
         made = any(op.num_extra_outputs for op in ops)
-        # Whether no extra tensor takes part.
+        # Whether there are no extra tensors.
         self.plain = self.num_inputs == 0 and not made and not joined

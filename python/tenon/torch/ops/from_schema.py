@@ -1,4 +1,6 @@
-"""A class for every op of the registry that has none of its own; each runs as a plan of one op."""
+"""Creates a class for every op of the registry without its own class. Each runs as a plan of one
+op.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,12 @@ from .op import (
 if TYPE_CHECKING:
     from ..quantizer import Quantizer
 
-# They run over torch's process groups, which no plan of one process knows.
+# These use torch process groups. A plan runs in one process.
 _OF_GROUPS = ("all_gather", "all_reduce", "reduce_scatter")
 
 
 class SchemaOperation(BasicOperation):
-    """An op as its schema says it; a plan of this op alone runs both passes."""
+    """An op defined by its schema. A plan of this op runs both passes."""
 
     schema: Op
     has_modes = True
@@ -64,13 +66,13 @@ class SchemaOperation(BasicOperation):
         self.reset_parameters()
 
     def _shapes(self) -> list[tuple[int, ...]]:
-        """Of the parameters: one dimension unless an argument says how many rows they have."""
+        """The shapes of the parameters: 1-D unless an argument sets the number of rows."""
         cols = self.plan_width() or 0
         rows = [None if p.rows is None else self.arguments[p.rows] for p in self.schema.parameters]
         return [(cols,) if n is None else (n, cols) for n in rows]
 
     def reset_parameters(self) -> None:
-        """The numbers that a plan of the op starts with."""
+        """Sets the initial values from a plan of the op."""
         width = self.plan_width()
         if not self.schema.parameters or width is None:
             return
@@ -82,7 +84,7 @@ class SchemaOperation(BasicOperation):
         return ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
 
     def _text(self) -> str:
-        """The op with its arguments, as a chain says it."""
+        """The text of the op with its arguments in a chain."""
         given = ",".join(f"{name}={_written(value)}" for name, value in self.arguments.items())
         return f"{self.schema.name}({given})"
 
@@ -92,7 +94,7 @@ class SchemaOperation(BasicOperation):
     def plan_cols(self, cols: int) -> int:
         try:
             return _output(_plan(self._text(), cols)).cols
-        except ValueError:  # it takes no such input, and says so when it gets one
+        except ValueError:  # invalid input; forward reports the error
             return 0
 
     def plan_width(self) -> int | None:
@@ -116,18 +118,18 @@ class SchemaOperation(BasicOperation):
             return tuple(shape) == wanted[kind]
         return torch.Size(shape).numel() == torch.Size(wanted[kind]).numel()
 
-    # The plan of this op alone.
+    # The plan of this op only.
     _own_plan: Planned | None = None
 
     def _planned(self) -> Planned:
         found = self._own_plan
         if found is None:
             found = Planned([self], 0, Routes([self], ANY, ANY))
-            self.__dict__["_own_plan"] = found  # not a submodule: this op is one of its own
+            self.__dict__["_own_plan"] = found  # not a submodule: this op is a submodule of it
         return found
 
     def _given(self, ctx: OperationContext, x: torch.Tensor) -> list[torch.Tensor]:
-        """The parameters as a plan reads them: contiguous, beside x, of one dtype."""
+        """The parameters for a plan: contiguous, on the device of x, of one dtype."""
         name = type(self).__name__
         found: list[torch.Tensor] = []
         for p, shape in zip(self.schema.parameters, self._shapes(), strict=True):
@@ -145,7 +147,7 @@ class SchemaOperation(BasicOperation):
     def _run_forward(
         self, ctx: OperationContext, input_: Any, extras: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, Sequence[torch.Tensor | None]]:
-        """(output, extra outputs); what is wrong with the operands is said here."""
+        """(output, extra outputs). Raises an error for invalid operands."""
         name = type(self).__name__
         dtype = _kernels.compute_dtype(name, input_, *extras)
         x = _kernels.plain(input_, dtype)
@@ -156,14 +158,14 @@ class SchemaOperation(BasicOperation):
         if not x.dim():
             raise ValueError(f"{name}: the input has no dimensions; it must have columns")
         lead, cols = x.shape[:-1], x.shape[-1]
-        plan = _plan(self._text(), cols)  # refuses columns that do not fit
+        plan = _plan(self._text(), cols)  # raises an error for an invalid number of columns
         for i, t in enumerate(extras):
             if not self.extra_fits(i, t.shape, lead, cols):
                 raise ValueError(
                     f"{name}: the input is {tuple(x.shape)}, extra input {i} is {tuple(t.shape)}; "
                     f"it must be {_KINDS[self.schema.extra_inputs[i].kind]}"
                 )
-        plan.sizes(lead.numel())  # refuses rows that do not fit
+        plan.sizes(lead.numel())  # raises an error for an invalid number of rows
         params = self._given(ctx, x)
         ctx.dtypes = [self.parameter(ctx, p.name).dtype for p in self.schema.parameters]
         ctx.extra_dtypes = [t.dtype for t in extras]
@@ -226,7 +228,7 @@ class _Plain(SchemaOperation):
 
 
 class _WithExtras(SchemaOperation):
-    """An op that takes or gives tensors besides the main one."""
+    """An op with extra inputs or outputs."""
 
     def fuser_forward(
         self,
@@ -262,7 +264,7 @@ _KINDS = {"tensor": "of the same shape", "column": "one number a row", "scalar":
 
 @lru_cache(maxsize=1024)
 def _plan(text: str, cols: int) -> Plan:
-    """A plan of one op, which tells the shapes and what its parameters start as."""
+    """A plan of one op. It provides the shapes and initial values of parameters."""
     return Plan(text, cols=cols, backward=False)
 
 
@@ -276,7 +278,7 @@ def _cast(grads: Iterable[Any], dtypes: Iterable[torch.dtype]) -> list[Gradient]
 
 
 def _check(name: str, a: OpArgument, value: Any) -> None:
-    """Refuses a value of another kind; the plan checks its range."""
+    """Raises an error for a value of another kind. The plan checks its range."""
     if a.kind in ("columns", "count"):
         check_size(name, a.name, value)
     elif a.kind == "number":
@@ -288,7 +290,7 @@ def _check(name: str, a: OpArgument, value: Any) -> None:
 
 
 def _written(value: Any) -> str:
-    """A value as a chain's text says it."""
+    """The text of a value in a chain."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -298,10 +300,10 @@ def _written(value: Any) -> str:
 
 @cache
 def _signature(schema: Op) -> inspect.Signature:
-    """The arguments in their order; then device and dtype of the parameters, by name."""
+    """The arguments in order, then device and dtype of the parameters as keywords."""
     made = []
     for a in schema.arguments:
-        # A module makes its parameters before it sees an input.
+        # A module creates its parameters before it sees an input.
         required = a.required or (a.kind == "columns" and bool(schema.parameters))
         default = inspect.Parameter.empty if required else a.value
         if a.kind == "flag" and not required:
@@ -316,7 +318,7 @@ def _signature(schema: Op) -> inspect.Signature:
 
 
 def class_of(schema: Op, name: str | None = None) -> type[SchemaOperation]:
-    """The class of an op, which is called `name`, or as the op with capitals."""
+    """Creates the class of an op. Its name is `name`, or the op's name in CamelCase."""
     base = _WithExtras if schema.extra_inputs or schema.extra_outputs else _Plain
     made = type(
         name or "".join(part.capitalize() for part in schema.name.split("_")),
@@ -336,7 +338,7 @@ def class_of(schema: Op, name: str | None = None) -> type[SchemaOperation]:
 
 
 def _missing() -> list[Op]:
-    """The ops of the registry that no class here is of."""
+    """The ops of the registry that have no class in this package."""
     own = {getattr(getattr(basic, name), "op_name", None) for name in basic.__all__}
     return [op for op in registry() if op.name not in own and op.name not in _OF_GROUPS]
 

@@ -1,4 +1,4 @@
-"""Runs a list of operations as fused as it can, and makes it one node of autograd's graph."""
+"""Fuses a list of operations and runs it as one node of the autograd graph."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ _NOTHING: dict[str, Any] = {}
 
 
 class Stage:
-    """One entry of a fused list: an op, and where its basic ops lie."""
+    """One entry of a fused list: an op, and the indices of its basic ops."""
 
     __slots__ = ("direct", "indices", "instead", "op", "quick", "start", "stop", "trusted")
 
     def __init__(self, op: FusibleOperation, start: int, stop: int, direct: bool) -> None:
         self.op = op
         self.start, self.stop = start, stop
-        # (forward, backward) for calls that `op` does not serve, where it may refuse some.
+        # (forward, backward) stages for calls that `op` does not support, if there are such calls.
         self.instead: tuple[list[Stage], list[Stage]] | None = None
         self.indices = range(start, stop)
-        # A basic op that is called by its op_ method; with both quantizers, if it takes them.
+        # Whether a basic op is called with op_forward. If `quick`, with both quantizers.
         self.direct = direct
         self.quick = False
-        self.trusted = is_built_in(op)  # our own: it reads no keywords, and gives what it must
+        self.trusted = is_built_in(op)  # a built-in op takes no keywords and returns valid results
         if direct:
             taken = keywords(op.op_forward)  # type: ignore[operator]
             self.quick = taken is None or _QUANTIZERS <= taken
@@ -70,8 +70,8 @@ class Stage:
 class OperationFuser:
     """A list of operations, fused at the first call.
 
-    Calling it gives the output, or (output, *extra outputs). Ops are fused again after a fusion was
-    registered or taken back. `before` and `after` are channels as in `Routes`.
+    A call returns the output, or (output, *extra outputs). Ops are fused again after a fusion is
+    registered or unregistered. `before` and `after` are channels as in `Routes`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class OperationFuser:
         self.num_extra_inputs = self._routes.num_inputs
         self.num_extra_outputs = len(self._routes.outputs)
         self._plan: tuple[list[Stage], list[Stage]] | None = None
-        # The same with plans, by whether those multiply matrices.
+        # The stages with plans. Key: whether plans compute matrix products.
         self._planned: dict[bool, tuple[list[Stage], list[Stage]]] = {}
         self._version = -1
         self._started = False
@@ -99,14 +99,14 @@ class OperationFuser:
             for op in self._basic_ops
             if type(op).pre_fuser_forward is not FusibleOperation.pre_fuser_forward
         ]
-        # Ops that may ask for an encoding; the others are not asked.
+        # Only these ops can have a quantizer for an encoding.
         self._encoded_inputs = [_may_have(op, "get_input_quantizer") for op in self._basic_ops]
         self._encoded_grads = [
             i
             for i, op in enumerate(self._basic_ops[:-1])
             if _may_have(op, "get_grad_output_quantizer")
         ]
-        # Each op with the place of its parameters, and their names where it tells them.
+        # Each op with the dict of its parameters, and their names if the op defines them.
         self._holders = [
             (i, op, op.parameter_holder()._parameters, op.parameter_names)
             for i, op in enumerate(self._basic_ops)
@@ -117,9 +117,12 @@ class OperationFuser:
     ) -> tuple[
         list[torch.Tensor], list[int], int, dict[int, dict[str, torch.Tensor]], dict[int, list[Any]]
     ]:
-        """All parameters, how many each basic op has, the first op with a trainable one, by op and
-        name those of ops that have computed ones, e.g. by a parametrization, and by op those of
-        ops that name them."""
+        """All parameters of the call, in several forms.
+
+        Returns all parameters, their number per basic op, and the first op with a trainable one.
+        Then, by op and name, the parameters of ops with computed ones, e.g. by a parametrization.
+        Then, by op, the parameters of ops that define names.
+        """
         flat: list[torch.Tensor] = []
         counts = [0] * self._num_basic_ops
         first = self._num_basic_ops
@@ -145,14 +148,14 @@ class OperationFuser:
         return flat, counts, first, computed, given
 
     def plan(self) -> tuple[list[Stage], list[Stage]]:
-        """(forward, backward) stages; made anew when a fusion is registered or taken back."""
+        """(forward, backward) stages. Rebuilt when a fusion is registered or unregistered."""
         version = _registry.version()
         if self._plan is None or self._version != version:
             self._plan, self._planned, self._version = self._fuse(), {}, version
         return self._plan
 
     def planned(self, dtype: torch.dtype, on_cpu: bool = True) -> tuple[list[Stage], list[Stage]]:
-        """The stages of `plan` with runs of our own ops as plans, for inputs of `dtype`."""
+        """The stages of `plan` with sequences of built-in ops as plans, for inputs of `dtype`."""
         forward, backward = self.plan()
         multiplies = not _gemm.torch_multiplies(dtype, on_cpu)
         found = self._planned.get(multiplies)
@@ -164,7 +167,7 @@ class OperationFuser:
     def _fuse(self) -> tuple[list[Stage], list[Stage]]:
         ops: list[FusibleOperation] = []
         for op in self._ops:
-            # A fused op that runs nothing itself, such as Linear, only names its basic ops.
+            # A fused op without its own code, such as Linear, is replaced by its basic ops.
             ops.extend([op] if runs_itself(op) else basic_ops(op))
         ops = self._apply(_registry.FORWARD_BACKWARD, ops)
         forward = self._apply(_registry.FORWARD, _expand(ops, "fuser_forward"))
@@ -203,12 +206,12 @@ class OperationFuser:
         return stages
 
     def describe(self) -> tuple[list[str], list[str]]:
-        """The fused lists for people: an op's name with the basic ops it stands for."""
+        """The fused lists as text: each op's name with its basic ops."""
         forward, backward = self.plan()
         return [stage_name(s) for s in forward], [stage_name(s) for s in backward]
 
     def describe_plans(self) -> list[str]:
-        """The plans that calls so far were given, for people."""
+        """Text of the plans that calls so far have used."""
         found = {
             stage_name(stage): None
             for forward, _ in self._planned.values()
@@ -284,7 +287,7 @@ class OperationFuser:
         return run(call, encoded, tracked, *extra_inputs, *flat)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """None: a copy of a module makes its own fuser when it is called."""
+        """None: a copy of a module creates its own fuser at its first call."""
 
     def __str__(self) -> str:
         return self._name()
@@ -302,7 +305,7 @@ def stage_name(stage: Stage) -> str:
 
 
 def runs_itself(op: FusibleOperation) -> bool:
-    """Whether an op has code of its own for a pass, and does not only name its basic ops."""
+    """Whether an op has its own code for a pass, not only basic ops."""
     return _defines(op, "fuser_forward") or _defines(op, "fuser_backward")
 
 
@@ -315,7 +318,7 @@ def _defines(op: FusibleOperation, method: str) -> bool:
 
 
 def _read(op: BasicOperation, name: str) -> torch.Tensor:
-    """A parameter that is not registered under its name: what computes it gives a tensor."""
+    """Computes a parameter that is not registered under its name. The result must be a tensor."""
     found = getattr(op, name, None)
     if not isinstance(found, torch.Tensor):
         raise TypeError(
@@ -326,7 +329,7 @@ def _read(op: BasicOperation, name: str) -> torch.Tensor:
 
 
 def _registered(op: BasicOperation) -> Iterator[torch.nn.Parameter]:
-    """The parameters of an op that does not name them."""
+    """The parameters of an op that does not define their names."""
     reparametrized = "parametrizations" in op._modules or any(
         isinstance(hook, (BasePruningMethod, SpectralNorm, WeightNorm))
         for hook in op._forward_pre_hooks.values()
@@ -341,7 +344,7 @@ def _registered(op: BasicOperation) -> Iterator[torch.nn.Parameter]:
 
 
 def _may_have(op: BasicOperation, getter: str) -> bool:
-    """Whether `getter` can give a quantizer."""
+    """Whether `getter` can return a quantizer."""
     return any(
         name in op.__dict__ or getattr(type(op), name) is not getattr(BasicOperation, name)
         for name in (getter, "get_quantizer", "num_quantizers")
@@ -349,7 +352,7 @@ def _may_have(op: BasicOperation, getter: str) -> bool:
 
 
 def _expand(ops: list[FusibleOperation], method: str) -> list[FusibleOperation]:
-    """`ops` with the fused ones that do not run in this direction taken apart."""
+    """Replaces fused ops that do not run in this direction by their basic ops."""
     expanded: list[FusibleOperation] = []
     for op in ops:
         expanded.extend([op] if not op.is_fused_op or _defines(op, method) else basic_ops(op))

@@ -1,4 +1,4 @@
-"""A drop-in for torch.nn.Linear."""
+"""A drop-in replacement for torch.nn.Linear."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Linear"]
 
 
 class Linear(FusedOperation):
-    """y = x·Wᵀ + b: a `BasicLinear` and, if `bias`, a `Bias`, which fuse with their neighbours.
+    """y = x·Wᵀ + b: a `BasicLinear` and, if `bias`, a `Bias`. Both fuse with their neighbours.
 
-    `weight` and `bias` are its own parameters, saved as torch.nn.Linear saves them; the basic ops
-    read them there. W is drawn as torch.nn.Linear draws it, b is 0. A state dict with the keys
-    `basic_ops.0.weight` and `basic_ops.1.bias` is accepted as well.
+    `weight` and `bias` are parameters of this module, with the state-dict keys of torch.nn.Linear.
+    The basic ops read them from here. W is initialised as in torch.nn.Linear, b is 0. A state dict
+    with the keys `basic_ops.0.weight` and `basic_ops.1.bias` is also accepted.
     """
 
     weight: torch.nn.Parameter
@@ -67,7 +67,7 @@ class Linear(FusedOperation):
         super().__setattr__(name, value)
 
     def reset_parameters(self) -> None:
-        """Draws W anew and sets b to 0."""
+        """Initialises W again and sets b to 0."""
         for op in self.basic_ops:
             op.reset_parameters()  # type: ignore[operator]
 
@@ -78,7 +78,7 @@ class Linear(FusedOperation):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        # Keys of the basic ops: what Transformer Engine saves.
+        # State-dict keys of the basic ops, as saved by Transformer Engine.
         for i, name in enumerate(("weight", "bias")):
             theirs = f"{prefix}basic_ops.{i}.{name}"
             if theirs in state_dict and prefix + name not in state_dict:

@@ -1,4 +1,4 @@
-"""What an operation is: its context, one step (Basic…), several at once (Fused…)."""
+"""The base classes of operations: context, basic ops (one step), fused ops (several steps)."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ _NOT_COPIED = ("_own_fuser", "_own_plan", "_parts", "_hooks")
 
 
 class OperationContext:
-    """What one basic op remembers from its forward to its backward; set any attribute on it.
+    """The data that one basic op keeps from its forward to its backward pass. Any attribute may be
+    set.
 
-    `saved_tensors` is () until `save_for_backward` is called. `requires_grad` says whether this op
-    will run backward at all, `input_requires_grad` whether the gradient of its input is wanted.
+    `saved_tensors` is () until `save_for_backward` is called. `requires_grad` is whether this op
+    will run backward. `input_requires_grad` is whether the gradient of its input is needed.
     `prev_op_grad_output_quantizer` is the quantizer of the op that will receive that gradient.
     """
 
@@ -44,9 +45,9 @@ class OperationContext:
     requires_grad: bool = True
     input_requires_grad: bool = True
     prev_op_grad_output_quantizer: Quantizer | None = None
-    # Parameters that are computed, by a parametrization or a hook: one tensor for the whole call.
+    # Parameters computed by a parametrization or a hook: one tensor for the whole call.
     _computed: dict[str, torch.Tensor] | None = None
-    # The op's parameters as the call read them, in the order of `parameter_names`.
+    # The parameters of the op as read by the call, in the order of `parameter_names`.
     _given: Sequence[Any] | None = None
 
     if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class OperationContext:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def save_for_backward(self, *tensors: Any) -> None:
-        """Keeps tensors, quantised tensors and None for the backward pass, in this order."""
+        """Saves tensors, quantised tensors and None for the backward pass, in this order."""
         self.saved_tensors = tensors
 
 
@@ -65,20 +66,20 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def is_fused_op(self) -> bool:
-        """Whether this stands for several basic ops."""
+        """Whether this op consists of several basic ops."""
 
     def pre_first_fuser_forward(self) -> None:
         """Called once, before the first forward pass."""
 
     def pre_fuser_forward(self, *, requires_grad: bool) -> None:
-        """Called before every forward pass; `requires_grad` is whether a backward pass follows."""
+        """Called before every forward pass. `requires_grad`: whether a backward pass follows."""
 
     def get_input_quantizer(self) -> Quantizer | None:
-        """How this op wants its input encoded; None takes plain numbers."""
+        """The quantizer for the input of this op. None: the input is plain."""
         return None
 
     def get_grad_output_quantizer(self) -> Quantizer | None:
-        """How this op wants the gradient of its output encoded; None takes plain numbers."""
+        """The quantizer for the gradient of the output of this op. None: it is plain."""
         return None
 
     def fuser_forward(
@@ -91,7 +92,7 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
         next_op_input_quantizer: Quantizer | None,
         basic_op_kwargs: list[dict[str, Any]],
     ) -> tuple[torch.Tensor, ExtraOutputs]:
-        """Runs all basic ops forward: (output, the extra outputs of each basic op)."""
+        """Runs all basic ops forward. Returns (output, the extra outputs of each basic op)."""
         raise NotImplementedError(
             f"{type(self).__name__}: fuser_forward is not defined; define it, or let the op be "
             "used for the backward pass only"
@@ -104,8 +105,11 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
         *,
         basic_op_grad_extra_outputs: list[tuple[torch.Tensor, ...]],
     ) -> BackwardResult:
-        """Runs all basic ops backward: (input gradient, parameter gradients and extra-input
-        gradients of each basic op)."""
+        """Runs all basic ops backward.
+
+        Returns (input gradient, parameter gradients of each basic op, extra-input gradients of
+        each).
+        """
         raise NotImplementedError(
             f"{type(self).__name__}: fuser_backward is not defined; define it, or let the op be "
             "used for the forward pass only"
@@ -117,7 +121,7 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
     register_full_backward_hook = _hooks.counted("register_full_backward_hook")
     register_backward_hook = _hooks.counted("register_backward_hook")
 
-    # A fuser of this op alone, for calls outside a Sequential.
+    # A fuser of only this op, for calls outside of a Sequential.
     _own_fuser: OperationFuser | None = None
 
     def _alone(self) -> OperationFuser:
@@ -141,39 +145,39 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
         _hooks.count_attribute(name)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies and pickles build their own fuser.
+        # Copies and pickles create their own fuser.
         return {k: v for k, v in self.__dict__.items() if k not in _NOT_COPIED}
 
 
 def _op_forward(self: Any, ctx: OperationContext, input_: torch.Tensor, **kwargs: Any) -> Any:
-    """y of the op; what the backward pass needs goes to `ctx.save_for_backward`.
+    """The output y of the op. Tensors for the backward pass are given to `ctx.save_for_backward`.
 
-    Keywords are prev_op_grad_output_quantizer, next_op_input_quantizer and the caller's own; an op
-    without **kwargs gets those that it names.
+    Keywords are prev_op_grad_output_quantizer, next_op_input_quantizer and those of the caller. An
+    op without **kwargs gets only the keywords in its signature.
     """
     raise NotImplementedError(f"{type(self).__name__}: define op_forward(ctx, input, **kwargs)")
 
 
 def _op_backward(self: Any, ctx: OperationContext, grad_output: torch.Tensor) -> Any:
-    """dx alone, or (dx, one gradient or None for each parameter)."""
+    """dx, or (dx, one gradient or None for each parameter)."""
     raise NotImplementedError(f"{type(self).__name__}: define op_backward(ctx, grad_output)")
 
 
 class BasicOperation(FusibleOperation, abc.ABC):
     """One step with its parameters: y = op_forward(x), dx = op_backward(dy).
 
-    `num_extra_inputs` and `num_extra_outputs` tensors beside the main one are taken and given;
-    an op that has some defines `fuser_forward` and `fuser_backward` instead.
+    An op may have `num_extra_inputs` and `num_extra_outputs` tensors in addition to the main one.
+    Such an op defines `fuser_forward` and `fuser_backward` instead.
     """
 
     num_extra_inputs: int = 0
     num_extra_outputs: int = 0
-    # The tensors that `op_backward` gives gradients of. Those named here may be parametrized or
-    # pruned, and are read by `parameter`; None: the registered parameters, which may not be.
+    # The tensors that `op_backward` returns gradients of. These may be parametrized or pruned, and
+    # are read with `parameter`. None: the registered parameters, which may be neither.
     parameter_names: tuple[str, ...] | None = None
-    # The op of the registry that this is, as chains call it.
+    # The name of this op in the registry and in chains.
     op_name: str | None = None
-    # Whether it computes something else in evaluation.
+    # Whether training and evaluation differ.
     has_modes = False
 
     def __init__(self) -> None:
@@ -182,7 +186,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
             "forward": {},
             "backward": {},
         }
-        # Slot to channel name; an output also says whether the caller sees it.
+        # Slot -> channel name. For an output, also whether the caller gets it.
         self._input_channels: dict[int, str] = {}
         self._output_channels: dict[int, tuple[str, bool]] = {}
         self._channels_locked = False
@@ -192,11 +196,11 @@ class BasicOperation(FusibleOperation, abc.ABC):
         return False
 
     def num_quantizers(self, mode: str) -> int:
-        """How many quantizers the op has for mode "forward" or "backward"."""
+        """The number of quantizers of the op for mode "forward" or "backward"."""
         return 0
 
     def get_quantizer(self, mode: str, index: int) -> Quantizer | None:
-        """Quantizer `index` of "forward" or "backward"; None where nothing is quantised."""
+        """Quantizer `index` of "forward" or "backward". None: not quantised."""
         quantizers = self._quantizers.get(mode)
         if quantizers is None or not 0 <= index < self.num_quantizers(mode):
             self._check_quantizer(mode, index)
@@ -204,7 +208,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
         return quantizers.get(index)
 
     def set_quantizer(self, mode: str, index: int, quantizer: Quantizer | None) -> None:
-        """Gives the op a quantizer, or takes it away with None."""
+        """Sets or, with None, removes a quantizer of the op."""
         self._check_quantizer(mode, index)
         if quantizer is not None and not callable(quantizer):
             raise TypeError(
@@ -232,7 +236,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
         return self.get_quantizer("backward", 0) if self.num_quantizers("backward") else None
 
     def parameter(self, ctx: OperationContext, name: str) -> torch.Tensor:
-        """The parameter `name` as the call of `ctx` reads it, in both passes."""
+        """The parameter `name` in the call of `ctx`, for both passes."""
         if ctx._computed is not None:
             return ctx._computed[name]
         if ctx._given is not None:
@@ -241,45 +245,47 @@ class BasicOperation(FusibleOperation, abc.ABC):
         return getattr(self, name) if found is None else found
 
     def parameter_holder(self) -> torch.nn.Module:
-        """The module that has the op's parameters: the op itself, or the one it is part of."""
+        """The module that owns the parameters: the op itself, or the module that it is part of."""
         return self
 
     def plan_text(self) -> str | None:
-        """The op as a chain's text says it now; None where no plan can run it."""
+        """The current text of the op in a chain. None if no plan can run it."""
         return None
 
     def plan_cols(self, cols: int) -> int:
-        """How many columns its output has in a plan."""
+        """The number of columns of its output in a plan."""
         return cols
 
     def plan_width(self) -> int | None:
-        """How many columns its input has, where the op says."""
+        """The number of columns of its input, if the op defines it."""
         return None
 
     def plan_lead(self, lead: Sequence[int], cols: int) -> Sequence[int] | None:
-        """The leading dimensions of its output in a plan, for an input of shape (*lead, cols);
-        None where such an input does not fit."""
+        """The leading dimensions of its output in a plan, for an input of shape (*lead, cols).
+
+        None if such an input is invalid.
+        """
         return lead
 
     def extra_fits(self, slot: int, shape: Sequence[int], lead: Sequence[int], cols: int) -> bool:
-        """Whether extra input `slot` may have `shape` beside an input of shape (*lead, cols)."""
+        """Whether extra input `slot` may have `shape` for an input of shape (*lead, cols)."""
         return tuple(shape) == (*lead, cols)
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, ...] | None:
-        """The shape of the output for an input of `shape`; None where it is not known."""
+        """The shape of the output for an input of `shape`. None if it is unknown."""
         if not len(shape) or not is_ours(self):
             return None
         return *shape[:-1], self.plan_cols(shape[-1])
 
     def set_extra_input_channel(self, index: int, name: str) -> None:
-        """Takes extra input `index` from the channel `name`, not from the caller."""
+        """Reads extra input `index` from the channel `name` instead of from the caller."""
         self._check_channel("input", index, self.num_extra_inputs, name)
         self._input_channels[index] = name
 
     def set_extra_output_channel(
         self, index: int, name: str, output_to_caller: bool = True
     ) -> None:
-        """Sends extra output `index` to the channel `name`, and to the caller if asked."""
+        """Sends extra output `index` to the channel `name`, and optionally to the caller."""
         self._check_channel("output", index, self.num_extra_outputs, name)
         if not isinstance(output_to_caller, bool):
             raise TypeError(
@@ -310,7 +316,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
                 "channels before the op is first used"
             )
 
-    # Declared like torch.nn.Module.forward: an op takes the keywords that it wants.
+    # Declared like torch.nn.Module.forward: an op takes only the keywords that it needs.
     op_forward: Callable[..., Any] = _op_forward
     op_backward: Callable[..., Any] = _op_backward
 
@@ -322,7 +328,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
         next_op_input_quantizer: Quantizer | None,
         kwargs: dict[str, Any],
     ) -> torch.Tensor:
-        """`op_forward` with the keywords that it takes."""
+        """`op_forward` with the keywords in its signature."""
         wanted = keywords(self.op_forward)
         if wanted is None:
             return self.op_forward(
@@ -341,7 +347,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
         return self.op_forward(ctx, input_, **{**given, **kwargs})
 
     def check_kwargs(self, kwargs: Iterable[str]) -> None:
-        """Refuses keywords that `op_forward` does not take."""
+        """Raises an error for keywords that `op_forward` does not take."""
         taken = keywords(self.op_forward)
         for name in kwargs:
             if taken is not None and name not in taken:
@@ -353,7 +359,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
     def call_backward(
         self, ctx: OperationContext, grad_output: torch.Tensor
     ) -> tuple[Gradient, Sequence[Gradient]]:
-        """`op_backward` in its long form."""
+        """`op_backward`, with its result always as (dx, parameter gradients)."""
         result = self.op_backward(ctx, grad_output)
         if not isinstance(result, (tuple, list)):
             check_result(self, "op_backward", result)
@@ -415,20 +421,20 @@ class BasicOperation(FusibleOperation, abc.ABC):
 
     @one_break
     def forward(self, input: torch.Tensor, *extra_inputs: torch.Tensor, **kwargs: Any) -> Any:
-        """Runs the op alone: its output, or (output, *extra outputs)."""
+        """Runs only this op. Returns its output, or (output, *extra outputs)."""
         return self._alone()(input, *extra_inputs, basic_op_kwargs=[kwargs])
 
 
 class PartOperation(BasicOperation):
-    """A basic op whose parameters may be those of the module that it is part of."""
+    """A basic op whose parameters may belong to the module that contains it."""
 
     _whole: torch.nn.Module | None = None
 
     def move_parameters(self, whole: torch.nn.Module) -> None:
-        """Makes the op's parameters those of `whole`, under the same names."""
+        """Moves the parameters of the op to `whole`, under the same names."""
         for name in self.parameter_names or ():
             whole.register_parameter(name, self._parameters.pop(name))
-        self.__dict__["_whole"] = whole  # not a submodule: the op is one of its own
+        self.__dict__["_whole"] = whole  # not a submodule: the op is a submodule of it
 
     def parameter_holder(self) -> torch.nn.Module:
         return self if self._whole is None else self._whole
@@ -436,7 +442,7 @@ class PartOperation(BasicOperation):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Its own, or those of the module that it is part of; parents count them there, once."""
+        """Its own parameters. Empty if they belong to a module, so that they are counted once."""
         if self._whole is None:
             yield from super().named_parameters(prefix, recurse, remove_duplicate)
             return
@@ -461,8 +467,8 @@ class PartOperation(BasicOperation):
 class FusedOperation(FusibleOperation):
     """Several basic ops that run as one.
 
-    It has no state of its own. One that defines only `fuser_forward`, or only `fuser_backward`,
-    must give and save what its basic ops would; in the other direction those run one by one.
+    It has no state. If it defines only `fuser_forward` or only `fuser_backward`, it must return and
+    save the same tensors as its basic ops. In the other direction the basic ops run one by one.
     """
 
     def __init__(self, basic_ops: Iterable[BasicOperation]) -> None:
@@ -501,7 +507,7 @@ class FusedOperation(FusibleOperation):
         *extra_inputs: torch.Tensor,
         basic_op_kwargs: list[dict[str, Any]] | None = None,
     ) -> Any:
-        """Runs the ops: the output, or (output, *extra outputs)."""
+        """Runs the ops. Returns the output, or (output, *extra outputs)."""
         if self._hooks != _hooks.given() or self._parts is not None:
             self._find_hooks()
         if self._parts is None:
@@ -509,7 +515,7 @@ class FusedOperation(FusibleOperation):
         kwargs = dict(zip(basic_ops(self), basic_op_kwargs or (), strict=False))
         return self._parts(input, *extra_inputs, op_kwargs=kwargs)
 
-    # The basic ops as a Sequential, while some of them have hooks.
+    # The basic ops as a Sequential, if some of them have hooks.
     _parts: Sequential | None = None
     _hooks = -1
 
@@ -525,7 +531,7 @@ class FusedOperation(FusibleOperation):
 
 
 def basic_ops(op: FusibleOperation) -> list[BasicOperation]:
-    """The basic ops that `op` stands for, itself if it is one."""
+    """The basic ops of `op`, or itself if it is one."""
     if isinstance(op, FusedOperation):
         return [b for part in op.basic_ops for b in basic_ops(part)]  # type: ignore[arg-type]
     if not isinstance(op, BasicOperation):
@@ -537,7 +543,7 @@ def basic_ops(op: FusibleOperation) -> list[BasicOperation]:
 
 
 def with_numbers(op: str, name: str, parameter: torch.Tensor) -> torch.Tensor:
-    """The parameter, unless it is on the meta device."""
+    """Returns the parameter. Raises an error if it is on the meta device."""
     if parameter.is_meta:
         raise RuntimeError(
             f"{op}: {name} is on the meta device, where it has no numbers; give it memory with "
@@ -547,13 +553,13 @@ def with_numbers(op: str, name: str, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def check_number(op: str, name: str, value: Any) -> None:
-    """Refuses an argument that is no number."""
+    """Raises an error if the argument is not a number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{op}: {name}={value!r}; it must be a number")
 
 
 def check_size(op: str, name: str, value: Any) -> None:
-    """Refuses a width that is no whole number above 0."""
+    """Raises an error if the width is not an integer greater than 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{op}: {name}={value!r}; it must be a whole number")
     if value < 1:
@@ -561,7 +567,7 @@ def check_size(op: str, name: str, value: Any) -> None:
 
 
 def check_result(op: FusibleOperation, method: str, result: Any) -> None:
-    """Refuses a result that is no tensor, plain or encoded."""
+    """Raises an error if the result is not a tensor, plain or encoded."""
     if not isinstance(result, torch.Tensor) and not hasattr(result, "dequantize"):
         raise TypeError(
             f"{type(op).__name__}: {method} gave a {type(result).__name__}; it must return a "
@@ -570,7 +576,7 @@ def check_result(op: FusibleOperation, method: str, result: Any) -> None:
 
 
 def keywords(method: Any) -> frozenset[str] | None:
-    """The keywords an op_forward names after ctx and input; None if it takes any."""
+    """The keywords of an op_forward after ctx and input. None if it takes any."""
     return _keywords(getattr(method, "__func__", method), hasattr(method, "__self__"))
 
 
@@ -582,7 +588,7 @@ def _keywords(function: FunctionType, bound: bool) -> frozenset[str] | None:
     return frozenset(p.name for p in parameters)
 
 
-# What an op defines itself, and what a fusion of ours must therefore leave alone.
+# Methods that an op may override. A built-in fusion must not replace such an op.
 _OWN = (
     "op_forward",
     "op_backward",
@@ -600,10 +606,10 @@ def _built_in(cls: type) -> bool:
 
 
 def is_ours(op: FusibleOperation) -> bool:
-    """Whether `op` is of a class of ours, and nothing in it was replaced."""
+    """Whether `op` has a class of this package, without replaced methods."""
     return type(op).__module__.startswith(_HERE) and is_built_in(op)
 
 
 def is_built_in(op: FusibleOperation) -> bool:
-    """Whether `op` runs our code only, so that a fusion of ours may replace it."""
+    """Whether `op` runs only code of this package, so that a built-in fusion may replace it."""
     return _built_in(type(op)) and not any(name in op.__dict__ for name in _OWN)

@@ -1,4 +1,4 @@
-"""A list of operations and other modules, run one after another."""
+"""A list of operations and other modules that run one after another."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Sequential"]
 
 
 class Sequential(torch.nn.Module):
-    """y = opₙ(… op₂(op₁(x))): neighbouring operations are fused, other modules run in between.
+    """y = opₙ(… op₂(op₁(x))). Adjacent operations are fused, other modules run between them.
 
-    It is made of modules, of an iterable of them, or of a dict with names, and it is a list:
-    append, extend, insert, pop, slices, +, +=. Extra inputs go to the ops that take some, from
-    left to right; the result is y, or (y, *extra outputs). `op_kwargs` maps a basic op, or its
-    index, to keywords of its forward.
+    It is created from modules, an iterable of modules, or a dict with names. It supports the list
+    operations append, extend, insert, pop, slices, +, +=. Extra inputs go to the ops that take
+    them, from left to right. The result is y, or (y, *extra outputs). `op_kwargs` maps a basic op,
+    or its index, to keywords of its forward.
     """
 
     _modules: dict[str, torch.nn.Module]  # type: ignore[assignment]
@@ -34,7 +34,7 @@ class Sequential(torch.nn.Module):
         self._grouped: list[torch.nn.Module] = []
         self._called: list[FusibleOperation] = []
         self._hooks = -1
-        self._routes: list[Routes] = []  # of the groups
+        self._routes: list[Routes] = []  # one per group
         self._num_extra_inputs = 0
         if len(args) == 1 and isinstance(args[0], Mapping):
             for name, module in args[0].items():
@@ -97,7 +97,7 @@ class Sequential(torch.nn.Module):
         return self
 
     def insert(self, index: int, module: torch.nn.Module) -> Sequential:
-        """Puts a module before the one at `index`."""
+        """Inserts a module before the one at `index`."""
         self._check(module)
         modules = list(self)
         modules.insert(index, module)
@@ -105,7 +105,7 @@ class Sequential(torch.nn.Module):
         return self
 
     def pop(self, index: int = -1) -> torch.nn.Module:
-        """Takes the module at `index` out, and gives it."""
+        """Removes the module at `index` and returns it."""
         module = self[index]
         del self[index]
         return module
@@ -138,28 +138,31 @@ class Sequential(torch.nn.Module):
 
     @classmethod
     def of_parts(cls, ops: Iterable[torch.nn.Module]) -> Sequential:
-        """The parts of one operation, which has their parameters."""
+        """A Sequential of the parts of one operation, which owns their parameters."""
         made = cls()
         for i, op in enumerate(ops):
             made.add_module(str(i), op)
         return made
 
     def groups(self) -> list[tuple[Any, list[int]]]:
-        """Fusers of neighbouring operations, operations that are called as modules because of
-        their hooks, and other modules, with the indices they cover."""
+        """The groups of modules, with the indices that they cover.
+
+        A group is a fuser of adjacent operations, an operation with hooks that is called as a
+        module, or another module.
+        """
         modules = list(self._modules.values())
         same = self._groups is not None and modules == self._grouped
         if same and self._hooks == _hooks.given() and not self._called:
             assert self._groups is not None
             return self._groups
-        # Removing a hook does not change the count.
+        # The counter does not change when a hook is removed.
         self._hooks = _hooks.given()
         called = [op for op in _basic_or_called(modules) if _hooks.why_called(op)]
         if not same or called != self._called:
             groups = _grouped(modules)
             self._routes = [_routes(part) for part, _ in groups]
             self._num_extra_inputs = sum(routes.fed.count(None) for routes in self._routes)
-            # Last: another thread looks at these to know whether the others are right.
+            # Assigned last, because other threads check these to know whether the rest is valid.
             self._called, self._grouped, self._groups = called, modules, groups
         assert self._groups is not None
         return self._groups
@@ -174,7 +177,7 @@ class Sequential(torch.nn.Module):
         """The output, or (output, *extra outputs)."""
         groups = self.groups()
         if len(extra_inputs) != self._num_extra_inputs:
-            _watch.check("Sequential", input)  # tracers add arguments of their own
+            _watch.check("Sequential", input)  # tracers add their own arguments
             raise ValueError(
                 f"Sequential: {len(extra_inputs)} extra inputs were given; its ops take "
                 f"{self._num_extra_inputs}"
@@ -212,7 +215,7 @@ class Sequential(torch.nn.Module):
         return by_op
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies and pickles build their own fusers.
+        # Copies and pickles create their own fusers.
         return {**self.__dict__, "_groups": None, "_grouped": [], "_called": [], "_routes": []}
 
     __prepare_scriptable__ = _watch.not_scriptable
@@ -223,7 +226,7 @@ class Sequential(torch.nn.Module):
         return page(self)
 
     def extra_repr(self) -> str:
-        """What was fused in the last forward, if there was one."""
+        """The fused ops of the last forward pass, if there was one."""
         if self._groups is None or list(self) != self._grouped:
             return ""
         lines = []
@@ -237,7 +240,7 @@ class Sequential(torch.nn.Module):
 
 
 def _basic_or_called(modules: Iterable[torch.nn.Module]) -> Iterator[FusibleOperation]:
-    """The operations that hooks may be waiting at."""
+    """The operations that may have hooks."""
     for module in modules:
         if isinstance(module, FusibleOperation):
             yield module
@@ -246,7 +249,7 @@ def _basic_or_called(modules: Iterable[torch.nn.Module]) -> Iterator[FusibleOper
 
 
 def pieces(op: FusibleOperation) -> list[FusibleOperation]:
-    """`op`, or its basic ops where some of them are called."""
+    """`op`, or its basic ops if some of them are called as modules."""
     for basic in basic_ops(op) if isinstance(op, FusedOperation) else ():
         why = _hooks.why_called(basic)
         if why and runs_itself(op):
@@ -275,7 +278,7 @@ def _grouped(modules: list[torch.nn.Module]) -> list[tuple[Any, list[int]]]:
 
 
 def _cut(run: list[tuple[int, FusibleOperation]]) -> list[tuple[Any, list[int]]]:
-    """Neighbouring operations as one fuser, or as several around those that are called."""
+    """Adjacent operations as one fuser, or as several if some ops are called as modules."""
     parts: list[list[tuple[int, FusibleOperation]]] = [[]]
     for entry in run:
         if _hooks.why_called(entry[1]):
@@ -285,7 +288,7 @@ def _cut(run: list[tuple[int, FusibleOperation]]) -> list[tuple[Any, list[int]]]
     parts = [part for part in parts if part]
     in_parts = [[b for _, op in part for b in basic_ops(op)] for part in parts]
     if len(parts) > 1:
-        Routes([op for part in in_parts for op in part])  # refuses what does not fit
+        Routes([op for part in in_parts for op in part])  # raises an error if channels do not match
     groups: list[tuple[Any, list[int]]] = []
     for at, part in enumerate(parts):
         ops, indices = [op for _, op in part], sorted({i for i, _ in part})
@@ -305,14 +308,14 @@ def _basic_ops(part: Any) -> list[BasicOperation]:
 
 
 def _routes(part: Any) -> Routes:
-    """The extra tensors that `part` takes and gives."""
+    """The extra tensors that `part` takes and returns."""
     if isinstance(part, OperationFuser):
         return part._routes
     return Routes(_basic_ops(part), ANY, ANY)
 
 
 def _keywords(part: Any, by_op: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
-    """The keywords of a call of `part`."""
+    """The keywords for a call of `part`."""
     ops = _basic_ops(part)
     if not by_op or not ops:
         return {}

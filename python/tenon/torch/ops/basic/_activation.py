@@ -1,5 +1,7 @@
-"""Activations of any formula: y = f(x), or f(a)*L(b) of the halves a and b of x; `Scaled…` times
-a number a row."""
+"""Activations of any formula: y = f(x), or f(a)*L(b) for the halves a and b of x.
+
+`Scaled…` classes multiply each row by a scale.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,18 @@ from ..op import BackwardResult, BasicOperation, ExtraOutputs, OperationContext
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
 
-# TE's word for a parameter, where it is another than the registry's; both are accepted.
+# Parameter names of Transformer Engine that differ from the registry. Both are accepted.
 _ALIASES = {"glu_linear_offset": "offset"}
 
 
 class _ActivationOperation(BasicOperation, abc.ABC):
-    """An activation: the compute dtype, what is saved, and quantised neighbours.
+    """Base class of activations: the compute dtype, saved tensors, and quantised neighbours.
 
-    The input is saved for the backward pass. With `cache_quantized_input` its E4M3 encoding with
-    1x128 power-of-two scales is saved instead, if a backward pass follows at all.
+    The input is saved for the backward pass. With `cache_quantized_input`, its E4M3 encoding with
+    1x128 power-of-two scales is saved instead. Nothing is saved without a backward pass.
     """
 
-    # Whether the implementations take quantised tensors as they are.
+    # Whether the implementation accepts quantised tensors directly.
     _takes_encoded = False
 
     def __init__(self, *, cache_quantized_input: bool = False) -> None:
@@ -64,7 +66,8 @@ class _ActivationOperation(BasicOperation, abc.ABC):
         y = self._activation_forward_impl(x, next_op_input_quantizer)
         if ctx.requires_grad:
             ctx.save_for_backward(self.cached_input(x))
-            ctx.kernel = self.__dict__.get("kernel")  # its parameters may change until then
+            # Parameters may change before the backward pass.
+            ctx.kernel = self.__dict__.get("kernel")
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
         return y
 
@@ -78,7 +81,7 @@ class _ActivationOperation(BasicOperation, abc.ABC):
         return dx, ()
 
     def cached_input(self, x: torch.Tensor) -> Any:
-        """`x` as it is saved for the backward pass."""
+        """`x` in the form that is saved for the backward pass."""
         if not self.cache_quantized_input or not isinstance(x, torch.Tensor):
             return x
         return _cache_quantizer()(x)
@@ -98,7 +101,7 @@ def _cache_quantizer() -> Quantizer:
 
 
 class _Kernel:
-    """An activation's text for the C ABI, its parameters and its layout; it never changes."""
+    """The text of an activation for the C ABI, its parameters and its layout. Immutable."""
 
     def __init__(
         self, act: Any, params: dict[str, float], interleave: int | None, op: str, scaled: bool
@@ -127,7 +130,7 @@ class _Kernel:
             self.layout = f"interleaved({interleave})".encode()
 
     def parameter(self, name: str) -> str | None:
-        """The registry's name of a parameter."""
+        """The name of a parameter in the registry."""
         name = _ALIASES.get(name, name)
         return name if name in self.params else None
 
@@ -139,13 +142,13 @@ class _Kernel:
         self.chain_texts: dict[bool, str] = {}
 
     def having(self, **params: float) -> _Kernel:
-        """Another one, with other values of parameters."""
+        """A copy with other parameter values."""
         other = copy.copy(self)
         other._set(params)
         return other
 
     def chain_text(self, name: str | None, cached: bool) -> str:
-        """As an op of a chain; `name` is the registry's, if the op's class has one."""
+        """The text of the op in a chain. `name` is its registry name, if the op's class has one."""
         params = [f"{key}={value!r}" for key, value in self.params.items()]
         if name is None or self.scaled:
             quoted = self.text.decode().replace("\\", "\\\\").replace('"', '\\"')
@@ -158,7 +161,7 @@ class _Kernel:
 
 
 class _KernelOperation(BasicOperation):
-    """What activations that are Tenon kernels share: parameters as attributes."""
+    """Common parts of activations that are Tenon kernels: parameters as attributes."""
 
     kernel: _Kernel
 
@@ -173,7 +176,7 @@ class _KernelOperation(BasicOperation):
         return cols // 2 if self.kernel.gated else cols
 
     def kernel_of(self, ctx: OperationContext) -> _Kernel:
-        """The kernel as it was in the forward pass."""
+        """The kernel of the forward pass."""
         kernel: _Kernel = getattr(ctx, "kernel", self.kernel)
         return kernel
 
@@ -203,15 +206,15 @@ class _KernelOperation(BasicOperation):
             shown.append("cache_quantized_input=True")
         return ", ".join(shown)
 
-    # The registry's name, in classes of one activation.
+    # The registry name, in classes of one activation.
     act: str | None = None
 
 
 class Activation(_KernelOperation, _ActivationOperation):
     """y = f(x) for any f: a registered name, a formula, or a Python function.
 
-    A gated f, of a and b, reads [.., 2H] and writes [.., H]; `glu_interleave_size=k` says that k
-    columns of a and k of b alternate. Parameters are keywords: `Activation("elu", alpha=0.5)`.
+    A gated f(a, b) reads [.., 2H] and writes [.., H]. With `glu_interleave_size=k`, groups of k
+    columns of a and of b alternate. Parameters are keywords: `Activation("elu", alpha=0.5)`.
     """
 
     _takes_encoded = True
@@ -259,9 +262,9 @@ class Activation(_KernelOperation, _ActivationOperation):
 
 
 class ScaledActivation(_KernelOperation):
-    """y = f(x)*s for any f as in `Activation`; the extra input s has one number a row.
+    """y = f(x)*s for any f as in `Activation`. The extra input s has one value per row.
 
-    dx = g*s*f'(x), ds = the row sums of g*f(x). The scales keep their own dtype.
+    dx = g*s*f'(x), ds = row sums of g*f(x). The scales keep their dtype.
     """
 
     num_extra_inputs = 1
@@ -337,7 +340,7 @@ class ScaledActivation(_KernelOperation):
 
 
 class _Named(Activation):
-    """An activation with a class of its own; the class says which in `act`."""
+    """An activation with its own class. `act` of the class is the registered name."""
 
     def __init__(
         self,
@@ -355,7 +358,7 @@ class _Named(Activation):
 
 
 class _ScaledNamed(ScaledActivation):
-    """A scaled activation with a class of its own."""
+    """A scaled activation with its own class."""
 
     def __init__(self, *, glu_interleave_size: int | None = None, **params: float) -> None:
         super().__init__(self.act, glu_interleave_size=glu_interleave_size, **params)

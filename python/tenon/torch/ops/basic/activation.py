@@ -1,7 +1,7 @@
-"""The activations that Transformer Engine has as classes, by the names it gives them.
+"""The activation classes of Transformer Engine, under the same names.
 
-σ is the sigmoid. In a gated one a is the activated half of the input, b the linear half; a comes
-first, or alternates with b in groups of `glu_interleave_size` columns.
+σ is the sigmoid. In gated activations a is the activated half of the input and b the linear half. a
+is the first half, or alternates with b in groups of `glu_interleave_size` columns.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = [
 
 
 class GELU(_Named):
-    """y = x·Φ(x), Φ the normal distribution by its tanh approximation."""
+    """y = x·Φ(x), with the tanh approximation of the normal distribution function Φ."""
 
     act = "gelu"
 
 
 class GELUErf(_Named):
-    """y = x·Φ(x), Φ the normal distribution, exactly."""
+    """y = x·Φ(x), with the exact normal distribution function Φ."""
 
     act = "gelu_erf"
 
@@ -121,30 +121,30 @@ class ClampedSwiGLU(_Named):
 
 
 class SiTUGLU(_Named):
-    """y = beta1·tanh(a/beta1)·σ(a)·beta2·tanh(b/beta2); beta1 = 4 and beta2 = 25 by default."""
+    """y = beta1·tanh(a/beta1)·σ(a)·beta2·tanh(b/beta2). Defaults: beta1 = 4, beta2 = 25."""
 
     act = "situglu"
 
 
 class ScaledSwiGLU(_ScaledNamed):
-    """y = a·σ(a)·b·s; s, the extra input, has one number a row."""
+    """y = a·σ(a)·b·s. The extra input s has one value per row."""
 
     act = "swiglu"
 
 
 class ScaledClampedQGeGLU(_ScaledNamed):
-    """y = `ClampedSwiGLU` times s; s, the extra input, has one number a row."""
+    """y = `ClampedSwiGLU` times s. The extra input s has one value per row."""
 
     act = "clamped_swiglu"
 
 
 class ScaledSiTUGLU(_ScaledNamed):
-    """y = `SiTUGLU` times s; s, the extra input, has one number a row."""
+    """y = `SiTUGLU` times s. The extra input s has one value per row."""
 
     act = "situglu"
 
 
 class ScaledSReLU(_ScaledNamed):
-    """y = max(0, x)²·s; s, the extra input, has one number a row."""
+    """y = max(0, x)²·s. The extra input s has one value per row."""
 
     act = "srelu"

@@ -1,4 +1,4 @@
-"""y = x + the extra input."""
+"""The op y = x + extra input."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["AddExtraInput"]
 
 
 class AddExtraInput(BasicOperation):
-    """y = x + e with the extra input e of x's shape; both gradients are g.
+    """y = x + e. The extra input e has the shape of x. Both gradients are g.
 
-    `in_place` lets y take the memory of e where no gradient is recorded and the caller gave e.
+    With `in_place`, y reuses the memory of e if no gradient is recorded and the caller provided e.
     """
 
     op_name = "add"
@@ -36,7 +36,7 @@ class AddExtraInput(BasicOperation):
 
     @staticmethod
     def check(x: Any, extra: torch.Tensor) -> None:
-        """x and the extra input must fit."""
+        """Raises an error if x and the extra input do not match."""
         _kernels.compute_dtype("AddExtraInput", x, extra)
         if x.shape != extra.shape:
             raise ValueError(
@@ -57,7 +57,7 @@ class AddExtraInput(BasicOperation):
         (extra,) = basic_op_extra_inputs[0]
         self.check(input_, extra)
         x = _kernels.plain(input_)
-        # A channel brings another op's tensor, which may be the caller's input.
+        # The tensor of a channel belongs to another op and may be the caller's input.
         own = 0 not in self._input_channels
         if self.in_place and own and not basic_op_ctxs[0].requires_grad:
             y = extra.add_(x)

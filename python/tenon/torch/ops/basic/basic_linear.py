@@ -1,4 +1,4 @@
-"""y = x·Wᵀ."""
+"""The op y = x·Wᵀ."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["BasicLinear"]
 class BasicLinear(PartOperation):
     """y = x·Wᵀ with W of shape [out_features, in_features]; dx = g·W, dW = gᵀ·x.
 
-    It computes in W's dtype, or autocast's. Forward quantizers 0 and 1 encode x and W, backward
-    quantizer 0 encodes g; the products then run on the encoded values. W is encoded in every
-    forward. With `accumulate_into_main_grad`, dW is added to `weight.main_grad`, rounded to its
-    dtype only, and `weight.grad` stays as it is.
+    It computes in the dtype of W, or of autocast. Forward quantizers 0 and 1 encode x and W,
+    backward quantizer 0 encodes g. The products then use the encoded values. W is encoded in every
+    forward pass. With `accumulate_into_main_grad`, dW is added to `weight.main_grad` and rounded
+    only to its dtype. `weight.grad` is not changed.
     """
 
     op_name = "linear"
@@ -65,7 +65,7 @@ class BasicLinear(PartOperation):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """W is drawn as nn.Linear draws it: uniform in ±1/sqrt(in_features)."""
+        """Initialises W like nn.Linear: uniform in ±1/sqrt(in_features)."""
         if self._rng_state_tracker_function is None:
             torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         else:
@@ -94,7 +94,7 @@ class BasicLinear(PartOperation):
     def operands(
         self, ctx: OperationContext, input_: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x and W ready for the product, encoded ones decoded; saves what backward needs."""
+        """x and W for the product, decoded if encoded. Saves the tensors for backward."""
         weight = with_numbers("BasicLinear", "weight", self.parameter(ctx, "weight"))
         if input_.shape[-1:] != (self.in_features,):
             columns = input_.shape[-1] if len(input_.shape) else "no"
@@ -103,16 +103,16 @@ class BasicLinear(PartOperation):
                 f"wants {self.in_features}"
             )
         dtype = _kernels.compute_dtype("BasicLinear", weight, input_)
-        # An operand that is encoded is kept that way, and decoded for each product.
+        # An encoded operand stays encoded and is decoded for each product.
         x = _kernels.encode(input_, self.get_quantizer("forward", 0))
-        # Neither its address nor its version proves that a weight is unchanged: fused optimisers,
-        # FSDP and .data write without a trace. So it is encoded in every forward.
+        # W is encoded in every forward pass. Its address and version do not prove that it is
+        # unchanged: fused optimisers, FSDP and writes to .data change neither.
         quantizer = self.get_quantizer("forward", 1)
         w: Any = weight if quantizer is None else quantizer(weight.detach())
         x_plain, w_plain = _kernels.plain(x, dtype), _kernels.plain(w, dtype)
         _cuda.same("BasicLinear: the input", x_plain, "BasicLinear: weight", w_plain)
         if ctx.requires_grad:
-            # A frozen weight needs no input for its gradient.
+            # If the weight is frozen, its gradient is not needed, so x is not saved.
             kept_x = None
             if weight.requires_grad:
                 kept_x = x_plain if isinstance(x, torch.Tensor) else x
@@ -157,11 +157,11 @@ class BasicLinear(PartOperation):
     ) -> torch.Tensor | None:
         main_grad = self.main_grad(weight)
         if main_grad is not None and main_grad.dtype != dy.dtype:
-            dy, x = dy.float(), x.float()  # torch rounds a product to its operands' dtype
+            dy, x = dy.float(), x.float()  # torch rounds a product to the dtype of its operands
         return self.deliver(weight, torch.mm(dy.t(), x))
 
     def main_grad(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """Where dW is to be added; None while there is nothing."""
+        """The tensor that dW is added to, or None."""
         main_grad = getattr(weight, "main_grad", None)
         if not self.accumulate_into_main_grad or main_grad is None:
             return None
@@ -178,7 +178,7 @@ class BasicLinear(PartOperation):
         return main_grad
 
     def deliver(self, weight: torch.Tensor, dw: torch.Tensor) -> torch.Tensor | None:
-        """dW for autograd, or None once it is in `main_grad`."""
+        """dW for autograd, or None after it was added to `main_grad`."""
         if not self.accumulate_into_main_grad:
             return dw if dw.dtype == weight.dtype else dw.to(weight.dtype)
         main_grad = self.main_grad(weight)

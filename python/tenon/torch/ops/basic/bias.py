@@ -1,4 +1,4 @@
-"""y = x + b."""
+"""The op y = x + b."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Bias"]
 
 
 class Bias(PartOperation):
-    """y = x + b with one trainable number a column; db is the column sum of the gradient.
+    """y = x + b with one trainable value per column. db is the column sum of the gradient.
 
-    The output has the input's dtype (autocast's, if on); the sum is rounded once.
+    The output has the dtype of the input, or of autocast if enabled. The sum is rounded once.
     """
 
     op_name = "bias"
@@ -44,11 +44,11 @@ class Bias(PartOperation):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """b = 0."""
+        """Sets b = 0."""
         torch.nn.init.zeros_(self.bias)
 
     def numbers(self, ctx: OperationContext) -> torch.Tensor:
-        """b for a kernel."""
+        """b for a kernel call."""
         return with_numbers("Bias", "bias", self.parameter(ctx, "bias")).detach()
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""y = c·x."""
+"""The op y = c·x."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ConstantScale(BasicOperation):
         return f"{self.scale:g}"
 
     def plan_text(self) -> str | None:
-        # A tensor of one number scales as well, but a plan's text does not say it.
+        # A tensor of one element is also a valid scale, but the text of a plan cannot contain it.
         return f"scale({self.scale!r})" if type(self.scale) in (int, float) else None
 
     def op_forward(
@@ -47,12 +47,12 @@ class ConstantScale(BasicOperation):
     ) -> torch.Tensor:
         dtype = _kernels.compute_dtype("ConstantScale", input_)
         if ctx.requires_grad:
-            ctx.scale = self.scale  # it may change before the backward pass
+            ctx.scale = self.scale  # may change before the backward pass
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
         y = _kernels.plain(_kernels.plain(input_) * self.scale, dtype)
         return _kernels.encode(y, next_op_input_quantizer)
 
     def op_backward(self, ctx: OperationContext, grad_output: torch.Tensor) -> torch.Tensor:
-        # A fusion of the user's may have run forward, and it saves nothing of this op's.
+        # If a user's fusion ran the forward pass, nothing was saved for this op.
         dx = _kernels.plain(grad_output) * getattr(ctx, "scale", self.scale)
         return _kernels.encode(dx, ctx.prev_op_grad_output_quantizer)

@@ -1,4 +1,4 @@
-"""Dropout from a counter-based random stream."""
+"""Dropout with a counter-based random stream."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Dropout"]
 
 
 class Dropout(BasicOperation):
-    """y = x/(1 − p) where kept, 0 where dropped, each with probability p; x itself in evaluation.
+    """y = x/(1 − p) for kept elements, else 0. An element is dropped with probability p.
 
-    No mask is stored: the random state is saved, and the backward pass draws the same bits again.
-    p is a multiple of 1/65536 in effect, and the factor is that of the rounded p.
+    In evaluation y = x. No mask is stored. The random state is saved, and the backward pass draws
+    the same bits again. p is rounded to a multiple of 1/65536. The factor uses the rounded p.
     """
 
     op_name = "dropout"
@@ -40,7 +40,9 @@ class Dropout(BasicOperation):
         return f"dropout({self.p!r})" if self.training and self.p else "identity"
 
     def draw(self, ctx: OperationContext, x: torch.Tensor) -> torch.Tensor | None:
-        """A random state for this call, saved for the backward pass; None drops nothing."""
+        """Draws a random state for this call and saves it for backward. None: nothing is
+        dropped.
+        """
         if not self.training or self.p == 0:
             return None
         state = random_state(x.shape[-1] if x.dim() else 1, x)

@@ -1,4 +1,4 @@
-"""y = x."""
+"""The op y = x."""
 
 from __future__ import annotations
 

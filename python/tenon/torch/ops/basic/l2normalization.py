@@ -1,4 +1,4 @@
-"""Rows of length 1."""
+"""L2 normalisation of rows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ __all__ = ["L2Normalization"]
 
 
 class L2Normalization(BasicOperation):
-    """y = x·r with r = 1/sqrt(Σx² + eps) of each row; dx = r·(g − x·r²·Σ x·g).
+    """y = x·r with r = 1/sqrt(Σx² + eps) per row; dx = r·(g − x·r²·Σ x·g).
 
-    `seq_length` and `micro_batch_size` are accepted for Transformer Engine's sake and do nothing.
+    `seq_length` and `micro_batch_size` are ignored. They exist for compatibility with Transformer
+    Engine.
     """
 
     op_name = "l2norm"

@@ -1,4 +1,4 @@
-"""The main tensor, also given to the caller."""
+"""Returns the main tensor also as an extra output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ __all__ = ["MakeExtraOutput"]
 class MakeExtraOutput(BasicOperation):
     """y = x and the extra output e = x; dx = g + the gradient of e.
 
-    `in_place` is accepted for Transformer Engine's sake: gradients are added out of place.
+    `in_place` is ignored: gradients are added out of place. It exists for compatibility with
+    Transformer Engine.
     """
 
     op_name = "make_extra_output"

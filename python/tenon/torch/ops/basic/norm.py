@@ -1,4 +1,4 @@
-"""Norms of rows with a trainable gain."""
+"""Layer norm and RMS norm of rows with a trainable gain."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["LayerNorm", "Norm", "RMSNorm"]
 
 
 class Norm(BasicOperation):
-    """What LayerNorm and RMSNorm share; alone, each is a plan of one op.
+    """Base class of LayerNorm and RMSNorm. Outside of a Sequential, each is a plan of one op.
 
-    The weight is not among what a norm saves: backward reads the tensor that forward read, and
-    refuses one that was written in place since.
+    The weight is not saved. The backward pass reads the same tensor as the forward pass. It raises
+    an error if the tensor was modified in place since.
     """
 
     op_name: str
-    statistics: tuple[str, ...]  # a number a row each; saved behind the input
-    weights: dict[str, tuple[str, float]]  # a plan's names: the parameter, what it starts as
+    statistics: tuple[str, ...]  # one value per row each; saved after the input
+    weights: dict[str, tuple[str, float]]  # name in a plan -> parameter, initial value
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Norm(BasicOperation):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """weight = 1, or 0 where it is zero-centred; bias = 0."""
+        """Sets weight = 1, or 0 if zero-centred, and bias = 0."""
         for name, value in self.weights.values():
             centered = name == "weight" and self.zero_centered_gamma
             torch.nn.init.constant_(getattr(self, name), value - centered)
@@ -75,7 +75,7 @@ class Norm(BasicOperation):
         return f"{shape}, eps={self.eps:g}{centered}"
 
     def width(self) -> int:
-        """How many numbers are normalised together."""
+        """The number of elements that are normalised together."""
         return math.prod(self.normalized_shape)
 
     plan_width = width
@@ -97,17 +97,19 @@ class Norm(BasicOperation):
             _cuda.same(f"{type(self).__name__}: the input", x, told, p)
             if p.shape != self.normalized_shape:
                 raise ValueError(f"{told} is {tuple(p.shape)}; it must be {self.normalized_shape}")
-            # A plan's parameters have one dtype.
+            # All parameters of a plan have the same dtype.
             found[key] = _call.contiguous(p.to(found["gamma"].dtype) if found else p)
         return found
 
     def _versions(self, ctx: OperationContext) -> list[int]:
-        """How often each parameter was written in place; they are read again, not saved."""
+        """The in-place version of each parameter. Parameters are read again in backward, not
+        saved.
+        """
         found = [self.parameter(ctx, name) for name, _ in self.weights.values()]
         return [0 if p.is_inference() else p._version for p in found]
 
     def _check(self, x: Any) -> torch.dtype:
-        """The dtype that it computes in, if `x` ends in normalized_shape."""
+        """The compute dtype. Raises an error if `x` does not end in normalized_shape."""
         name, shape = type(self).__name__, self.normalized_shape
         dtype = _kernels.compute_dtype(name, x)
         if tuple(x.shape[-len(shape) :]) != shape:
@@ -150,7 +152,7 @@ class Norm(BasicOperation):
         made = [t if t.dim() == 1 else t.reshape(-1) for t in made]
         rows = torch.Size((x.numel() // self.width(),)), torch.float32, x.device
         _saved.check(name, [rows] * len(self.statistics), made, "statistic")
-        if hasattr(ctx, "weights"):  # a user's forward fusion leaves none
+        if hasattr(ctx, "weights"):  # not set after a user's forward fusion
             _saved.check(name, ctx.weights, list(weights.values()), "parameter")
             if ctx.versions != self._versions(ctx):
                 raise RuntimeError(

@@ -1,4 +1,4 @@
-"""A place in a chain where values are encoded."""
+"""An op that quantises the tensor in a chain."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ __all__ = ["Quantize"]
 
 
 class Quantize(BasicOperation):
-    """y = decode(encode(x)) by the forward quantizer, dx = decode(encode(g)) by the backward one.
+    """y = decode(encode(x)) with the forward quantizer, dx = decode(encode(g)) with the backward
+    one.
 
-    Between two ops the encoded tensor itself is passed on; the op before writes it directly where
-    it can. Without a quantizer for a direction, or with that direction off, it is the identity.
+    Between two ops the encoded tensor is passed without decoding. If possible, the previous op
+    writes it directly. If a direction is off or has no quantizer, the op is the identity in it.
     """
 
     op_name = "quantize"

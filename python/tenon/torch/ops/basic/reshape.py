@@ -1,4 +1,4 @@
-"""The same numbers in another shape."""
+"""The op y = x.reshape(shape)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Reshape"]
 
 
 class Reshape(BasicOperation):
-    """y = x.reshape(shape), dx = g.reshape(x.shape); one dimension may be -1.
+    """y = x.reshape(shape), dx = g.reshape(x.shape). One dimension may be -1.
 
     The shape is `Reshape(2, 3)` or `Reshape((2, 3))`.
     """

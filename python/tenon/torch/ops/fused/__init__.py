@@ -1,4 +1,4 @@
-"""The fused operations, and the order in which they are tried."""
+"""The fused operations, and the order in which they are applied."""
 
 from .. import _registry
 from .backward_activation_bias import BackwardActivationBias
@@ -16,7 +16,8 @@ __all__ = [
     "Planned",
 ]
 
-# A bias before a dropout goes with it, where one kernel adds, drops and adds again.
+# First, so that a bias before a dropout is fused with the dropout: one kernel adds bias, drops, and
+# adds the residual.
 _registry.register_forward_fusion(ForwardBiasDropoutAdd.fuse_forward_ops)
 _registry.register_forward_fusion(ForwardLinearBiasActivation.fuse_forward_ops)
 _registry.register_backward_fusion(BackwardBiasDropoutAdd.fuse_backward_ops)

@@ -1,4 +1,4 @@
-"""Replacing runs of ops in a list."""
+"""Replaces sequences of ops in a list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Maker = Callable[[list[FusibleOperation]], tuple[FusibleOperation, int] | None]
 
 
 def replace(ops: list[FusibleOperation], make: Maker) -> list[FusibleOperation]:
-    """From left to right, `make(the rest)` gives a fused op and how many ops it replaces."""
+    """From left to right, `make(the rest)` returns a fused op and how many ops it replaces."""
     done: list[FusibleOperation] = []
     at = 0
     while at < len(ops):
@@ -25,5 +25,5 @@ def replace(ops: list[FusibleOperation], make: Maker) -> list[FusibleOperation]:
 
 
 def ours(op: FusibleOperation | None, cls: type[BasicOperation]) -> bool:
-    """Whether `op` is a `cls` that runs our code only."""
+    """Whether `op` is a `cls` without user code."""
     return isinstance(op, cls) and is_built_in(op)

@@ -1,4 +1,4 @@
-"""dx = g·f'(x) with its column sums, in one kernel."""
+"""dx = g·f'(x) and its column sums in one kernel."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["BackwardActivationBias"]
 
 
 class BackwardActivationBias(FusedOperation):
-    """Backward of f(x + b): dx = g·f'(z) and db = its column sums, z = x + b as f saved it.
+    """Backward of f(x + b): dx = g·f'(z) and db = column sums of dx. f saved z = x + b.
 
-    dx is written in the encoding that the op before wants.
+    dx is written in the encoding of the previous op's quantizer.
     """
 
     note = "one Tenon kernel"

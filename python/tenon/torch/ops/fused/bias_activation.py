@@ -1,4 +1,4 @@
-"""y = f(x + b) in one kernel, and its backward pass in another."""
+"""y = f(x + b) in one kernel, and its backward pass in one kernel."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["BiasActivation"]
 
 
 class BiasActivation(FusedOperation):
-    """y = f(x + b); dx = g·f'(x + b), db = the column sums of dx. x + b is never stored.
+    """y = f(x + b); dx = g·f'(x + b), db = column sums of dx. x + b is never stored.
 
-    It saves x and b, where the basic ops save x + b, so it runs in both directions or not at all.
+    This op saves x and b. The basic ops save x + b. So it must run in both directions.
     """
 
     note = "one Tenon kernel"
@@ -85,7 +85,7 @@ class BiasActivation(FusedOperation):
 
     @staticmethod
     def fuse_pairs(forward: list[Stage], backward: list[Stage]) -> tuple[list[Stage], list[Stage]]:
-        """Takes each [Bias, activation] that nobody else fused in either direction."""
+        """Fuses each [Bias, activation] that is unfused in both directions."""
         from ..fuser import Stage
 
         for at in range(len(forward) - 1, 0, -1):

@@ -1,4 +1,4 @@
-"""y = residual + dropout(x + b) in one kernel, and its backward pass in another."""
+"""y = residual + dropout(x + b) in one kernel, and its backward pass in one kernel."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _BiasDropoutAdd(FusedOperation):
 
 
 class ForwardBiasDropoutAdd(_BiasDropoutAdd):
-    """y = residual + dropout(x + b), b and residual if there are; saves what Dropout saves."""
+    """y = residual + dropout(x + b). b and residual are optional. Saves the same as Dropout."""
 
     def fuser_forward(
         self,
@@ -94,12 +94,12 @@ class ForwardBiasDropoutAdd(_BiasDropoutAdd):
 
     @staticmethod
     def fuse_forward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
-        """Replaces [Bias, Dropout, AddExtraInput], also with the first or the last left out."""
+        """Replaces [Bias, Dropout, AddExtraInput], also without the first or the last."""
         return ForwardBiasDropoutAdd._fuse(ops)
 
 
 class BackwardBiasDropoutAdd(_BiasDropoutAdd):
-    """dx = g/(1 − p) where kept, else 0; db = its column sums; the residual's gradient is g."""
+    """dx = g/(1 − p) for kept elements, else 0. db = column sums of dx. d residual = g."""
 
     def fuser_backward(
         self,
@@ -138,5 +138,5 @@ class BackwardBiasDropoutAdd(_BiasDropoutAdd):
 
     @staticmethod
     def fuse_backward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
-        """Replaces [Bias, Dropout, AddExtraInput], also with the first or the last left out."""
+        """Replaces [Bias, Dropout, AddExtraInput], also without the first or the last."""
         return BackwardBiasDropoutAdd._fuse(ops)

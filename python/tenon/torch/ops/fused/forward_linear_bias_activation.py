@@ -25,10 +25,10 @@ __all__ = ["ForwardLinearBiasActivation"]
 
 
 class ForwardLinearBiasActivation(FusedOperation):
-    """y = f(x·Wᵀ + b): the bias is added by the matrix product, the activation is one kernel.
+    """y = f(x·Wᵀ + b): the matrix product adds the bias, the activation is one kernel.
 
-    It saves what `BasicLinear`, `Bias` and the activation would, so their backward passes, fused
-    or not, follow it. `bias` and `activation` may be None.
+    It saves the same tensors as `BasicLinear`, `Bias` and the activation. So their backward passes,
+    fused or not, can follow. `bias` and `activation` may be None.
     """
 
     note = "one GEMM with bias, then one Tenon kernel"
@@ -54,9 +54,9 @@ class ForwardLinearBiasActivation(FusedOperation):
                 )
             ops.append(activation)
         super().__init__(ops)
-        # Plain attributes: the modules are registered once, as basic_ops.
+        # Plain attributes, because the modules are already registered as basic_ops.
         self.__dict__.update(linear=linear, bias=bias, activation=activation)
-        # An op_forward of ours takes both quantizers, so nothing has to be looked up.
+        # The op_forward of a built-in op takes both quantizers, so no signature lookup is needed.
         self._quick = activation is not None and ours(activation, Activation)
 
     def fuser_forward(

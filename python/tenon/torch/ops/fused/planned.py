@@ -1,4 +1,4 @@
-"""A run of basic ops as a plan: one call forward, one backward."""
+"""A sequence of basic ops as a plan: one call forward, one call backward."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ __all__ = ["Planned", "plan_runs"]
 
 _TYPES = {DTYPES[number]: dtype for dtype, number in _call.DTYPES.items()} | {"u64": torch.int64}
 _NAMES = {dtype: DTYPES[_call.DTYPES[dtype]] for dtype in _call.PLAIN}
-_MOST = 64  # plans that one run of ops keeps, and numbers of rows that one of them knows
+_MOST = 64  # cached plans per sequence of ops, and cached row counts per plan
 _ALIGNED = 64  # bytes
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
-# By op, for each parameter whether it may have several rows; torch's others have one dimension.
+# By op: whether each parameter may have several rows. Other parameters are 1-D in torch.
 _MATRICES = {op.name: [p.rows is not None for p in op.parameters] for op in registry()}
 
-# Ops that move nothing by themselves: a plan of them would only copy.
+# Ops without computation. A plan of only these ops would just copy.
 _FREE = (Identity, MakeExtraOutput, Reshape)
 
 
 class _Layout:
-    """Where saved buffers lie, those of one dtype in one tensor, and the size of the workspace."""
+    """Positions of saved buffers (one tensor per dtype), and the size of the workspace."""
 
     def __init__(self, plan: Plan, saved: Sequence[int], rows: int) -> None:
         sizes, self.workspace = plan.sizes(rows)
@@ -62,7 +62,7 @@ class _Layout:
 
 
 class _Ready:
-    """A plan with the places of its buffers, found once."""
+    """A plan with the indices of its buffers."""
 
     def __init__(self, plan: Plan, ops: Sequence[BasicOperation], cols: int) -> None:
         self.plan = plan
@@ -75,12 +75,12 @@ class _Ready:
         self.params, self.extra_in = of.get("param", []), of.get("extra_in", [])
         self.extra_out, self.saved = of.get("extra_out", []), of.get("saved", [])
         self.rng, self.dx = at.get("rng"), at.get("dx")
-        self.dy = at.get("dy", -1)  # none in a plan without backward
+        self.dy = at.get("dy", -1)  # -1 in a plan without backward
         self.dparams, self.dextra_in, self.dextra_out = (
             [at.get("d" + names[i]) for i in group]
             for group in (self.params, self.extra_in, self.extra_out)
         )
-        # The tensors of a forward call, and which of them backward reads.
+        # The tensors of a forward call, and which of them the backward pass reads.
         self.tensors = [at["x"], *of["output"], *self.params, *self.extra_in, *self.extra_out]
         self.kept = [k for k, i in enumerate(self.tensors) if plan.buffers[i].reads_backward]
         self._layouts: dict[int, _Layout] = {}
@@ -89,17 +89,17 @@ class _Ready:
             b.shape(0) if matrix else (b.cols,)
             for matrix, b in zip(matrices, (plan.buffers[i] for i in self.params), strict=True)
         ]
-        self.cols = [cols]  # of the input of each op, and of the output
+        self.cols = [cols]  # columns of the input of each op, then of the output
         for op in ops:
             self.cols.append(op.plan_cols(self.cols[-1]))
-        # The random stream counts in the columns that the dropout sees.
+        # The random stream depends on the number of columns of the dropout's input.
         self.dropout_cols = next(
             (c for op, c in zip(ops, self.cols, strict=False) if isinstance(op, Dropout)),
             max(self.cols),
         )
 
     def layout(self, rows: int) -> _Layout:
-        """What a call of `rows` rows needs of torch's allocator."""
+        """The memory that a call with `rows` rows needs from torch's allocator."""
         known = self._layouts.get(rows)
         if known is None:
             if len(self._layouts) >= _MOST:
@@ -109,11 +109,11 @@ class _Ready:
 
 
 class Planned(FusedOperation):
-    """Neighbouring basic ops that the planner runs, with their whole backward pass.
+    """Adjacent basic ops that run as a plan, with their whole backward pass.
 
-    `fuser_forward` gives NotImplemented for what a plan does not serve: other dtypes and devices,
-    autocast, quantised neighbours and operands, keywords, and every mistake, whose message is that
-    of the op itself.
+    `fuser_forward` returns NotImplemented for unsupported calls: other dtypes and devices,
+    autocast, quantised neighbours and operands, and keywords. It also does so for invalid calls, so
+    that the op itself reports the error.
     """
 
     note = "one call forward, one backward"
@@ -129,13 +129,15 @@ class Planned(FusedOperation):
         self._linears = any(isinstance(op, BasicLinear) for op in ops)
         self._named = [(i, name) for i, op in enumerate(ops) for name in op.parameter_names or ()]
         self._holders = [ops[i].parameter_holder()._parameters for i, _ in self._named]
-        # Channels that begin and end here go through the plan; other extra tensors are its own.
+        # Channels that begin and end in this plan are internal. Other extra tensors are its
+        # arguments.
         read_here = {s for sources in routes.sources[start:stop] for s in sources}
         read_later = {s for sources in routes.sources[stop:] for s in sources}
-        self._before, self._behind = [""] * len(ops), [""] * len(ops)  # what is around their texts
+        # Text before and after each op.
+        self._before, self._behind = [""] * len(ops), [""] * len(ops)
         self._given: list[tuple[int, int]] = []  # extra inputs: op, slot
-        self._made: list[tuple[int, int]] = []  # extra outputs that leave
-        self._dropped: list[int] = []  # ops whose extra output nobody reads
+        self._made: list[tuple[int, int]] = []  # extra outputs of the plan
+        self._dropped: list[int] = []  # ops with an unused extra output
         self._served = True
         for i, op in enumerate(ops):
             for slot, source in enumerate(routes.sources[start + i]):
@@ -151,7 +153,8 @@ class Planned(FusedOperation):
                 if key in read_here:
                     self._before[i] = "make_extra_output " if leaves else ""
                     self._behind[i] += f">c{key[0]}_{key[1]}"
-                    # An extra output that leaves twice is written as two ops: only this one can be.
+                    # An extra output that is used twice is written as two ops. Only MakeExtraOutput
+                    # can be.
                     self._served = self._served and (isinstance(op, MakeExtraOutput) or not leaves)
                 elif not leaves and isinstance(op, MakeExtraOutput):
                     self._dropped.append(i)
@@ -169,9 +172,9 @@ class Planned(FusedOperation):
         backward: bool,
         input_grad: bool,
     ) -> _Ready | None:
-        """The plan of such a call; None where there is none."""
+        """The plan for such a call, or None if it is not supported."""
         texts = [op.plan_text() for op in self._ops]
-        modes = {op.training for op in self._modal}  # a plan has one
+        modes = {op.training for op in self._modal}  # all ops of a plan have the same mode
         if None in texts or not self._served or len(modes) > 1:
             return None
         training = modes != {False}
@@ -206,7 +209,7 @@ class Planned(FusedOperation):
                 device="cpu" if on_cpu else "cuda",
             )
         except (ValueError, NotImplementedError):
-            pass  # the ops say what is wrong, if anything is
+            pass  # the ops report the error, if there is one
         else:
             made = _Ready(plan, self._ops, cols)
         if len(self._ready) >= _MOST:
@@ -215,7 +218,7 @@ class Planned(FusedOperation):
         return made
 
     def _dtype_of_grad(self, i: int, p: torch.Tensor) -> bool | str:
-        """In which dtype op `i` wants the gradient of a parameter; True: the parameter's."""
+        """The dtype of a parameter's gradient for op `i`. True: the parameter's dtype."""
         op = self._ops[i]
         main_grad = op.main_grad(p) if isinstance(op, BasicLinear) else None
         return True if main_grad is None else _NAMES.get(main_grad.dtype, "f32")
@@ -226,7 +229,7 @@ class Planned(FusedOperation):
         device: torch.device | None,
         ctxs: Sequence[OperationContext] | None = None,
     ) -> list[torch.Tensor] | None:
-        """The parameters, if a plan for inputs of `dtype` can read them; no device: on any."""
+        """The parameters, if a plan for inputs of `dtype` can read them. No device: any device."""
         found: list[torch.Tensor] = []
         for (i, name), holder in zip(self._named, self._holders, strict=True):
             p: Any = holder.get(name)
@@ -292,7 +295,7 @@ class Planned(FusedOperation):
         params: list[torch.Tensor],
         extras: list[torch.Tensor],
     ) -> tuple[torch.Tensor, ExtraOutputs]:
-        """The forward pass of tensors that a plan can read; extras by op and slot."""
+        """The forward pass for tensors that a plan can read. Extra tensors by op and slot."""
         no, input_shape = NotImplemented, x.shape
         extra_shapes = [t.shape for t in extras]
         dtype, device, lead, cols = x.dtype, x.device, x.shape[:-1], x.shape[-1]
@@ -368,7 +371,7 @@ class Planned(FusedOperation):
         alive = [_call.contiguous(_kernels.plain(grad_output, dtype))]
         memory[ready.dy] = alive[0].data_ptr()
         layout = ready.layout(rows)
-        # Hooks may have changed how they lie.
+        # Hooks may have changed the strides.
         kept = [_call.contiguous(t) for t in ctx.saved_tensors]
         for i, t in zip(ready.kept, kept, strict=False):
             memory[ready.tensors[i]] = t.data_ptr()
@@ -411,7 +414,7 @@ class Planned(FusedOperation):
         return " + ".join(type(op).__name__ for op in self._ops)
 
     def width(self) -> int | None:
-        """The columns of the input, where the ops tell."""
+        """The columns of the input, if the ops define them."""
         for op in self._ops:
             width = op.plan_width()
             if width is not None:
@@ -433,7 +436,7 @@ class Planned(FusedOperation):
 
 
 def _plain(t: Any, dtype: torch.dtype) -> bool:
-    """Whether a plan can read `t`, perhaps after it was made contiguous."""
+    """Whether a plan can read `t`, possibly after a copy to contiguous memory."""
     return (
         type(t) in _TENSORS
         and t.dtype == dtype
@@ -447,7 +450,7 @@ def _plain(t: Any, dtype: torch.dtype) -> bool:
 def plan_runs(
     forward: list[Stage], backward: list[Stage], routes: Routes, with_linears: bool
 ) -> tuple[list[Stage], list[Stage]]:
-    """The stages with runs of ops that nobody but us takes replaced by plans."""
+    """Replaces sequences of unfused built-in ops by plans."""
     from ..fuser import Stage
 
     for start, stop in _runs(forward, backward, with_linears):
@@ -463,10 +466,10 @@ def plan_runs(
 
 
 def _runs(forward: list[Stage], backward: list[Stage], with_linears: bool) -> list[tuple[int, int]]:
-    """Where plans begin and end: at borders that the stages of both passes have.
+    """The start and end of each plan. They are at boundaries of stages in both passes.
 
-    A plan has one random stream, so it holds one dropout; before a second one it ends, at a linear
-    if there is one between them.
+    A plan has one random stream, so it contains at most one dropout. It ends before a second
+    dropout, or at a linear between the two if there is one.
     """
     ops = [b for stage in forward for b in basic_ops(stage.op)]
     takes = [is_ours(op) and type(op).plan_text is not BasicOperation.plan_text for op in ops]
@@ -477,7 +480,7 @@ def _runs(forward: list[Stage], backward: list[Stage], with_linears: bool) -> li
         takes = [t and not isinstance(op, BasicLinear) for t, op in zip(takes, ops, strict=True)]
     borders = sorted({s.start for s in forward} & {s.start for s in backward})
     runs: list[tuple[int, int]] = []
-    start = linear = None  # of the open run; a linear in it behind its dropout
+    start = linear = None  # start of the open sequence; a linear in it after its dropout
     dropped = False
     for begin, end in zip(borders, (*borders[1:], len(ops)), strict=True):
         dropouts = sum(isinstance(op, Dropout) for op in ops[begin:end])
