@@ -1,5 +1,6 @@
-# tenon_embed(TARGET OUT_CPP NAMESPACE ns SUFFIX suffix FILE...) gives TARGET a source holding the text of
-# each FILE as ns::kNameSuffix (row_norm.cuh with Skeleton: kRowNormSkeleton), rewritten when a FILE changes.
+# tenon_embed(TARGET OUT_CPP NAMESPACE ns SUFFIX suffix FILE...) adds a source to TARGET with the
+# text of each FILE as ns::kNameSuffix. Example: row_norm.cuh with Skeleton is kRowNormSkeleton. The
+# source is written again when a FILE changes.
 
 if(CMAKE_SCRIPT_MODE_FILE STREQUAL CMAKE_CURRENT_LIST_FILE)
   # At build time: cmake -P embed.cmake OUT_CPP NAMESPACE SUFFIX FILE...

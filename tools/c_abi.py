@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes python/tenon/_c_abi.py, the C ABI for ctypes, from include/tenon/tenon.h.
 
-It reads the header's own regular C: enums with all numbers, structs, typedefs of functions, and
-functions marked TENON_API. Everything else is an error.
+It parses only the C subset of that header: enums with explicit values, structs, function typedefs,
+and functions marked TENON_API. Everything else is an error.
 """
 
 import re
@@ -30,7 +30,7 @@ def camel(name):
 
 
 class Header:
-    """Declarations as lines of Python."""
+    """The declarations as lines of Python."""
 
     def __init__(self, text):
         self.opaque, self.known, self.functions = set(), set(), {}
@@ -76,7 +76,7 @@ class Header:
         self.known.add(name)
 
     def fields(self, line):
-        """`int32_t a, b[2]` as two."""
+        """Splits `int32_t a, b[2]` into two declarations."""
         if FUNCTION.fullmatch(line):
             return [self.variable(line)]
         first, *more = line.split(",")
@@ -84,7 +84,7 @@ class Header:
         return [self.variable(v) for v in (first, *(type_of + v.strip() for v in more))]
 
     def variable(self, c):
-        """Name and kind of `int32_t a`, `int64_t a[2]` or `int (*a)(void* user)`."""
+        """The name and kind of `int32_t a`, `int64_t a[2]` or `int (*a)(void* user)`."""
         if m := FUNCTION.fullmatch(c):
             kinds = [self.kind(m["result"]), *self.arguments(m["arguments"])]
             return m["name"], f"CFUNCTYPE({', '.join(kinds)})"
@@ -92,13 +92,13 @@ class Header:
         return name, self.kind(type_of) + (f" * {count}" if count else "")
 
     def arguments(self, c):
-        """Kinds of a list of arguments, in which an array is a pointer."""
+        """The kinds of an argument list. An array argument is a pointer."""
         for argument in () if c == "void" else c.split(","):
             type_of, array = re.fullmatch(r"\s*(.+?)\w+(\[\d+\])?", argument).groups()
             yield self.kind(type_of.strip() + ("*" if array else ""))
 
     def kind(self, c):
-        """A C type for ctypes."""
+        """The ctypes name of a C type."""
         c = c.strip()
         bare = c.removeprefix("const ")
         if c in POINTERS or bare in NUMBERS:
@@ -153,7 +153,7 @@ class Sized(Structure):
 
 
 def module(header):
-    """The text of the module for the text of a header."""
+    """The text of the Python module for the text of a header."""
     found = Header(header)
     lines = ["", "# Of each function: its result, then its arguments.", "SIGNATURES: Any = {"]
     for name, kinds in found.functions.items():

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Finds the minimax coefficients of src/expr/words.h and prints them as they stand there.
+"""Computes the minimax coefficients of src/expr/words.h and prints them in the same format.
 
 Each table approximates g(x) by a polynomial in y(x). A linear program minimises the largest
-w(x)*|polynomial - g| on a grid that is dense at the ends, where w turns an error of the polynomial
-into a relative error of the word. The coefficients are then rounded to fp32 one after another, the
-lowest order first, and those that are still free are fitted again after each rounding. The printed
-error is that of the rounded coefficients on a finer grid, in exact arithmetic.
+w(x)*|polynomial - g| on a grid that is dense at the ends. w converts an error of the polynomial to
+a relative error of the function. The coefficients are then rounded to fp32 one by one, lowest order
+first. After each rounding, the remaining coefficients are fitted again. The printed error is for
+the rounded coefficients on a finer grid, in exact arithmetic.
 """
 
 import mpmath as mp
@@ -22,7 +22,7 @@ def grid(lo, hi, count):
 
 
 def residual(table, coefficients, xs):
-    """w*(g - polynomial) on the points xs, and the w*y^k that change it."""
+    """w*(g - polynomial) at the points xs, and the basis w*y^k."""
     rows = []
     errors = []
     for x in xs:

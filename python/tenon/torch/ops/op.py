@@ -33,12 +33,12 @@ _NOT_COPIED = ("_own_fuser", "_own_plan", "_parts", "_hooks")
 
 
 class OperationContext:
-    """The data that one basic op keeps from its forward to its backward pass. Any attribute may be
-    set.
+    """The data that one basic op keeps from its forward to its backward pass.
 
-    `saved_tensors` is () until `save_for_backward` is called. `requires_grad` is whether this op
-    will run backward. `input_requires_grad` is whether the gradient of its input is needed.
-    `prev_op_grad_output_quantizer` is the quantizer of the op that will receive that gradient.
+    Any attribute may be set. `saved_tensors` is () until `save_for_backward` is called.
+    `requires_grad` is whether this op will run backward. `input_requires_grad` is whether the
+    gradient of its input is needed. `prev_op_grad_output_quantizer` is the quantizer of the op that
+    will receive that gradient.
     """
 
     saved_tensors: tuple[Any, ...] = ()
@@ -442,7 +442,9 @@ class PartOperation(BasicOperation):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Its own parameters. Empty if they belong to a module, so that they are counted once."""
+        """Its own parameters, or those of the module that owns them. Parents count them only
+        there.
+        """
         if self._whole is None:
             yield from super().named_parameters(prefix, recurse, remove_duplicate)
             return
