@@ -1,4 +1,4 @@
-// A greedy covering array over the columns of a case.
+// Generates conformance cases: a greedy covering array over the columns of a case.
 #include "support/cases.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct Op {
   std::string name;
   Kind kind;
   bool gated = false;
-  std::string source = {};  // requantize: the mode it reads
+  std::string source = {};  // requantize: the input mode
 };
 
 struct Number {
@@ -35,7 +35,7 @@ struct Number {
   std::string_view option = {};  // after the plus sign
 };
 
-// Which values a row of the table may combine.
+// The values that a row of the table may combine.
 class Table {
  public:
   Table() {
@@ -110,7 +110,7 @@ class Table {
     return values_[at(c)][row[at(c)]];
   }
 
-  // The columns that make a cell, and the bias.
+  // The columns of a cell, and the bias.
   [[nodiscard]] bool allowed_cell(const Indices& row) const {
     const Op& op = ops_[row[at(Column::op)]];
     const bool backward = value(row, Column::direction) == "bwd";
@@ -144,7 +144,7 @@ class Table {
     const Number& input = inputs_[row[at(Column::input)]];
     const Number& output = outputs_[row[at(Column::output)]];
     const bool reads_codes = op.kind == Kind::dequantize || op.kind == Kind::requantize;
-    const bool either = op.kind == Kind::activation;  // an encoded input, in any mode
+    const bool either = op.kind == Kind::activation;  // the input may be encoded in any mode
     if (!either && input.plain == reads_codes) return false;
     if (!fits(input.option, op.kind == Kind::dequantize ? mode : op.source)) return false;
     const bool writes_codes = mode != "none" && op.kind != Kind::dequantize;
@@ -164,7 +164,7 @@ class Table {
   }
 
  private:
-  // Options belong to modes.
+  // Whether a mode supports an option.
   static bool fits(std::string_view option, const std::string& mode) {
     if (option == "swizzled") return mode == "mxfp8";
     if (option == "pow2") return mode == "current";
@@ -179,12 +179,12 @@ class Table {
   std::vector<Number> inputs_, outputs_;
 };
 
-// A generator of our own, so that lists are the same everywhere.
+// A custom generator, so that lists are the same on all platforms.
 class Random {
  public:
   Random() = default;
   explicit Random(uint64_t seed) : state_((seed + 1) * 0x9E3779B97F4A7C15ULL | 1) {
-    for (int i = 0; i < 16; ++i) below(2);  // seeds that are close part
+    for (int i = 0; i < 16; ++i) below(2);  // separates seeds that are close
   }
 
   size_t below(size_t n) {
@@ -234,7 +234,7 @@ class Cover {
  public:
   explicit Cover(const Table& table) : table_(table), pairs_(table) {}
 
-  // The allowed completion of the fixed columns that meets most open pairs, if there is one.
+  // Finds the allowed completion of the fixed columns that covers most open pairs.
   bool complete(const Fixed& fixed, Indices& best, int tries) {
     constexpr int kEnough = 16;
     int found = 0;
@@ -272,7 +272,7 @@ class Cover {
   Random random_;
 };
 
-// Every cell; where it leaves the bias open, cells take turns.
+// All cells. If a cell does not fix the bias, cells alternate with and without it.
 std::vector<Fixed> cell_rows(const Table& table) {
   constexpr std::array kCell{Column::op, Column::direction, Column::mode, Column::orientation,
                              Column::layout};
@@ -340,7 +340,7 @@ std::vector<std::string> cells() {
 
 namespace {
 
-// A cell without its layout, where that is no matter of the kernel: two tensors are.
+// The cell without its layout, if the kernel does not depend on it. Two tensors are another kernel.
 std::string kernel_cell(const Case& c) {
   Case same = c;
   std::string& layout = same.values[at(Column::layout)];
@@ -349,8 +349,8 @@ std::string kernel_cell(const Case& c) {
 }
 
 std::vector<Case> covering(bool few_kernels) {
-  constexpr int kTries = 2000;       // cells are never empty; most tries fit
-  constexpr int kPairTries = 20000;  // a pair may be rare, or not exist
+  constexpr int kTries = 2000;       // cells are never empty, and most tries succeed
+  constexpr int kPairTries = 20000;  // a pair may be rare, or impossible
   constexpr std::array kOfKernels{Column::bias, Column::input, Column::output, Column::precision,
                                   Column::rounding};
   const Table table;
@@ -363,7 +363,7 @@ std::vector<Case> covering(bool few_kernels) {
     if (seen.insert(c.text()).second) result.push_back(std::move(c));
   };
   Indices row{};
-  std::map<std::string, Indices> first;  // of the cells with the same kernels
+  std::map<std::string, Indices> first;  // first cell with the same kernels
   for (Fixed& fixed : cell_rows(table)) {
     for (const auto& [column, value] : fixed) row[at(column)] = value;
     const std::string kernel = kernel_cell(table.make(row));
@@ -374,7 +374,7 @@ std::vector<Case> covering(bool few_kernels) {
     add(row);
     first.try_emplace(kernel, row);
   }
-  // What the cells left open; a pair that no allowed case has is left out.
+  // Covers the pairs that the cells left open. Skips pairs that no allowed case has.
   for (size_t a = 0; a < kColumns; ++a)
     for (size_t b = a + 1; b < kColumns; ++b)
       for (size_t i = 0; i < table.size(a); ++i)
@@ -386,7 +386,7 @@ std::vector<Case> covering(bool few_kernels) {
   return result;
 }
 
-// Whole vectors and tiles in one half of the cases, anything in the other.
+// Half of the shapes are whole vectors and tiles. The other half is arbitrary.
 std::string random_shape(Random& random) {
   constexpr std::array<int64_t, 8> kPads{0, 0, 0, 8, 16, 1, 3, 7};
   constexpr std::array<int64_t, 8> kShifts{0, 0, 0, 0, 16, 1, 2, 8};
@@ -404,7 +404,7 @@ std::string random_shape(Random& random) {
   return text;
 }
 
-// Another place for the halves of a gated tensor; two tensors stay two.
+// Another layout of a gated tensor. Two separate tensors stay separate.
 std::string random_layout(const std::string& layout, int64_t cols, Random& random) {
   constexpr std::array<std::string_view, 2> kHalves{"stacked", "swapped"};
   if (layout == "-" || layout == "separate") return layout;
@@ -415,7 +415,8 @@ std::string random_layout(const std::string& layout, int64_t cols, Random& rando
   return "interleaved(" + std::to_string(pieces[random.below(pieces.size())]) + ")";
 }
 
-// `name(parameter=value)` within gated() and scaled(); values around 1 suit every parameter.
+// `name(parameter=value)` inside of gated() and scaled(). Values near 1 are valid for all
+// parameters.
 std::string random_parameters(const std::string& op, Random& random) {
   const size_t open = op.rfind('(');
   const size_t begin = open == std::string::npos ? 0 : open + 1;
@@ -443,7 +444,7 @@ std::vector<Case> random_cases(size_t count, size_t forms, uint64_t seed) {
     for (size_t c = 0; c < kColumns; ++c) row[c] = random.below(table.size(c));
     if (!table.allowed(row)) continue;
     const Case c = table.make(row);
-    // Every second kind is one that the fast kernels take.
+    // Every second kind is one that the fast kernels support.
     const bool fast =
         c[Column::input].find("e") == std::string::npos && !c[Column::op].starts_with("scaled(");
     if (kinds.size() % 2 == 0 && !fast) continue;

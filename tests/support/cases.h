@@ -9,7 +9,7 @@
 
 namespace tenon::support {
 
-// The columns of a case, in the order in which it is printed.
+// The columns of a case, in print order.
 enum class Column : uint8_t {
   op,
   direction,
@@ -37,22 +37,22 @@ struct Case {
   [[nodiscard]] std::string cell() const;
 };
 
-// Sizes and placement of a shape such as "37x96+pad3+shift1"; cols are the output's. "+strided" is
-// a pad of 3 elements behind each row, "+unaligned" a shift by one byte.
+// Sizes and placement of a shape such as "37x96+pad3+shift1". cols are those of the output.
+// "+strided" is a pad of 3 elements after each row, "+unaligned" is a shift by one byte.
 struct ShapeCase {
   int64_t rows = 0, cols = 0;
   int64_t pad = 0, shift = 0;
 };
 ShapeCase parse_shape(const std::string& text);
 
-// All cells that exist, and the list that covers them; the same list in every run.
+// All valid cells, and a list of cases that covers them. The list is the same in every run.
 std::vector<std::string> cells();
 std::vector<Case> cases();
-// The same for a device that compiles: cells that differ in nothing but where a gated tensor's
-// halves lie have their numbers, bias, precision and rounding in common, and so their kernels.
+// The same for a device that compiles kernels. Cells that differ only in the layout of a gated
+// tensor share values, bias, precision and rounding, and so their kernels.
 std::vector<Case> cases_of_few_kernels();
 
-// Strict cases of `forms` kinds with any shape, stride, address, layout and parameters.
+// Strict cases of `forms` kinds with random shapes, strides, addresses, layouts and parameters.
 std::vector<Case> random_cases(size_t count, size_t forms, uint64_t seed);
 
 }  // namespace tenon::support

@@ -1,5 +1,5 @@
-// CUDA texts run on the host: compiled as C++ with a small stand-in for the language's own words,
-// threads of a block as fibers that change at barriers. Slow, and needs no GPU.
+// Runs CUDA kernels on the host without a GPU. They are compiled as C++ with a small emulation of
+// the CUDA language. The threads of a block are fibers that switch at barriers. Slow.
 #pragma once
 
 #include <dlfcn.h>
@@ -16,7 +16,7 @@
 
 namespace tenon::test {
 
-// What a text may use of the language, and the scheduler.
+// The emulated parts of the CUDA language, and the scheduler.
 inline const char* const kEmulation = R"emulation(
 #include <ucontext.h>
 #include <cmath>
@@ -124,11 +124,11 @@ static inline unsigned long long atomicAdd(unsigned long long* at, unsigned long
 }
 )emulation";
 
-// Texts compiled together. Each begins with the same skeletons, up to the line `struct Body {` or
-// what is printed before it; its kernels take one struct by value.
+// Kernel texts that are compiled together. All begin with the same skeletons, up to the line
+// `struct Body {` or the text before it. Each kernel takes one struct by value.
 class Emulator {
  public:
-  // `common` is what all texts begin with.
+  // `common` is the common beginning of all texts.
   explicit Emulator(std::string common) : common_(std::move(common)) {}
   ~Emulator() {
     if (library_) dlclose(library_);
@@ -138,7 +138,7 @@ class Emulator {
   Emulator(const Emulator&) = delete;
   Emulator& operator=(const Emulator&) = delete;
 
-  // Returns the number that run() knows the text by.
+  // Returns the index of the text for run().
   size_t add(const std::string& text) {
     if (text.compare(0, common_.size(), common_) != 0)
       throw std::runtime_error("a text begins with other skeletons");
@@ -186,7 +186,7 @@ class Emulator {
   }
 
  private:
-  // Another one for each: the loader makes one of statics in templates that have the same name.
+  // A new prefix per library: the loader merges statics of templates that have the same name.
   static std::string next_prefix() {
     static int count = 0;
     return "e" + std::to_string(count++) + "p";

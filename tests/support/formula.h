@@ -1,4 +1,4 @@
-// Activations as parts of formulas that a test or a benchmark builds by hand.
+// Calls of activations in formulas that a test or a benchmark builds.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace tenon::support {
 
-// f(x), or f(x, b) of a gated one, with the parameters' defaults.
+// f(x), or f(x, b) for a gated f, with default parameters.
 inline Expr call(const char* name, Expr x, Expr b = {}) {
   const Activation f = activation(name);
   std::vector<Expr> values;

@@ -1,4 +1,4 @@
-// The chains whose plans are kept as texts: the fusions of spec.md 4.
+// The chains with golden plan texts: the fusions of spec.md 4.
 #pragma once
 
 #include <cstdint>

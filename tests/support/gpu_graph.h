@@ -1,4 +1,4 @@
-// Streams, graphs and contexts of the CUDA driver for tests, each given back with its scope.
+// RAII classes for streams, graphs and contexts of the CUDA driver, for tests.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +12,12 @@ namespace tenon::test {
 
 using GpuStream = cuda::OwnStream;
 
-// What `work` puts into a stream, taken down to be launched again.
+// A graph captured from the work that `work` puts into a stream.
 class GpuGraph {
  public:
   template <class Work>
   GpuGraph(const GpuStream& stream, Work work) : stream_(stream) {
-    constexpr int kThreadLocal = 1;  // a call that is not allowed in a capture is an error
+    constexpr int kThreadLocal = 1;  // a call that is invalid during capture is an error
     const cuda::CurrentContext context;
     const cuda::Driver& d = cuda::driver();
     cuda::check(d.stream_begin_capture(stream.get(), kThreadLocal), "beginning a capture");
@@ -38,7 +38,7 @@ class GpuGraph {
   GpuGraph(const GpuGraph&) = delete;
   GpuGraph& operator=(const GpuGraph&) = delete;
 
-  // Whether a replay takes memory.
+  // Whether a replay allocates memory.
   [[nodiscard]] bool allocates() const {
     constexpr int kAllocation = 10;
     const cuda::Driver& d = cuda::driver();
@@ -65,7 +65,7 @@ class GpuGraph {
   cuda::GraphExec exec_ = nullptr;
 };
 
-// A context beside the primary one, of device 0.
+// A second context on device 0, in addition to the primary one.
 class GpuContext {
  public:
   GpuContext() {
@@ -76,14 +76,14 @@ class GpuContext {
       fail(Code::runtime, "the driver makes no contexts");
     cuda::check(cuda::driver().device_get(&device, 0), "finding CUDA device 0");
     cuda::check(create(&context_, 0, device), "making a context");
-    cuda::Context popped = nullptr;  // it is current now
+    cuda::Context popped = nullptr;  // the new context is current
     cuda::driver().context_pop_current(&popped);
   }
   ~GpuContext() { destroy_(context_); }
   GpuContext(const GpuContext&) = delete;
   GpuContext& operator=(const GpuContext&) = delete;
 
-  // Current for a scope of the calling thread.
+  // Makes the context current in the calling thread for a scope.
   class Scope {
    public:
     explicit Scope(const GpuContext& c) {

@@ -1,5 +1,5 @@
-// Tensors beyond 32 bits on a GPU: rows that come again and again, so that every result is compared
-// with those of a few rows by the CPU, and nothing large is on the host.
+// Tests of tensors with more than 2^32 elements on a GPU. Rows repeat, so every result is compared
+// with the CPU results of a few rows, and the host needs no large memory.
 #pragma once
 
 #include <algorithm>
@@ -14,18 +14,19 @@
 
 namespace tenon::test {
 
-// The rows that come again. Three times 128: blocks of scales end with them, and what lies a power
-// of two further is never the same row, so an index that lost its upper bits finds other numbers.
+// The number of rows that repeat. It is 3 times 128: blocks of scales end with them, and rows at a
+// distance of a power of two always differ. So an index that lost its upper bits reads other
+// values.
 inline constexpr int64_t kBandRows = 384, kBandCols = 4096;
 inline constexpr int64_t kManyRows = 2740 * kBandRows;
 static_assert(kManyRows * kBandCols > int64_t{1} << 32);
 
-// Tensors of a device, one byte everywhere until something is written.
+// Tensors on a device, filled with one byte value until they are written.
 class Tensors {
  public:
   explicit Tensors(Device device) : device_(device) {}
 
-  // `repeats`: more rows of the call are more of the same here.
+  // `repeats`: the tensor repeats for more rows of the call.
   View make(DType dtype, Shape shape, bool repeats = true) {
     const auto bytes = static_cast<size_t>(shape.rows * shape.cols * info(dtype).bytes);
     const View v = matrix(memory(bytes), dtype, shape.rows, shape.cols);
@@ -53,7 +54,7 @@ class Tensors {
 
 inline size_t row_bytes(const View& v) { return static_cast<size_t>(v.cols * info(v.dtype).bytes); }
 
-// `large` becomes the rows of `band`, again and again.
+// Fills `large` with repeated copies of the rows of `band`.
 inline void repeat(const View& band, const View& large) {
   const size_t bytes = row_bytes(band) * static_cast<size_t>(band.rows);
   const cuda::CurrentContext context;
@@ -64,7 +65,7 @@ inline void repeat(const View& band, const View& large) {
     cuda::check(cuda::driver().memcpy_to_device(to, host.data(), bytes), "copying a band");
 }
 
-// `large`, on the device, must be `small` again and again, downwards or to the right.
+// Checks that `large`, on the device, repeats `small` down or to the right.
 inline void expect_repeats(const View& large, const View& small, const std::string& what) {
   constexpr size_t kAtOnce = size_t{16} << 20;
   const size_t row = row_bytes(large), piece = row_bytes(small);
@@ -92,10 +93,11 @@ inline void expect_repeats(const View& large, const View& small, const std::stri
   }
 }
 
-// Reads x and makes its results in memory of the options' device.
+// Reads x and allocates its results on the device of the options.
 using BandCall = std::function<void(Tensors& results, const View& x, const Options& options)>;
 
-// A strict call on many bands against the same on one by the CPU; `entry` is a kernel that it runs.
+// Compares a strict call on many bands with the same call on one band on the CPU. `entry` is a
+// kernel that must run.
 inline void expect_bands(const std::string& entry, const View& many, const View& band,
                          const BandCall& call, Tensors& large, Tensors& small) {
   std::string texts;

@@ -1,4 +1,4 @@
-// A matrix between guard bytes, on the host and, for CUDA, on the device.
+// A matrix with guard bytes, on the host and, for CUDA, on the device.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 
 namespace tenon::support {
 
-// Device memory and its copy on the host. They go from one matrix to the next: allocating waits for
-// the device.
+// Device memory and its host copy. Matrices reuse them, because allocation synchronises with the
+// device.
 class DeviceMemory {
  public:
   explicit DeviceMemory(size_t bytes) : device(bytes), host(bytes) {}
@@ -35,7 +35,7 @@ class DeviceMemory {
     return taken;
   }
 
-  // Of a thread's matrices and calls, so that no thread waits for another's.
+  // The stream of the matrices and calls of a thread, so that threads do not wait for each other.
   static const cuda::OwnStream& stream() {
     thread_local const cuda::OwnStream own;
     return own;
@@ -74,13 +74,13 @@ class Matrix {
     std::memcpy(element(view, r, c), &code, static_cast<size_t>(info(view.dtype).bytes));
   }
 
-  // The view that the call gets.
+  // The view for the call.
   [[nodiscard]] View placed() const {
     View v = view;
     if (memory) v.data = static_cast<char*>(memory->device.data()) + offset();
     return v;
   }
-  // In the order of the thread's stream.
+  // Ordered by the stream of the thread.
   void upload() const {
     if (memory) memory->device.from_host(memory->host, DeviceMemory::stream());
   }
@@ -88,7 +88,7 @@ class Matrix {
     if (memory) memory->device.to_host(memory->host, DeviceMemory::stream());
   }
 
-  // Whether `v` lies in this matrix; then the same place in `copy`.
+  // If `v` is inside of this matrix, the same place in `copy`.
   [[nodiscard]] std::optional<View> translated(const View& v, std::vector<uint8_t>& copy) const {
     const char* base = memory ? static_cast<const char*>(memory->device.data())
                               : reinterpret_cast<const char*>(bytes.data());
@@ -106,7 +106,7 @@ class Matrix {
     return static_cast<size_t>(static_cast<const uint8_t*>(view.data) - bytes.data());
   }
 
-  // True if the bytes around the elements still hold what they held.
+  // Whether the bytes around the elements are unchanged.
   [[nodiscard]] bool guards_hold() const {
     std::vector<uint8_t> copy(bytes.begin(), bytes.end());
     const View inner = [&] {
@@ -126,7 +126,7 @@ class Matrix {
   View view;
 
  private:
-  std::vector<uint8_t> own;  // without a device
+  std::vector<uint8_t> own;  // used without a device
   DeviceMemory::Pointer memory;
 };
 

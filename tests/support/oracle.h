@@ -1,4 +1,4 @@
-// Shared by the tests of formulas: float64 values of expressions, one point or many.
+// Float64 values of expressions at one or many points, for the tests of formulas.
 #pragma once
 
 #include <span>
@@ -9,7 +9,7 @@
 
 namespace tenon::test {
 
-// columns[slot][i] is load `slot` at point i; all have one length.
+// columns[slot][i] is load `slot` at point i. All columns have the same length.
 inline std::vector<double> values(Graph& graph, Expr e,
                                   const std::vector<std::vector<float>>& columns) {
   const uint32_t root = graph.id(e);

@@ -1,4 +1,4 @@
-// A plan with memory of its own, and the same chain in float64, op by op.
+// A plan with its own memory, and the same chain in float64, op by op.
 #pragma once
 
 #include <map>
@@ -90,14 +90,14 @@ inline Numbers normal(size_t n, uint64_t seed, double scale = 1) {
   return v;
 }
 
-// What is read from memory, as the dtype holds it.
+// Rounds values to the dtype in which they are stored.
 inline Numbers rounded(Numbers v, DType d) {
   for (double& x : v) x = rounded_ref(d, static_cast<float>(x));
   return v;
 }
 
-// Inputs, parameters and extra tensors; their numbers follow from their names, so that plans with
-// other buffers get the same.
+// Fills inputs, parameters and extra tensors. Values depend only on the buffer's name, so plans
+// with other buffers get the same values.
 inline void fill(Session& s, std::map<std::string, Numbers>& given) {
   for (const Buffer& b : s.plan.buffers()) {
     uint64_t seed = 17;
@@ -126,7 +126,7 @@ inline double distance(const Numbers& got, const Numbers& exact) {
   return n == 0 ? std::sqrt(d) : std::sqrt(d / n);
 }
 
-// Forward and backward of a chain in float64. Parameters and extra tensors come by name.
+// Forward and backward pass of a chain in float64. Parameters and extra tensors are given by name.
 class Chain64 {
  public:
   Chain64(std::string_view text, int64_t rows, int64_t cols, std::map<std::string, Numbers> given)
@@ -181,7 +181,7 @@ class Chain64 {
     return x;
   }
 
-  // The gradient of the input; those of parameters and extra inputs are in `grads`.
+  // Returns the gradient of the input. Those of parameters and extra inputs are in `grads`.
   Numbers backward(Numbers g, const std::map<std::string, Numbers>& extra_out_grads = {}) {
     size_t extra = 0, extra_out = 0;
     for (const Op& op : chain_) {
@@ -218,7 +218,7 @@ class Chain64 {
         else
           add_to(channel_grads[op.reads[0]], g);
       } else if (op.name == "make_extra_output") {
-        // Not given where nothing before it has a gradient.
+        // Not given if nothing before the op has a gradient.
         const auto it = extra_out_grads.find("dextra_out" + std::to_string(extra_out - 1));
         if (op.writes.empty()) --extra_out;
         if (op.writes.empty() && it != extra_out_grads.end())
@@ -262,7 +262,7 @@ class Chain64 {
       if (a.name == name) return std::get<std::string>(a.value);
     return {};
   }
-  // What a norm multiplies by.
+  // The factor of a norm.
   [[nodiscard]] double gamma(const Op& op, const std::string& name, int64_t c) const {
     if (op.name == "l2norm") return 1;
     const double one = text_of(op, "zero_centered_gamma") == "true" ? 1 : 0;
@@ -333,7 +333,7 @@ class Chain64 {
     return dx;
   }
 
-  // By the table of textbook formulas; derivatives by differences of the fourth order.
+  // Values from the table of textbook formulas. Derivatives are fourth-order differences.
   struct Known {
     const Row* row = nullptr;
     bool scaled = false;
@@ -359,7 +359,7 @@ class Chain64 {
     EXPECT_NE(k.row, nullptr) << "no reference for " << text;
     return k;
   }
-  // Where column c of half `half` lies.
+  // The column of the 2H-wide tensor for column c of half `half`.
   static int64_t half_column(const Op& op, int64_t h, int half, int64_t c) {
     const std::string layout = text_of(op, "layout");
     if (layout == "swapped") return gated_column(Gate::swapped, h, half, c);
@@ -373,7 +373,7 @@ class Chain64 {
     if (!row) return x;
     const Hand& f = row->f;
     const auto slope = [](auto of, Real v) {
-      const Real h = 1e-7L;  // far below the distance of any input from a kink
+      const Real h = 1e-7L;  // much smaller than the distance of any input to a kink
       return static_cast<double>((8 * (of(v + h) - of(v - h)) - (of(v + 2 * h) - of(v - 2 * h))) /
                                  (12 * h));
     };

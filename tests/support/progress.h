@@ -1,4 +1,4 @@
-// Progress on stderr: a bar where somebody looks at it, elsewhere nothing, or some lines.
+// Progress on stderr: a bar on a terminal, otherwise nothing or a few lines.
 #pragma once
 
 #include <unistd.h>
@@ -18,7 +18,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Before something else is printed, which would follow the bar on its line.
+  // Clears the bar before other output is printed on its line.
   void hide() {
     if (!on_ || shown_ == kNothing) return;
     std::fputs("\r\033[K", stderr);
@@ -41,7 +41,7 @@ class Progress {
   }
 
  private:
-  static constexpr size_t kNothing = 101;  // no percentage
+  static constexpr size_t kNothing = 101;  // larger than any percentage
 
   size_t total_, done_ = 0, shown_ = kNothing;
   bool on_, lines_;

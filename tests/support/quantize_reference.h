@@ -1,5 +1,5 @@
-// Quantised tensors a second time, as the specification tells them: scalar loops, float64 and
-// integers, nothing of the library's scale rules, conversions, shapes or offsets.
+// An independent reference of quantised tensors, written from the specification. It uses scalar
+// loops, float64 and integers, and no scale rules, conversions, shapes or offsets of the library.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ inline constexpr Scaling kModes[] = {Scaling::delayed, Scaling::current, Scaling
                                      Scaling::block1x128, Scaling::block128x128};
 inline constexpr DType kFp8[] = {DType::e4m3, DType::e5m2};
 
-// What is to be written, and how.
+// The format to write, and its options.
 struct Spec {
   DType dtype = DType::e4m3;
   Scaling mode = Scaling::delayed;
@@ -30,7 +30,7 @@ struct Spec {
   std::optional<bool> pow2 = {};
   bool swizzled = false;
   float scale = 1;                    // delayed
-  std::optional<uint32_t> amax = {};  // current: given bits
+  std::optional<uint32_t> amax = {};  // current: given amax bits
   [[nodiscard]] std::string text() const {
     return str(info(dtype).name, " ", info(mode).name, row ? " row" : "", column ? " col" : "",
                eps != 0 ? str(" eps=", eps) : "", pow2 ? *pow2 ? " pow2" : " exact" : "",
@@ -45,7 +45,7 @@ inline int64_t up(int64_t a, int64_t b) { return a % b == 0 ? a / b : a / b + 1;
 inline double fp8_max(DType d) { return d == DType::e4m3 ? 448 : 57344; }
 inline int fp8_codes(DType d) { return d == DType::e4m3 ? 0x7f : 0x7c; }  // finite, not negative
 
-// Field by field: e4m3 has bias 7 and no infinity, e5m2 bias 15.
+// Decodes sign, exponent and mantissa. e4m3 has bias 7 and no infinity, e5m2 has bias 15.
 inline double fp8_value(DType d, uint8_t code) {
   const int bits = d == DType::e4m3 ? 3 : 2;
   const int bias = d == DType::e4m3 ? 7 : 15;
@@ -63,8 +63,9 @@ inline double fp8_value(DType d, uint8_t code) {
     v = std::ldexp((1 << bits) + fraction, exponent - bias - bits);
   return code & 0x80 ? -v : v;
 }
-// Entry c is the least fp32 number that rounds to code c + 1: the midpoint where c + 1 is even,
-// else the number above it. What lies beyond the last code is NaN, which nothing reaches.
+// Entry c is the smallest fp32 value that rounds to code c + 1. It is the midpoint if c + 1 is
+// even, else the next value above it. Entries after the last code are NaN, so no value reaches
+// them.
 using Steps = std::array<float, 128>;
 inline const Steps& fp8_steps(DType d) {
   static const auto kMake = [](DType t) {
@@ -82,7 +83,7 @@ inline const Steps& fp8_steps(DType d) {
   return d == DType::e4m3 ? kE4m3 : kE5m2;
 }
 
-// Nearest, ties to even: how many steps lie at or below |x|, found by halving.
+// Round to nearest even: counts the steps <= |x| by binary search.
 inline uint8_t fp8_code(const Steps& steps, float x) {
   if (std::isnan(x)) return 0x7f;
   const float a = std::fabs(x);
@@ -91,14 +92,14 @@ inline uint8_t fp8_code(const Steps& steps, float x) {
   return static_cast<uint8_t>(code | (std::signbit(x) ? 0x80U : 0U));
 }
 
-// One rounding of the exact product: 24 by 24 bits fit into float64.
+// The product with one rounding. It is exact in float64: 24 by 24 bits.
 inline float product(float a, float b) {
   return static_cast<float>(static_cast<double>(a) * static_cast<double>(b));
 }
-// Float64 has more than twice the bits, so that rounding twice is rounding once.
+// Float64 has more than twice the bits of fp32, so double rounding equals single rounding.
 inline float quotient(double a, float b) { return static_cast<float>(a / static_cast<double>(b)); }
 
-// `current` and `block`.
+// The multiplier of `current` and `block` scaling.
 inline float multiplier(uint32_t amax_bits, DType d, float eps, bool pow2) {
   float amax = from_bits(amax_bits);
   if (amax < eps) amax = eps;
@@ -111,8 +112,8 @@ inline float multiplier(uint32_t amax_bits, DType d, float eps, bool pow2) {
   return static_cast<float>(std::ldexp(1.0, e - 1));  // scale >= 448/FLT_MAX is normal
 }
 
-// amax·fl32(1/max) rounded to fp32 by integers: R·2^lsb. 448 and 57344 are 7·2^6 and 7·2^13, and
-// 9586981·2^-26 is fl32(1/7).
+// amax·fl32(1/max) rounded to fp32 with integers: R·2^lsb. 448 is 7·2^6, 57344 is 7·2^13, and
+// fl32(1/7) is 9586981·2^-26.
 struct Rounded {
   uint64_t r;
   int lsb;
@@ -130,7 +131,7 @@ inline Rounded times_inverse(uint32_t amax_bits, DType d) {
   if (rest > half || (rest == half && r % 2)) ++r;
   return {r, lsb};
 }
-// The least e of 0 … 254 with 2^(e−127) not below it.
+// The smallest e in 0 … 254 with 2^(e−127) >= the value.
 inline uint8_t e8m0(uint32_t amax_bits, DType d) {
   if (amax_bits > 0x7f800000U) return 255;
   if (amax_bits == 0x7f800000U) return 254;
@@ -178,11 +179,11 @@ inline Size block_size(Scaling s, bool column) {
       return column ? Size{128, 1} : Size{1, 128};
     case Scaling::block128x128:
       return {128, 128};
-    default:  // one scale: any blocks will do
+    default:  // one scale: the blocks do not matter
       return {32, 32};
   }
 }
-// Where the scale of block (i, j) lies in its dense tensor.
+// The index of the scale of block (i, j) in its dense tensor.
 inline int64_t scale_place(const Spec& s, bool column, int64_t i, int64_t j, Size all) {
   if (s.mode == Scaling::mxfp8 && s.swizzled) {
     const int64_t line = column ? j : i;
@@ -196,7 +197,7 @@ inline int64_t scale_place(const Spec& s, bool column, int64_t i, int64_t j, Siz
   return turned ? j * all.cols + i : i * all.cols + j;
 }
 
-// f(i) for all i < n; the big tensors of the tests want both cores.
+// f(i) for all i < n. Uses two threads for large tensors.
 template <class F>
 void parallel(int64_t n, bool worth, F f) {
   const int64_t parts = worth ? std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, 8) : 1;
@@ -236,7 +237,7 @@ inline void side(const Spec& s, const float* v, int64_t m, int64_t k, bool colum
   const int64_t bytes = s.mode == Scaling::mxfp8 ? 1 : 4;
   to.data.assign(static_cast<size_t>(m * k), 0);
   to.scales.assign(static_cast<size_t>(all.rows * all.cols * bytes), 0);  // padding is zero
-  // The multiplier that follows from an amax; what is stored beside the data goes to `place`.
+  // The multiplier for an amax. The stored scale is written to `place`.
   const auto scale_of = [&](uint32_t amax, int64_t place) {
     if (s.mode == Scaling::mxfp8) {
       const uint8_t e = e8m0(amax, s.dtype);
@@ -254,7 +255,7 @@ inline void side(const Spec& s, const float* v, int64_t m, int64_t k, bool colum
   const float whole = one ? scale_of(s.amax.value_or(out.amax), 0) : 0;
   const bool turned = column && s.mode != Scaling::mxfp8;
   const Steps& steps = fp8_steps(s.dtype);
-  // Half a step above the largest number: what lies below is rounded to it, not cut off.
+  // Half a step above the largest value. Values below it round to the largest value, not saturate.
   const float most = s.dtype == DType::e4m3 ? 464 : 61440;
   const auto one_block = [&](int64_t i, int64_t j, uint64_t* counts) {
     const int64_t r1 = std::min((i + 1) * block.rows, m);
@@ -290,7 +291,7 @@ inline void side(const Spec& s, const float* v, int64_t m, int64_t k, bool colum
 
 }  // namespace ref
 
-// v is M x K, dense. Elements are counted in the rowwise encoding where there is one.
+// v is M x K, dense. Losses are counted in the rowwise encoding if it exists.
 inline Quantised quantise_ref(const Spec& s, const float* v, int64_t m, int64_t k) {
   Quantised out;
   out.amax = ref::amax_of(v, m, k);
@@ -302,7 +303,7 @@ inline Quantised quantise_ref(const Spec& s, const std::vector<float>& v, int64_
   return quantise_ref(s, v.data(), m, k);
 }
 
-// The numbers that the codes of one side stand for: code·scale_inv, one fp32 product.
+// The decoded values of one encoding: code·scale_inv, one fp32 product.
 inline std::vector<float> dequantise_ref(const Spec& s, const Quantised& q, int64_t m, int64_t k,
                                          bool column) {
   const SideBytes& from = column ? q.column : q.row;
@@ -327,7 +328,7 @@ inline std::vector<float> dequantise_ref(const Spec& s, const Quantised& q, int6
   return out;
 }
 
-// Elements of any dtype between guard bytes, rows apart, at any address; poisoned until written.
+// Elements of any dtype with guard bytes, padded rows and any address. Poisoned until written.
 class Memory {
  public:
   static constexpr uint8_t kPoison = 0xA5;
@@ -342,7 +343,7 @@ class Memory {
   [[nodiscard]] View view() const {
     return matrix(bytes_.data() + offset_, dtype_, rows_, cols_, stride_);
   }
-  // Row by row from dense bytes.
+  // Copies dense bytes row by row.
   void put(const void* dense) {
     const auto* from = static_cast<const uint8_t*>(dense);
     for (int64_t r = 0; r < rows_ && cols_ > 0; ++r)
@@ -362,7 +363,8 @@ class Memory {
     return v;
   }
 
-  // Empty, or where the elements differ from dense bytes, or that a byte outside was written.
+  // Empty if equal. Otherwise the place of a difference from dense bytes, or of an overwritten
+  // guard byte.
   [[nodiscard]] std::string differs(const std::vector<uint8_t>& expected,
                                     std::string_view what) const {
     if (expected.size() != static_cast<size_t>(rows_ * cols_) * size_)
@@ -408,7 +410,7 @@ class Memory {
 // A tensor of a Spec in memory.
 class Encoded {
  public:
-  // With `pad`, rows lie apart and addresses are odd.
+  // With `odd`, rows are padded and addresses are odd.
   Encoded(const Spec& s, int64_t m, int64_t k, bool odd = false, bool health = true)
       : spec_(s), m_(m), k_(k), counted_(health) {
     const DType scale = s.mode == Scaling::mxfp8 ? DType::e8m0 : DType::f32;
@@ -424,7 +426,7 @@ class Encoded {
     multiplier_ = Memory(DType::f32, 1, 1, 0, shift);
     multiplier_.put(&s.scale);
     amax_ = Memory(DType::f32, 1, 1, 0, shift);
-    const uint32_t slot = s.amax.value_or(0);  // a history's slot is clear at first
+    const uint32_t slot = s.amax.value_or(0);  // a new slot of a history is 0
     if (s.amax || s.mode == Scaling::delayed) amax_.put(&slot);
     health_ = Memory(DType::f32, 1, 3, 0, shift);
   }
@@ -444,7 +446,7 @@ class Encoded {
     if (counted_) t.health = health_.view();
     return t;
   }
-  // As an input: what is there to read.
+  // The tensor as an input, with the fields that are read.
   [[nodiscard]] Tensor input() const {
     Tensor t = tensor();
     t.scale = t.amax = t.health = {};
@@ -459,7 +461,7 @@ class Encoded {
       scales_[column].put(from.scales.data());
     }
   }
-  // What delayed scaling found before.
+  // Sets the amax that delayed scaling updates.
   void hold_amax(float v) { amax_.put(&v); }
   [[nodiscard]] float amax() const { return amax_.number(); }
   [[nodiscard]] const Memory& data(bool column) const { return data_[column]; }
@@ -472,7 +474,7 @@ class Encoded {
     return amax_.same_bytes(o.amax_) && health_.same_bytes(o.health_);
   }
 
-  // Empty, or the first thing that is not as the reference has it. `held`: the slot before.
+  // Empty if equal to the reference, else the first difference. `held` is the previous amax.
   [[nodiscard]] std::string differs(const Quantised& q, float held = 0) const {
     std::string wrong;
     for (const bool column : {false, true}) {

@@ -21,7 +21,7 @@ namespace {
 
 constexpr double kUnit = 0x1p-24;  // half an ulp of fp32 at 1
 
-// a·b, four rows at once, so that a row of b is loaded once for them.
+// a·b, four rows at once, so that they share the loads of a row of b.
 Matrix64 product(const Matrix64& a, const Matrix64& b) {
   constexpr int64_t kRows = 4, kDepth = 128;
   Matrix64 y = zeros64(a.rows, b.cols);
@@ -54,7 +54,8 @@ Matrix64 product(const Matrix64& a, const Matrix64& b) {
   return y;
 }
 
-// A formula and its gradients at doubles. The oracle loads fp32, so a double is the sum of three.
+// A formula and its gradients at float64 points. The oracle loads fp32, so a double is passed as a
+// sum of three fp32 values.
 class Formula64 {
  public:
   explicit Formula64(const Activation& f) : inputs_(f.inputs) {
@@ -125,7 +126,8 @@ void add_to(Matrix64& to, const Matrix64& from) {
   for (size_t i = 0; i < from.v.size(); ++i) to.v[i] += from.v[i];
 }
 
-// Moves values at random by as much as their formats may round them; not at all in the exact run.
+// Adds random noise to values, up to the rounding error of their formats. The exact run has no
+// noise.
 class Rounding64 {
  public:
   Rounding64(const PlanRequest& request, uint64_t seed) : request_(request), seed_(seed) {}
@@ -135,8 +137,8 @@ class Rounding64 {
     if (drawn_ % 4 == 0) words_ = philox(seed_, drawn_ / 4, 1);
     return words_.w[drawn_++ % 4] * 0x1p-31 - 1;
   }
-  // A value that is stored or handed on in the chain's dtype, made of sums of `length` terms, which
-  // are rounded at the size that they have on their way.
+  // Noise for a value that is stored in the chain's dtype. It is computed from sums of `length`
+  // terms, which are rounded at their intermediate size.
   void store(Matrix64& m, int64_t length, double size = 0) {
     if (!seed_) return;
     const double own = std::ldexp(1.0, -info(request_.dtype).mantissa_bits - 1) + 4 * kUnit;
@@ -144,14 +146,14 @@ class Rounding64 {
         length > 1 ? kUnit * std::sqrt(double(length)) * std::max(size, root_mean_square(m)) : 0;
     for (double& v : m.v) v += draw() * (own * std::fabs(v) + sum);
   }
-  // A value in a quantised format: half a step, which is an absolute one near 0.
+  // Noise for a quantised value: half a step. Near 0 the step is absolute.
   [[nodiscard]] Matrix64 quantised(Matrix64 m, const Format& f) {
     if (!seed_ || f.scaling == Scaling::none) return m;
     double amax = 0;
     for (const double v : m.v) amax = std::max(amax, std::fabs(v));
     const DTypeInfo& d = info(f.dtype);
     const double half = std::ldexp(1.0, -d.mantissa_bits - 1);
-    // A scale that is a power of two, or that an older amax gave, uses half of the range.
+    // A power-of-two scale, or a scale from an older amax, may use only half of the range.
     const double least = 2 * amax / d.max * std::ldexp(half, 1 - d.bias);
     for (double& v : m.v) v += draw() * std::max(half * std::fabs(v), least);
     return m;
@@ -163,7 +165,7 @@ class Rounding64 {
   RandomWords words_{};
 };
 
-// What the ops of a chain share while it runs.
+// The state that the ops of a chain share during a run.
 struct ChainState {
   const Reference& given;
   Rounding64 rounding;
@@ -262,7 +264,7 @@ class OpRun final : public Run64 {
       chain_.results["d" + extras_[i]] = std::move(gradient);
   }
 
-  // An elementwise op at (r, c) of `x`. Variables are the input, the parameters, the extra inputs.
+  // An elementwise op at (r, c) of `x`. Variables: the input, the parameters, the extra inputs.
   [[nodiscard]] Dual at(const Matrix64& x, int64_t r, int64_t c) const {
     const Dual in(x.row(r)[c], 0);
     std::vector<Dual> parameters, extras;
@@ -274,7 +276,7 @@ class OpRun final : public Run64 {
     const Point p{std::span(&in, 1), parameters, extras, [&] { return bits(r, c); }};
     return form().element(call_, p);
   }
-  // Whether the op reads random bits.
+  // Whether the op uses random bits.
   [[nodiscard]] bool draws() const {
     bool drawn = false;
     const Dual one(1);
@@ -330,7 +332,7 @@ class OpRun final : public Run64 {
     return sum;
   }
 
-  // The op's input as backward reads it.
+  // The op's input as the backward pass reads it.
   [[nodiscard]] Matrix64 kept_input() {
     const std::string_view keep = kKeeps[static_cast<size_t>(request().keep)];
     if (use_.arguments.text("keep").value_or(std::string(keep)) == kKeeps[1])
@@ -339,7 +341,7 @@ class OpRun final : public Run64 {
     return stored(kept, Stored::plain);
   }
 
-  // The halves of a gated input, or the input.
+  // The halves of a gated input, or the whole input.
   [[nodiscard]] std::vector<Matrix64> inputs(const Matrix64& x) const {
     if (form().activation.inputs == 1) return {x};
     const int64_t h = x.cols / 2;
@@ -407,8 +409,8 @@ class OpRun final : public Run64 {
   OpCall call_;
   std::vector<std::string> extras_, outputs_;
   int64_t stream_ = 0;
-  int64_t length_ = 1;  // of the sums that its value is made of
-  double size_ = 0;     // of those sums, if no terms cancel
+  int64_t length_ = 1;  // number of terms in the sums of its value
+  double size_ = 0;     // magnitude of those sums without cancellation
 };
 
 }  // namespace
@@ -465,7 +467,7 @@ int64_t least_rows(const Plan& plan) {
 }
 
 double work_per_row(const Plan& plan) {
-  constexpr double kElement = 2000;  // of a formula with its bound, in multiply-adds
+  constexpr double kElement = 2000;  // cost of a formula with its bound, in multiply-adds
   const int64_t least = least_rows(plan);
   double work = 0;
   for (const Pass pass : {Pass::forward, Pass::backward})

@@ -1,4 +1,4 @@
-// A chain in float64, op by op: what the results of plans are compared with.
+// A chain in float64, op by op: the reference for the results of plans.
 #pragma once
 
 #include <map>
@@ -10,10 +10,10 @@
 
 namespace tenon::support {
 
-// By the names of a plan's buffers.
+// Key: name of the plan's buffer.
 using Tensors64 = std::map<std::string, Matrix64>;
 
-// How a chain runs, and what it reads: x, parameters, extra inputs, and for backward dy and the
+// A chain with its request and inputs: x, parameters, extra inputs, and for backward dy and the
 // gradients of extra outputs.
 struct Reference {
   Chain chain;
@@ -21,24 +21,24 @@ struct Reference {
   RandomState random{};
   Tensors64 given;
 
-  // Outputs, and gradients where the request has a backward pass. Quantisation does nothing. With
-  // a seed that is not 0, every value that the plan may round is moved at random by as much as its
-  // format may move it: how far the results then lie from the exact ones is what rounding costs.
+  // Returns outputs, and gradients if the request has a backward pass. Values are not quantised. If
+  // `noise` is not 0, every value that the plan may round gets random noise up to its rounding
+  // error. The difference to the exact results is an estimate of the rounding error.
   [[nodiscard]] Tensors64 run(uint64_t noise = 0) const;
 };
 
-// Relative to the exact numbers: the root mean square of all errors, and the largest one, measured
-// by its element and by the root mean squares of its row and of the tensor.
+// Errors relative to the exact values: their root mean square, and the largest. The largest is
+// relative to its element and to the root mean squares of its row and of the tensor.
 struct Distance {
   double rms = 0, worst = 0;
-  int64_t not_finite = 0;  // of the exact ones, NaN, or outside of the format
-  bool lost = false;       // one of the two is finite and the other is not
+  int64_t not_finite = 0;  // exact values that are NaN, infinite or outside of the format
+  bool lost = false;       // exactly one of the two values is finite
 };
 Distance distance(const Matrix64& got, const Matrix64& exact, DType dtype);
 
-// Every number of rows that the chain takes is a multiple of this one.
+// Valid numbers of rows of the chain are multiples of this.
 int64_t least_rows(const Plan& plan);
-// About how many floating-point operations `run` takes for one row of the input.
+// The approximate number of floating-point operations of `run` per row of the input.
 double work_per_row(const Plan& plan);
 
 }  // namespace tenon::support

@@ -1,4 +1,4 @@
-// Memory of plans, and ops run one by one.
+// Allocates the memory of plans, and runs ops one by one.
 #include "support/session.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::align_val_t kAlignment{64};
 
-// What the host reads and writes; kernels on cuda reach it there, slowly, if it is pinned.
+// Memory that the host accesses. CUDA kernels can access it (slowly) if it is pinned.
 std::shared_ptr<void> allocate(std::string_view what, int64_t bytes, Device device) {
   const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
   if (device == Device::cuda) {
@@ -117,7 +117,7 @@ Unfused::Unfused(const Chain& chain, PlanRequest request, int64_t rows) {
   const std::vector<GradRequest> grads = std::exchange(request.parameter_grads, {});
   for (size_t i = 0; i < chain.size(); ++i) {
     Op op = chain[i];
-    if (op.label.empty()) op.label = str(op.name, i);  // parameters are called as in the chain
+    if (op.label.empty()) op.label = str(op.name, i);  // parameter names as in the chain
     op.reads.clear();
     op.writes.clear();
     One& one = ops_.emplace_back();
@@ -153,7 +153,7 @@ Unfused::Unfused(const Chain& chain, PlanRequest request, int64_t rows) {
     request.cols = y.cols;
   }
   if (!request.backward) return;
-  // Readers give their gradients last one first.
+  // Readers pass their gradients in reverse order.
   for (auto& [name, c] : channels) {
     One& writer = ops_[c.writer];
     void* sum = c.gradients.back();

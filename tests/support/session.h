@@ -1,4 +1,4 @@
-// A plan with memory of its own, and the same chain with one plan for each op.
+// A plan with its own memory, and the same chain with one plan per op.
 #pragma once
 
 #include <map>
@@ -11,18 +11,18 @@
 
 namespace tenon::support {
 
-// The state of a random stream, as spec.md lays it out: seed, offset, row0, col0, columns.
+// The state of a random stream as in spec.md: seed, offset, row0, col0, columns.
 using RandomState = std::array<uint64_t, 5>;
 
-// Something that runs a chain on tensors with the names of its plan's buffers.
+// Runs a chain on tensors with the names of its plan's buffers.
 class Runner {
  public:
   virtual ~Runner() = default;
   virtual void run(Pass pass, bool weights_changed = true) = 0;
-  // A tensor's memory; null where there is none of that name.
+  // The memory of a tensor. Null if there is no tensor of that name.
   [[nodiscard]] virtual void* find(std::string_view name) const = 0;
   [[nodiscard]] void* at(std::string_view name) const;
-  // Delayed recipes: the scales follow from what the runs since the last call have seen.
+  // Delayed recipes: updates the scales from the amax of the runs since the last call.
   virtual void update_scales() = 0;
 };
 
@@ -33,7 +33,7 @@ class Session final : public Runner {
   void run(Pass pass, bool weights_changed = true) override;
   [[nodiscard]] void* find(std::string_view name) const override;
   void update_scales() override;
-  // Another's memory in place of its own.
+  // Uses the given memory for a buffer.
   void lend(std::string_view name, void* memory);
 
   [[nodiscard]] const Plan& plan() const { return plan_; }
@@ -59,7 +59,7 @@ class Session final : public Runner {
   std::vector<Delayed> delayed_;
 };
 
-// Each op runs as a plan of its own; what lies between them is in memory.
+// Runs each op as its own plan. All intermediate tensors are in memory.
 class Unfused final : public Runner {
  public:
   Unfused(const Chain& chain, PlanRequest request, int64_t rows);
@@ -71,7 +71,8 @@ class Unfused final : public Runner {
  private:
   struct One {
     std::unique_ptr<Session> session;
-    std::vector<Session> sums;  // of a channel's gradients, before its backward
+    // Sum the gradients of a channel, before the backward pass of the op.
+    std::vector<Session> sums;
   };
   std::vector<One> ops_;
   std::map<std::string, void*, std::less<>> extras_;

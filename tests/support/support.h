@@ -1,4 +1,4 @@
-// What the tests share: matrices between guard bytes, plain sums, and errors looked at closely.
+// Common code of the tests: matrices with guard bytes, reference sums, and error checks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,8 +31,8 @@ inline constexpr Options kEager{.precision = Precision::strict, .rounding = Roun
 inline uint32_t bits(float v) { return __builtin_bit_cast(uint32_t, v); }
 inline float from_bits(uint32_t b) { return __builtin_bit_cast(float, b); }
 
-// Whether to run the next case of a long list: always, but where TENON_TEST_EVERY is n (under
-// sanitizers, which are slow and look at memory instead of numbers) each n-th time.
+// Whether to run the next case of a long list. Always true, unless TENON_TEST_EVERY is n: then true
+// every n-th time. Sanitizers use it, because they are slow and check memory, not values.
 inline bool chosen() {
   static const char* const text = std::getenv("TENON_TEST_EVERY");
   static const size_t every = text ? std::strtoul(text, nullptr, 10) : 1;
@@ -40,10 +40,10 @@ inline bool chosen() {
   return number++ % every == 0;
 }
 
-// Any NaN equals any NaN; everything else must agree in every bit.
+// NaNs are equal to each other. All other values must have equal bits.
 inline bool equal(float a, float b) { return bits(a) == bits(b) || (a != a && b != b); }
 
-// Conversions written apart from the library's: the compiler's f16, and bf16 by integers.
+// Conversions independent of the library: f16 by the compiler, bf16 with integers.
 inline uint32_t encode_ref(DType d, float v) {
   if (d == DType::f32) return bits(v);
   if (d == DType::f16) {
@@ -61,7 +61,7 @@ inline float decode_ref(DType d, uint32_t code) {
 }
 inline float rounded_ref(DType d, float v) { return decode_ref(d, encode_ref(d, v)); }
 
-// The adjacent-pair tree of the specification, written as it is told there.
+// The adjacent-pair tree sum of the specification.
 inline float tree(std::vector<float> v) {
   if (v.empty()) return 0.0F;
   while (v.size() > 1) {
@@ -73,7 +73,7 @@ inline float tree(std::vector<float> v) {
   return v[0];
 }
 
-// A matrix between guard bytes, with padding after each row and any byte address.
+// A matrix with guard bytes, padding after each row, and any byte address.
 class Mat {
  public:
   static constexpr uint8_t kPoison = 0xA5;
@@ -101,7 +101,7 @@ class Mat {
     std::memcpy(bytes_.data() + position(r, c), &value, size(dtype_));
   }
 
-  // Ordinary numbers; with `specials`, every fifth column holds special values.
+  // Fills with ordinary values. With `specials`, every fifth column has special values.
   Mat& fill(unsigned seed, bool specials = false, float spread = 2) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0, spread);
@@ -112,14 +112,14 @@ class Mat {
     return *this;
   }
 
-  // Whether every byte outside of the elements is as it was.
+  // Whether all bytes outside of the elements are unchanged.
   [[nodiscard]] bool guards_hold() const {
     std::vector<uint8_t> copy = bytes_;
     for (int64_t r = 0; r < rows_ && cols_ > 0; ++r)
       std::memset(copy.data() + position(r, 0), kPoison, static_cast<size_t>(cols_) * size(dtype_));
     return untouched(copy);
   }
-  // Whether nothing was ever written.
+  // Whether nothing was written.
   [[nodiscard]] bool untouched() const { return untouched(bytes_); }
   [[nodiscard]] bool same_bytes(const Mat& other) const { return bytes_ == other.bytes_; }
 
@@ -144,7 +144,7 @@ class Mat {
   int64_t rows_, cols_, stride_;
 };
 
-// One element against the exact fp32 value, rounded once to the matrix' dtype.
+// Compares an element with the exact fp32 value, rounded once to the dtype of the matrix.
 inline void expect_element(const Mat& m, int64_t r, int64_t c, float value, std::string_view what) {
   const float expected = rounded_ref(m.dtype(), value);
   if (!equal(m.at(r, c), expected))
@@ -152,7 +152,7 @@ inline void expect_element(const Mat& m, int64_t r, int64_t c, float value, std:
                   << std::hex << m.code(r, c) << ", expected " << expected;
 }
 
-// The gated layouts; `separate` is two tensors.
+// The gated layouts. `separate` is two tensors.
 enum class Gate : uint8_t { stacked, swapped, by1, by8, by32, separate };
 inline constexpr Gate kGates[] = {Gate::stacked, Gate::swapped, Gate::by1,
                                   Gate::by8,     Gate::by32,    Gate::separate};
@@ -163,14 +163,14 @@ inline Layout layout_of(Gate g) {
   if (g == Gate::swapped) return Layout::swapped();
   return interleave(g) ? Layout::interleaved(interleave(g)) : Layout::stacked();
 }
-// Column of the 2H-wide tensor that holds column c of half a (0) or b (1).
+// The column of the 2H-wide tensor for column c of half a (0) or b (1).
 inline int64_t gated_column(Gate g, int64_t h, int half, int64_t c) {
   if (const int64_t k = interleave(g)) return c / k * 2 * k + half * k + c % k;
   return (g == Gate::swapped ? 1 - half : half) * h + c;
 }
 inline bool fits(Gate g, int64_t h) { return interleave(g) == 0 || h % interleave(g) == 0; }
 
-// Runs f, which must throw an Error of this code whose message has every part.
+// Runs f and expects an Error with this code and a message with all parts.
 template <class F>
 void expect_error(F f, Code code, std::initializer_list<std::string_view> parts) {
   try {
@@ -188,7 +188,7 @@ void expect_error(F f, Code code, std::initializer_list<std::string_view> parts)
   ADD_FAILURE() << "no error, expected one with '" << (parts.size() ? *parts.begin() : "") << "'";
 }
 
-// The message of f, which must throw an Error of a user's mistake.
+// Runs f, expects an Error with a user-error code, and returns its message.
 template <class F>
 std::string error_of(F f) {
   try {
@@ -200,7 +200,7 @@ std::string error_of(F f) {
   return "no error";
 }
 
-// The thread count for a scope.
+// Sets the thread count for a scope.
 class Threads {
  public:
   explicit Threads(int count) { set_threads(count); }
@@ -220,7 +220,7 @@ inline Real gelu_erf_ref(Real x) { return 0.5L * x * (1 + std::erf(x / std::sqrt
 inline Real relu_ref(Real x) { return x > 0 ? x : 0; }
 inline Real softplus_ref(Real x) { return std::log(1 + std::exp(x)); }
 
-// An activation and its value in extended precision, by hand and apart from Expr.
+// An activation and its value in extended precision, written independently of Expr.
 struct Row {
   const char* act;
   int inputs;

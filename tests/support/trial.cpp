@@ -1,4 +1,4 @@
-// Fills matrices, makes the calls, and watches the steps through the observer.
+// Fills matrices, makes the calls of a case, and checks the steps with an observer.
 #include "support/trial.h"
 
 #include <cmath>
@@ -9,7 +9,7 @@ namespace tenon::support {
 
 namespace {
 
-constexpr size_t kNonfinite = 3;  // the first ones
+constexpr size_t kNonfinite = 3;  // the first special values
 constexpr std::array<float, 20> kSpecial{__builtin_inff(),
                                          -__builtin_inff(),
                                          __builtin_nanf(""),
@@ -35,7 +35,7 @@ DType dtype_of(const std::string& number) {
   return *dtype_named(number.substr(0, number.find('+')));
 }
 
-// Of the columns that say what a kernel reads and writes.
+// A seed from the columns that determine what a kernel reads and writes.
 uint64_t form_seed(const Case& c) {
   std::string text;
   for (const Column column : {Column::direction, Column::input, Column::output, Column::mode,
@@ -83,7 +83,7 @@ std::vector<std::string> Trial::cuda_texts() {
   set_observer([&](const Step& s, const RunArgs& a, const Options&, const Run&) {
     for (std::string& text : kernel_for(s, Device::cuda).kernel->texts_for(a))
       all.push_back(std::move(text));
-    // What follows would be advancing the state, which is not on the device.
+    // Stop here: the next operation advances the state, which is not on the device.
     if (a.random) fail(Code::runtime, "a trial of texts runs nothing");
   });
   call();
@@ -111,11 +111,11 @@ Matrix& Trial::add(DType dtype, int64_t rows, int64_t cols) {
   return matrices_.emplace_back(dtype, rows, cols, shape_, device_ == Device::cuda);
 }
 
-// Ordinary numbers, with special values in some columns (or rows, for a column vector), so that
-// other sums stay finite.
+// Ordinary values, with special values in some columns (or rows, for a column vector). So the sums
+// of other columns stay finite.
 View Trial::filled(DType dtype, int64_t rows, int64_t cols) {
   Matrix& m = add(dtype, rows, cols);
-  if (options_.device != device_) return m.placed();  // nothing will read it
+  if (options_.device != device_) return m.placed();  // never read
   std::normal_distribution<float> normal(0, 2);
   std::uniform_real_distribution<float> exponent(-30, 4);
   const size_t skipped = finite_ ? kNonfinite : 0;
@@ -189,13 +189,13 @@ Tensor Trial::encoded(const std::string& number, const std::string& mode, const 
   return t;
 }
 
-// Numbers in a mode and orientation that the case's form picks.
+// Values in a mode and orientation chosen by the case's form.
 Tensor Trial::encoded_input(DType dtype, int64_t rows, int64_t cols) {
   const auto mode = static_cast<Scaling>(1 + form_() % (kScalings.size() - 1));
   const std::string side = form_() % 2 ? "row" : "col";
   Tensor t = encoded(std::string(info(dtype).name), std::string(info(mode).name), side, rows, cols);
   quantize(filled(DType::f32, rows, cols), t, options_);
-  t.scale = t.amax = t.health = {};  // of the writer only
+  t.scale = t.amax = t.health = {};  // only for the call that writes
   return t;
 }
 
@@ -226,7 +226,7 @@ void Trial::run_activation() {
     return forward(f, {x, b, bias, scale, y, amax, layout}, options_);
   }
   const Tensor grad = tensor(rows, shape_.cols);
-  // Sums have a dtype of their own, the output's where that is plain.
+  // Sums have their own dtype: that of the output if it is plain.
   const DType sum = dtype_of(case_[Column::output]);
   backward(f,
            {.grad = grad,
@@ -255,7 +255,7 @@ void Trial::run_l2() {
   l2_normalization_backward(grad, x, r, empty(result, shape_.rows, shape_.cols), options_);
 }
 
-// quantize, dequantize and requantize(mode); the last two read what a first call wrote.
+// quantize, dequantize and requantize(mode). The last two read the result of a first call.
 void Trial::run_quantize() {
   const std::string& op = case_[Column::op];
   const auto [rows, cols, pad, shift] = shape_;
@@ -289,7 +289,7 @@ void Trial::run_dropout() {
                .row0 = random_() % 7,
                .col0 = random_() % 7,
                .columns = static_cast<uint64_t>(cols) + 9};
-  // Where the device can advance it.
+  // Memory in which the device can advance the state.
   Matrix& memory = matrices_.emplace_back(DType::f32, 1, sizeof state / sizeof(float), ShapeCase{},
                                           device_ == Device::cuda);
   std::memcpy(memory.view.data, &state, sizeof state);
@@ -320,7 +320,7 @@ void Trial::run_dropout() {
     wrong_ = "the random state is not what a run leaves";
 }
 
-// Host views of what a step reads and writes; memory that is not ours is taken as it is.
+// Host views of the tensors of a step. Memory outside of our matrices is used directly.
 std::vector<View> Trial::on_host(std::span<const View> views,
                                  std::vector<std::vector<uint8_t>>& copies) const {
   std::vector<View> result(views.begin(), views.end());
@@ -353,14 +353,14 @@ void Trial::observe(const Step& step, const RunArgs& args, const Run& go, const 
     compare_with_cpu(step, host, before, args);
 }
 
-// The state where a step can read it on the host.
+// The random state in memory that the host can read.
 const uint64_t* Trial::random_state(const uint64_t* state,
                                     std::vector<std::vector<uint8_t>>& copies) const {
   const View there = matrix(state, DType::f32, 1, 1);
   return static_cast<const uint64_t*>(on_host(std::span(&there, 1), copies)[0].data);
 }
 
-// Strict: the same bits as the CPU's, any NaN being any NaN.
+// Strict: the bits must equal those of the CPU. All NaNs are equal.
 void Trial::compare_with_cpu(const Step& step, const RunArgs& host,
                              std::vector<std::vector<uint8_t>> copies, const RunArgs& args) {
   const std::vector<View> out = on_host(args.out, copies);

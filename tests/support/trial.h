@@ -1,4 +1,4 @@
-// One conformance case: its matrices and the public calls that it makes.
+// One conformance case: its matrices and its public calls.
 #pragma once
 
 #include <deque>
@@ -18,17 +18,17 @@ class Trial {
  public:
   Trial(const Case& c, Device device);
 
-  // Looks at a step after its run, with views on the host; returns what is wrong.
+  // Checks a step after its run, with host views. Returns an error text, if any.
   using Inspect = std::function<std::optional<std::string>(const Step&, const RunArgs& host)>;
 
-  // Nothing if the case passes: every step, and no byte written outside of a view.
+  // Runs the case. Returns nothing if every step passes and no byte outside of a view was written.
   std::optional<std::string> run(const Inspect& inspect);
 
-  // What the calls read and wrote, in the order in which the case made them.
+  // The tensors of the calls, in call order.
   [[nodiscard]] const std::deque<Matrix>& matrices() const { return matrices_; }
 
-  // What CUDA's compiler is given for the case, whose calls are made and not run; of a trial for
-  // the CPU, whose views need no device.
+  // The CUDA source texts of the case. Its calls are made but not run. For a trial on the CPU,
+  // whose views need no device.
   std::vector<std::string> cuda_texts();
 
  private:
@@ -44,7 +44,7 @@ class Trial {
   View empty(DType dtype, int64_t rows, int64_t cols);
   View single(float value);
   void download() const;
-  // A tensor to write in the format of the case, or in another mode.
+  // A tensor to write, in the format of the case or in another mode.
   Tensor output(int64_t rows, int64_t cols);
   Tensor encoded(const std::string& number, const std::string& mode, const std::string& side,
                  int64_t rows, int64_t cols);
@@ -63,10 +63,10 @@ class Trial {
   Device device_;
   ShapeCase shape_;
   std::mt19937_64 random_;
-  std::mt19937_64 form_;  // what kernels depend on; shapes and layouts have no part in it
+  std::mt19937_64 form_;  // depends on the kernel only, not on shapes and layouts
   Options options_;
   bool backward_;
-  bool finite_;  // no special value is infinite or NaN, so that blocks keep their scales
+  bool finite_;  // no special value is infinite or NaN, so that blocks have valid scales
   std::deque<Matrix> matrices_;
   std::optional<std::string> wrong_;
   int steps_ = 0;

@@ -1,4 +1,4 @@
-// The oracle's value and bound for every store, sums by the same tree.
+// Computes the oracle's value and bound for every store, and sums with the same tree.
 #include "support/verify.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ float element(const View& v, int64_t r, int64_t c) {
   return decode(v.dtype, code_at(v, r * v.stride + c));
 }
 
-// Where fp32 may have overflowed, nothing is promised of what is added to it.
+// If fp32 may have overflowed, sums with this value have no bound.
 Value summand(Value x) {
   if (std::isfinite(x.v) && std::fabs(x.v) + x.e >= kOverflow32)
     x.e = std::numeric_limits<double>::infinity();
@@ -47,7 +47,7 @@ Value tree(std::vector<Value> v) {
   return v[0];
 }
 
-// Blocks of 32 in index order, then the tree.
+// Sums blocks of 32 in index order, then the tree.
 Value ordered(const std::vector<Value>& v) {
   constexpr size_t kBlock = 32;
   std::vector<Value> blocks;
@@ -60,7 +60,7 @@ Value ordered(const std::vector<Value>& v) {
   return tree(std::move(blocks));
 }
 
-// The bits of |v| as a number: NaN is the largest.
+// Compares the bits of |v| as integers: NaN is the largest.
 Value largest(const std::vector<Value>& v) {
   Value most;
   for (const Value& x : v) {
@@ -86,7 +86,7 @@ class Verifier {
     const auto expect = [&](const Value& exact, int64_t r, int64_t c) {
       const float got = element(out, r, c);
       if (wrong || within(got, s.dtype, exact.v, exact.e)) return;
-      if (s.join && got >= exact.v) return;  // what the view held before
+      if (s.join && got >= exact.v) return;  // got may be the previous value of the view
       wrong =
           str(step_.name, ": ", kStoreNames[static_cast<size_t>(s.to)], " (", r, ", ", c, ") is ",
               got, ", exact ", exact.v, " with bound ", exact.e, " in ", info(s.dtype).name);
@@ -118,7 +118,7 @@ class Verifier {
         expect(largest(values), 0, 0);
         break;
       case Store::To::encoded:
-        break;  // by encoder
+        break;  // checked by the encoder
       case Store::To::column:
         for (int64_t r = 0; r < rows; ++r) expect(values[static_cast<size_t>(r)], r, 0);
         break;
@@ -168,7 +168,7 @@ float load_element(const Load& l, const RunArgs& args, int64_t r, int64_t c) {
 
 namespace {
 
-// The loads of a step at every element, totals with their bounds once they are known.
+// The loads of a step at every element. Totals have bounds after they are computed.
 class Inputs {
  public:
   Inputs(const Step& step, const RunArgs& args, const std::vector<Value>& product)
@@ -184,7 +184,7 @@ class Inputs {
     for (uint32_t t = 0; t < step.totals().size(); ++t) find_total(t);
   }
 
-  // By root, row by row; by root, one number a row where that is all it depends on.
+  // Values per root, row by row. One value per row if the root depends only on the row.
   [[nodiscard]] std::vector<std::vector<Value>> run(std::span<const uint32_t> roots) const {
     return evaluate(roots, values_, errors_, static_cast<size_t>(args_.rows * step_.cols));
   }
@@ -244,7 +244,7 @@ class Inputs {
     for (int64_t r = 0; r < args_.rows; ++r) {
       const auto first = summands.begin() + r * step_.cols;
       Value sum = tree({first, first + step_.cols});
-      // A load is an fp32 number; what that rounds away is part of its error.
+      // A load is an fp32 value. Its rounding error is added to the bound.
       const double kept = static_cast<float>(sum.v);
       if (std::isfinite(kept)) sum.e += std::fabs(kept - sum.v);
       totals.push_back({kept, sum.e});
@@ -263,7 +263,7 @@ class Inputs {
   const RunArgs& args_;
   std::vector<std::vector<float>> values_;
   std::vector<std::vector<double>> errors_;
-  std::vector<std::vector<Value>> totals_;  // by total, a number a row
+  std::vector<std::vector<Value>> totals_;  // per total, one value per row
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Checks what a kernel wrote against float64, element by element and sum by sum.
+// Checks the results of a kernel against float64, element by element and sum by sum.
 #pragma once
 
 #include <optional>
@@ -11,8 +11,8 @@ namespace tenon {
 // Element (r, c) of a load, as fp32.
 float load_element(const Load& l, const RunArgs& args, int64_t r, int64_t c);
 
-// What a run left in host views. Nothing if every result lies within the bound E; else the first
-// that does not.
+// Checks the results of a run in host views. Returns nothing if all are within the bound E, else
+// the first error.
 std::optional<std::string> verify(const Step& step, const RunArgs& args);
 
 }  // namespace tenon

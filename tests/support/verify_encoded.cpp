@@ -1,5 +1,5 @@
-// A scale is right if an amax within its bound gives it; a code is right if a value within its
-// bound, times the scale that was written, rounds to it.
+// Checks encoded tensors. A scale is correct if an amax within its bound produces it. A code is
+// correct if a value within its bound, times the stored scale, rounds to it.
 #include "support/verify_encoded.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// All numbers that an amax may be.
+// All possible values of an amax.
 struct Interval {
   double low = 0, high = 0;
   bool nan = false, unknown = false;
@@ -112,7 +112,7 @@ class EncodedVerifier {
       report("scale (", i, ", ", j, ") is ", decode(info(f_.scaling).scale, code),
              ", amax lies in [", amax.low, ", ", amax.high, "]");
     if (f_.scaling == Scaling::mxfp8) {
-      // The multiplier that belongs to the code.
+      // The multiplier for the scale code.
       const double m = code == 255 ? std::nan("") : std::ldexp(1.0, 127 - static_cast<int>(code));
       return block(a, {static_cast<float>(m), code}, true);
     }
@@ -126,13 +126,13 @@ class EncodedVerifier {
     if (amax.nan) return code == inverse(0x7fc00000U);
     if (amax.low <= 0 && code == inverse(0)) return true;
     if (amax.high >= kOverflow32 && code == inverse(kInfinity)) return true;
-    // In between scale_inv grows with the amax; one step of fp32 covers the rounding of the bounds.
+    // scale_inv increases with the amax. One fp32 step covers the rounding of the bounds.
     const uint32_t low = std::max(bits_of(amax.low), 2U) - 1;
     const uint32_t high = std::min(bits_of(amax.high) + 1, kInfinity - 1);
     return inverse(low) <= code && code <= inverse(std::max(low, high));
   }
 
-  // Codes of an area whose multiplier is known, exactly or to an ulp or two.
+  // Checks the codes of an area whose multiplier is known, exactly or within 2 ulp.
   void block(const Area& a, const Scale& scale, bool exact) {
     const View& data = args_.out[e_.data(side_)];
     const bool transposed = side_ == Orientation::columnwise && info(f_.scaling).transposes;
@@ -149,7 +149,7 @@ class EncodedVerifier {
         }
         const int64_t offset = transposed ? c * data.stride + r : r * data.stride + c;
         const float got = decode(f_.dtype, code_at(data, offset));
-        // A value that overflowed fp32 is infinite before it is scaled.
+        // A value that overflows fp32 is infinite before scaling.
         const bool overflowed = f_.scaling != Scaling::none && std::isfinite(x.v) &&
                                 std::fabs(x.v) + x.e >= kOverflow32 &&
                                 got == std::copysign(info(f_.dtype).max, static_cast<float>(x.v));
@@ -159,7 +159,7 @@ class EncodedVerifier {
       }
   }
 
-  // How often a count may and must have gone up.
+  // The smallest and largest valid increment of a count.
   struct Range {
     uint64_t least = 0, most = 0;
     void add(bool must, bool may) {
@@ -173,7 +173,7 @@ class EncodedVerifier {
     const double slack = 1.01 * q.e;
     const bool finite = std::isfinite(x.v);
     const double max = saturation_threshold(f_.dtype);
-    // Half of the smallest number, the midpoint, goes to zero.
+    // Half of the smallest value is a tie and rounds to zero.
     const double least = std::ldexp(1.0, -info(f_.dtype).bias - info(f_.dtype).mantissa_bits);
     const bool overflows = finite && std::fabs(x.v) + x.e >= kOverflow32;
     counts_[2].add(!finite && !unknown, unknown || overflows);

@@ -1,4 +1,4 @@
-// Checks what an encoder wrote against float64: scales first, then codes for those scales.
+// Checks the results of an encoder against float64: scales first, then codes for those scales.
 #pragma once
 
 #include <optional>
@@ -9,15 +9,15 @@
 
 namespace tenon {
 
-// From here on a number rounds to infinity in fp32.
+// The smallest value that rounds to infinity in fp32.
 inline constexpr double kOverflow32 = 0x1.ffffffp127;
 
-// A value with its bound E.
+// A value with its error bound E.
 struct Bounded {
   double v = 0, e = 0;
 };
 
-// `values` is the encoder's tensor, row by row.
+// `values` is the tensor before encoding, row by row.
 std::optional<std::string> verify_encoded(const Encoder& encoder, const RunArgs& args,
                                           const std::vector<Bounded>& values);
 

@@ -1,4 +1,4 @@
-// Σ a·b in float64 beside Σ |a·b|, which bounds what fp32 may have lost.
+// Computes Σ a·b and Σ |a·b| in float64. The latter bounds the fp32 error.
 #include "support/verify_product.h"
 
 #include <algorithm>
@@ -10,12 +10,12 @@ namespace tenon {
 namespace {
 
 constexpr double kUnit = 0x1p-24;
-constexpr double kSmallest = 0x1p-126;  // below it the units for bf16 numbers see 0
+constexpr double kSmallest = 0x1p-126;  // bf16 matrix units flush smaller values to 0
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// One side, decoded: numbers of blocks carry their scale, a tensor's one scale stands beside them.
+// One operand, decoded. Values with block scales include the scale. A per-tensor scale is separate.
 struct Side {
-  std::vector<double> values;  // lane by lane, k inside
+  std::vector<double> values;  // row by row, with k contiguous
   double scale = 1;
 };
 
@@ -51,7 +51,7 @@ std::vector<Bounded> products(const Step& step, const RunArgs& args) {
   const int64_t inner = g.inner ? g.inner : args.rows;
   const Side a = decode_side(g.a, args, rows, inner, g.a.transposed);
   const Side b = decode_side(g.b, args, g.cols, inner, !g.b.transposed);
-  // A rounding for each addition, two for the scales; the smallest numbers have an absolute one.
+  // One rounding per addition, two for the scales. Subnormal values have an absolute error.
   const double n = static_cast<double>(inner) + 2;
   const double relative = n * kUnit / (1 - n * kUnit);
   const bool strict = step.precision == Precision::strict;
@@ -62,7 +62,7 @@ std::vector<Bounded> products(const Step& step, const RunArgs& args) {
       const double* x = a.values.data() + r * inner;
       const double* y = b.values.data() + c * inner;
       double sum = 0;
-      double magnitude = 0;  // of the finite terms
+      double magnitude = 0;  // sum of finite |terms|
       double flushed = 0;
       for (int64_t k = 0; k < inner; ++k) {
         const double term = x[k] * y[k];
@@ -77,7 +77,7 @@ std::vector<Bounded> products(const Step& step, const RunArgs& args) {
       v.e = (v.e * std::fabs(a.scale) + 0x1p-149) * std::fabs(b.scale) + 0x1p-149;
       const double kept = static_cast<float>(v.v);
       if (std::isfinite(kept)) v.e += std::fabs(kept - v.v);
-      // Where a partial sum may have overflowed, an infinity may have met the other one.
+      // If a partial sum may have overflowed, the result may be inf - inf.
       double most = magnitude;
       for (const double v64 : {first, v.v})
         if (std::isfinite(v64)) most = std::max(most, std::fabs(v64));

@@ -1,4 +1,4 @@
-// The exact product of a step, with the bound that any order of fp32 additions keeps.
+// The exact product of a step, with an error bound for any order of fp32 additions.
 #pragma once
 
 #include <vector>
@@ -7,8 +7,7 @@
 
 namespace tenon {
 
-// rows x gemm.cols elements, row by row; the values are fp32 numbers, and what that rounds away is
-// part of their bounds.
+// rows x gemm.cols elements, row by row. Values are fp32. Their rounding error is in the bounds.
 std::vector<Bounded> products(const Step& step, const RunArgs& args);
 
 }  // namespace tenon
