@@ -1,4 +1,5 @@
-// Collectives between ranks that are threads: each rank's plan against the whole chain in float64.
+// Tests of collectives with threads as ranks: compares each rank's plan with the whole chain in
+// float64.
 #include <barrier>
 #include <thread>
 
@@ -23,7 +24,7 @@ void put(const View& v, int64_t r, int64_t c, float value) {
               size);
 }
 
-// Where the ranks of a process meet.
+// Synchronises the ranks of a process.
 struct Group {
   explicit Group(int64_t n) : ranks(n), meet(n), posted(static_cast<size_t>(n)) {}
   int64_t ranks;
@@ -87,8 +88,7 @@ void add_to(Numbers& sum, const Numbers& more) {
 
 constexpr int64_t kRows = 12, kIn = 10, kHidden = 24, kOut = 14;
 
-// linear, bias, gelu, linear, bias: the first linear split by its outputs, the second by its
-// inputs.
+// linear, bias, gelu, linear, bias. The first linear is split by outputs, the second by inputs.
 class Parallel : public testing::TestWithParam<std::tuple<int64_t, DType>> {
  protected:
   Parallel() {
@@ -100,7 +100,8 @@ class Parallel : public testing::TestWithParam<std::tuple<int64_t, DType>> {
   static Numbers make(size_t n, uint64_t seed, double scale = 1) {
     return rounded(normal(n, seed, scale), std::get<1>(GetParam()));
   }
-  // Both passes of every rank, each a thread; the numbers of a tensor are part of the whole's.
+  // Runs both passes of every rank in its own thread. The values of a tensor are a part of the
+  // whole tensor.
   void run(const std::string& chain, bool split_rows) {
     Group group(ranks);
     for (int64_t i = 0; i < ranks; ++i) {
@@ -126,7 +127,7 @@ class Parallel : public testing::TestWithParam<std::tuple<int64_t, DType>> {
       });
     for (std::thread& t : threads) t.join();
   }
-  // Of the parameters that are split.
+  // Checks the gradients of the split parameters.
   void expect_parts(Session& s, int64_t i) {
     EXPECT_LE(distance(s.get("dup.weight"), rows_of(exact->grads["dup.weight"], i, ranks)), most);
     EXPECT_LE(distance(s.get("db.bias"), rows_of(exact->grads["db.bias"], i, ranks)), most);
@@ -137,7 +138,7 @@ class Parallel : public testing::TestWithParam<std::tuple<int64_t, DType>> {
 
   int64_t ranks = std::get<0>(GetParam());
   DType dtype = std::get<1>(GetParam());
-  // Some ten roundings on the way.
+  // About ten roundings.
   double most = dtype == DType::f32 ? 0x1p-20 : 0x1p-6;
   std::map<std::string, Numbers> whole{
       {"x", make(kRows* kIn, 1)},
@@ -152,7 +153,7 @@ class Parallel : public testing::TestWithParam<std::tuple<int64_t, DType>> {
   std::vector<std::unique_ptr<Session>> sessions;
 };
 
-// Every rank has all rows. The gradient of the input is a sum over ranks that is the caller's.
+// Every rank has all rows. The caller sums the gradient of the input over the ranks.
 TEST_P(Parallel, ColumnsThenRowsThenReduce) {
   const std::string h = std::to_string(kHidden / ranks);
   run("linear(10," + h + "):up bias:b gelu linear(" + h + ",14):down all_reduce bias:c", false);
@@ -168,7 +169,7 @@ TEST_P(Parallel, ColumnsThenRowsThenReduce) {
   EXPECT_LE(distance(sum, dx), most);
 }
 
-// Every rank has its part of the rows before and behind.
+// Every rank has its part of the rows of the input and of the output.
 TEST_P(Parallel, GatherThenScatter) {
   const std::string h = std::to_string(kHidden / ranks);
   run("all_gather linear(10," + h + "):up bias:b gelu linear(" + h +
@@ -189,7 +190,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Parallel,
                          testing::Combine(testing::Values(2, 3),
                                           testing::Values(DType::f32, DType::bf16)));
 
-// Needs no other rank.
+// Throws from every call. Needs no other rank.
 class Broken final : public Collectives {
  public:
   explicit Broken(int64_t n) : ranks_(n) {}
@@ -259,7 +260,7 @@ TEST(Collective, ErrorsNameTheOp) {
                {"line 1, column 1: all_reduce0: its group has 0 ranks"});
 }
 
-// Two objects may be different groups, so a plan of one is not the other's.
+// Two objects may be different groups, so they do not share a plan.
 TEST(Collective, PlansAreNotShared) {
   EXPECT_NE(&data_of(Plan::build("all_reduce", with(2))),
             &data_of(Plan::build("all_reduce", with(2))));

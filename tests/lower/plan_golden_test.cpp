@@ -1,4 +1,4 @@
-// The fusions of spec.md 4 as plan texts, and what the plan of a gated MLP promises.
+// Golden plan texts of the fusions of spec.md 4, and properties of the plan of a gated MLP.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -13,11 +13,11 @@
 namespace tenon::test {
 namespace {
 
-// TENON_UPDATE_GOLDEN=1 writes the files anew, to be read in the difference.
+// TENON_UPDATE_GOLDEN=1 writes the files again. Review the diff.
 const std::string kFolder = TENON_GOLDEN_DIR "/plans";
 
-// The null device takes every step, so that its texts show what fuses; those of targets show which
-// makers the steps get. No text depends on the machine.
+// The null device supports every step, so its texts show the fusions. The texts of targets show the
+// makers of the steps. No text depends on the machine.
 constexpr const char* kTargets[] = {"", "avx512", "sm_90a", "sm_100a"};
 
 class Plans : public testing::TestWithParam<std::tuple<Golden, const char*>> {};
@@ -45,7 +45,7 @@ INSTANTIATE_TEST_SUITE_P(Fusions, Plans,
                          testing::Combine(testing::ValuesIn(kGoldenPlans),
                                           testing::ValuesIn(kTargets)));
 
-// Memory between the two steps of a split is a buffer like any other.
+// Memory between the two steps of a split is a normal buffer.
 TEST(Targets, AreDescribedAndDoNotRun) {
   PlanRequest r;
   r.cols = 512;
@@ -105,7 +105,7 @@ size_t passes(const std::vector<PlanStep>& steps) {
       std::ranges::count_if(steps, [](const auto& s) { return !s.weights; }));
 }
 
-// name=dtype of what the passes of a direction write, steps apart by " | ".
+// name=dtype of everything that the steps of a pass write. " | " separates steps.
 std::string writes(const std::vector<PlanStep>& steps) {
   std::string text;
   for (const PlanStep& s : steps) {
@@ -166,7 +166,7 @@ TEST(GatedMlp, WeightsAreQuantisedWhenTheyChanged) {
   }
 }
 
-// A column sum that is finished elsewhere would be a buffer of partials between two steps.
+// A column sum that needs a second step would have a buffer of partial sums between two steps.
 TEST(GatedMlp, ColumnSumsAreFinishedInTheirStep) {
   for (const Device device : {Device::cpu, Device::null}) {
     const Plan p = mlp("delayed", device);
@@ -202,7 +202,7 @@ TEST(Fused, BiasDropoutAddIsOnePass) {
   const Plan p = Plan::build("bias dropout(0.1) add", r);
   EXPECT_EQ(passes(data_of(p).forward), 1U);
   EXPECT_EQ(passes(data_of(p).backward), 1U);
-  // Backward gives the extra input's gradient beside the bias's and x's.
+  // Backward also returns the gradient of the extra input.
   EXPECT_EQ(writes(data_of(p).backward), " dextra0=bf16 dbias0.bias=bf16 dx=bf16");
 }
 

@@ -1,4 +1,4 @@
-// Plans against the same chain in float64, and against their own ops one by one.
+// Tests of plans against the same chain in float64, and against their ops run one by one.
 #include <algorithm>
 #include <bit>
 #include <random>
@@ -16,7 +16,7 @@ struct Case {
   int64_t rows, cols;
   DType dtype = DType::f32;
   const char* recipe = "none";
-  unsigned frozen = 0;  // parameters whose gradients are not wanted, a bit each
+  unsigned frozen = 0;  // bit mask of parameters without a gradient
   bool input_grad = true;
 
   [[nodiscard]] PlanRequest request() const {
@@ -31,8 +31,8 @@ struct Case {
   }
 };
 
-// Nearest rounding errs by at most u·2^-1 of a number and by u/sqrt(12) on average; tensors that
-// were rounded on the way err independently. Two for what a step amplifies.
+// Rounding to nearest has an error of at most u/2, and u/sqrt(12) on average. Errors of tensors
+// that are rounded on the way are independent. A factor of two covers amplification in a step.
 double tolerance(const Case& c) {
   size_t ops = 2, linears = 0;
   for (const char* p = c.chain; *p; ++p) {
@@ -42,7 +42,8 @@ double tolerance(const Case& c) {
   }
   const double plain = c.dtype == DType::f32 ? 0x1p-22 : c.dtype == DType::f16 ? 0x1p-10 : 0x1p-7;
   double squares = static_cast<double>(ops) * plain * plain;
-  // A derivative at a point that moved by a relative e4m3 step, times at most |x·f''/f'|, about 1.
+  // The derivative is at a point with a relative error of one e4m3 step. The factor |x·f''/f'| is
+  // at most about 1.
   if (std::string_view(c.chain).find("keep=fp8") != std::string_view::npos) squares += 0x1p-6;
   if (std::string_view(c.recipe) != "none") {
     const bool hybrid = c.recipe[0] == 'd' || c.recipe[0] == 'c';
@@ -88,14 +89,14 @@ TEST_P(Chains, AgreeWithFloat64) {
             s.plan.with(Role::param).size() + s.plan.with(Role::extra_in).size());
 }
 
-// Each op planned alone, its tensors handed on by hand.
+// Each op is planned separately. The test passes the tensors on.
 struct Alone {
   Op op;
   std::unique_ptr<Session> session;
   std::vector<std::string> extra_in, extra_out;  // names in the whole chain, or channels
 };
 
-// Number by number; any NaN is as good as any other.
+// Compares element by element. All NaNs are equal.
 bool same(const Numbers& a, const Numbers& b) {
   return std::ranges::equal(
       a, b, [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
@@ -113,7 +114,7 @@ void expect_equal_to_its_ops(const Case& c) {
   whole.run(Pass::forward);
   whole.run(Pass::backward);
 
-  // Alone, an op has all gradients: what is not asked for changes none of the others.
+  // A single op computes all gradients. Whether a gradient is requested does not change the others.
   request.parameter_grads.clear();
   request.input_grad = true;
   std::vector<Alone> ops;
@@ -157,7 +158,7 @@ void expect_equal_to_its_ops(const Case& c) {
     Session& s = *ops[i].session;
     s.set("dy", g);
     if (s.has("dextra_out0")) {
-      // Where nothing before it has a gradient, the whole plan takes none.
+      // If nothing before it has a gradient, the whole plan has no such input.
       const auto it = tensors.find("d" + ops[i].extra_out[0]);
       s.set("dextra_out0", it != tensors.end() ? it->second : Numbers(g.size(), 0.0));
     }
@@ -170,7 +171,7 @@ void expect_equal_to_its_ops(const Case& c) {
     if (!s.has("dextra0")) continue;
     const std::string name = "d" + ops[i].extra_in[0];
     const Numbers more = s.get("dextra0");
-    Numbers& sum = tensors[name];  // of all readers of a channel, in fp32
+    Numbers& sum = tensors[name];  // sum over all readers of a channel, in fp32
     if (sum.empty()) sum.assign(more.size(), -0.0);
     for (size_t k = 0; k < more.size(); ++k)
       sum[k] = static_cast<float>(sum[k]) + static_cast<float>(more[k]);
@@ -201,12 +202,12 @@ TEST_P(Chains, GiveTheSameForwardAloneAndKeepNothing) {
   EXPECT_EQ(both.get("y"), alone.get("y")) << alone.plan.describe(c.rows);
   EXPECT_TRUE(data_of(alone.plan).backward.empty());
   EXPECT_TRUE(alone.plan.with(Role::grad).empty());
-  // The random state of the run is all.
+  // Only the random state of the run is saved.
   EXPECT_EQ(alone.plan.saved_bytes(c.rows), alone.has("rng") ? 40 : 0)
       << alone.plan.describe(c.rows);
 }
 
-// What holds for the steps of every plan, whatever the device.
+// Properties of the steps of every plan, on any device.
 void expect_thrift(const Case& c) {
   PlanRequest request = c.request();
   for (const Device device : {Device::cpu, Device::null}) {
@@ -248,7 +249,7 @@ void expect_thrift(const Case& c) {
 TEST_P(Chains, StoreNothingTwiceAndNothingInVain) { expect_thrift(GetParam()); }
 
 constexpr Case kCases[] = {
-    // Element by element.
+    // Elementwise.
     {"gelu", 7, 33},
     {"bias gelu", 7, 33, DType::bf16},
     {"bias swiglu scale(0.5)", 9, 66, DType::f16},
@@ -285,7 +286,7 @@ constexpr Case kCases[] = {
     {"reshape(16) gelu reshape(64)", 6, 32},
     {"bias reshape(21) add rmsnorm reshape(42)", 8, 63, DType::bf16},
     {"swiglu swiglu", 5, 64},
-    // Behind a pair of halves in backward, what exists at whole columns only.
+    // Backward of a gated op before ops that exist only for whole columns.
     {"dropout(0.25) bias glu", 12, 48, DType::f16},
     {"act(\"scaled(silu)\") qgeglu(layout=\"interleaved(1)\") add", 24, 34, DType::bf16},
     {"linear(24,48) swiglu(keep=fp8) geglu(keep=fp8)", 12, 24},
@@ -324,7 +325,7 @@ constexpr Case kCases[] = {
     {"bias quantize silu quantize", 35, 67, DType::bf16, "mxfp8"},
     {"quantize gelu quantize rmsnorm", 130, 35, DType::f32, "block"},
     {"linear(64,128) gelu(keep=recompute) linear(128,64)", 40, 64, DType::bf16, "mxfp8"},
-    // Not every gradient is wanted.
+    // Not every gradient is requested.
     {"linear(48,96) bias swiglu linear(48,24)", 33, 48, DType::bf16, "none", 0b001},
     {"linear(48,96) bias swiglu linear(48,24)", 33, 48, DType::bf16, "delayed", 0b110},
     {"linear(48,96) bias swiglu linear(48,24)", 33, 48, DType::f32, "none", 0b101, false},
@@ -338,7 +339,7 @@ constexpr Case kCases[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Plans, Chains, testing::ValuesIn(kCases));
 
-// Ops whose widths fit, and a residual around some of them.
+// Ops with matching widths, and a residual around some of them.
 std::string random_chain(std::mt19937& random, int64_t cols) {
   const auto pick = [&](std::initializer_list<const char*> list) {
     return std::string(list.begin()[random() % list.size()]);
@@ -372,7 +373,7 @@ std::string random_chain(std::mt19937& random, int64_t cols) {
         text += pick({"rmsnorm ", "layernorm ", "l2norm "});
         break;
       case 7:
-        if (cols <= 64) text += "dropout(0.25) ";  // as wide as the tests' random numbers are
+        if (cols <= 64) text += "dropout(0.25) ";  // the width of the test's random numbers
         break;
       case 8:
         text += "act(\"scaled(silu)\") ";
@@ -386,7 +387,7 @@ std::string random_chain(std::mt19937& random, int64_t cols) {
   return text + (residual > 0 ? "add<r" : "identity");
 }
 
-// Seeded: the same chains every time.
+// Seeded: the same chains in every run.
 TEST(RandomChains, EqualTheirOpsOneByOneAndStoreNothingInVain) {
   std::mt19937 random(20);
   for (int i = 0; i < 250 && !testing::Test::HasFailure(); ++i) {
@@ -416,8 +417,8 @@ PlanRequest mlp(const char* name, Keep keep) {
   return r;
 }
 
-// What is kept, byte by byte: x and the activation's output as the Linears read them, and its
-// input.
+// The saved bytes: x and the output of the activation as the linears read them, and the input of
+// the activation.
 TEST(Keeping, BytesFollowThePolicy) {
   constexpr int64_t kRows = 256;
   const auto saved = [](const char* name, Keep keep) {
@@ -427,7 +428,7 @@ TEST(Keeping, BytesFollowThePolicy) {
   };
   const int64_t z = kRows * 256 * 2;  // bf16
   const int64_t z_fp8 = kRows * 256 + 2 * kRows * 4;
-  // The input of the chain is the caller's.
+  // The input of the chain belongs to the caller, so it is not saved.
   EXPECT_EQ(saved("none", Keep::input), z + kRows * 128 * 2);
   EXPECT_EQ(saved("none", Keep::fp8), z_fp8 + kRows * 128 * 2);
   EXPECT_EQ(saved("none", Keep::recompute), z);
@@ -435,11 +436,11 @@ TEST(Keeping, BytesFollowThePolicy) {
   EXPECT_EQ(saved("delayed", Keep::input), x + z + kRows * 128 + 4);
   EXPECT_EQ(saved("delayed", Keep::fp8), x + z_fp8 + kRows * 128 + 4);
   EXPECT_EQ(saved("delayed", Keep::recompute), x + z);
-  // One amax more: what is computed again is scaled alike.
+  // One additional amax: recomputed values use the same scale.
   EXPECT_EQ(saved("current", Keep::recompute), x + z + 4);
   EXPECT_EQ(saved("current", Keep::input), x + z + kRows * 128 + 4);
   EXPECT_EQ(saved("current", Keep::fp8), x + z_fp8 + kRows * 128 + 4);
-  // Of two encodings, the one that backward reads, with its scales.
+  // Of two encodings only the one that backward reads is saved, with its scales.
   const auto columnwise = [](int64_t cols) { return kRows * cols + kRows / 32 * rup(cols, 128); };
   EXPECT_EQ(saved("mxfp8", Keep::input), columnwise(64) + z + columnwise(128));
   EXPECT_EQ(saved("mxfp8", Keep::fp8), columnwise(64) + z_fp8 + columnwise(128));
@@ -455,7 +456,7 @@ TEST(Keeping, RecomputingGivesTheSameBits) {
     std::vector<Numbers> first;
     for (const Keep keep : {Keep::input, Keep::recompute}) {
       PlanRequest r = mlp(name, keep);
-      r.options.rounding = Rounding::eager;  // then `input` carries on what it stored, too
+      r.options.rounding = Rounding::eager;  // then `input` also continues from the stored values
       Session s(kMlp, r, 77);
       std::map<std::string, Numbers> given;
       fill(s, given);
@@ -471,7 +472,7 @@ TEST(Keeping, RecomputingGivesTheSameBits) {
   }
 }
 
-// In `once` too: as if the tensor had been handed over in memory at that place.
+// Also with `once`: as if the tensor had been stored at that place.
 TEST(Keeping, RecomputingStartsFromWhatWasStored) {
   for (const char* name : {"none", "delayed", "current", "mxfp8", "block"}) {
     PlanRequest r = mlp(name, Keep::recompute);
@@ -579,7 +580,7 @@ TEST(Evaluation, HasNoDropout) {
   EXPECT_EQ(s.get("dbias0.bias"), plain.get("dbias0.bias"));
 }
 
-// Master parameters beside activations of half the size.
+// Parameters in fp32 with 16-bit activations.
 TEST(Parameters, MayHaveADTypeOfTheirOwn) {
   for (const char* name : {"none", "current"}) {
     const Case c{"layernorm(40) linear(40,64) bias geglu linear(32,40)", 33, 40, DType::bf16, name};
@@ -617,7 +618,7 @@ TEST(Rows, OnePlanServesAnyNumber) {
         for (const double v : s.get(sum)) ASSERT_EQ(v, 0) << sum;
       continue;
     }
-    // Seeds do not depend on the rows, so the first row is the same in all.
+    // Seeds do not depend on the number of rows, so the first row is always the same.
     Numbers first = s.get("y"), dx = s.get("dx");
     first.resize(64);
     first.insert(first.end(), dx.begin(), dx.begin() + 64);
@@ -663,7 +664,7 @@ TEST(Opaque, RunsBetweenTwoSegmentsAndIsNamedInItsErrors) {
   }
 }
 
-// What a callback of an op throws, as the message of a run.
+// Expects the error of an op's callback in the message of the run.
 template <class Throw>
 void expect_named(Pass pass, Throw thrower, Code code, const char* message) {
   PlanRequest r;
@@ -695,12 +696,13 @@ TEST(Opaque, WhateverIsThrownComesBackWithTheName) {
         pass, [] { fail(Code::unsupported, "not on mondays"); }, Code::unsupported,
         "mine1: not on mondays");
     expect_named(
-        pass, [] { throw 7; }, Code::runtime,  // NOLINT: no std::exception is what is tested
+        // NOLINT: tests an exception that is not a std::exception.
+        pass, [] { throw 7; }, Code::runtime,
         "mine1: it threw something that is no std::exception");
   }
 }
 
-// Sums two rows to one, three columns to one.
+// Sums two rows to one, and three columns to one.
 TEST(Opaque, MayChangeRowsAndColumns) {
   PlanRequest r;
   r.cols = 6;
@@ -771,7 +773,7 @@ TEST(Opaque, IsRefusedWhenItCannotRun) {
   refused("mine linear(6,6)", "linear1: the opaque op 'linear' is called as one of the library's");
 }
 
-// The gradient of an extra input may be added to what is there.
+// The gradient of an extra input may be accumulated into existing values.
 TEST(Plans, TextsOfOneChainShareOne) {
   const auto plan = [](const char* chain, bool backward) {
     PlanRequest r;
@@ -847,7 +849,7 @@ TEST(Mistakes, NameTheOpTheValueAndTheRule) {
     }
   }
   PlanRequest r;
-  // The same where the chain says how wide its input is.
+  // The same if the chain defines the width of its input.
   for (const auto& [chain, message] : {std::pair{"lineer(4,4)", "1: lineer0: there is no op of"},
                                        {"gelu linear(-1,4)", "6: linear1: in is -1; it must be"},
                                        {"linear(8,8,8)", "1: linear0: 3 arguments; it takes in"},
@@ -901,7 +903,7 @@ TEST(Mistakes, SizesThatNoNumberHolds) {
   refused([&] { return p.buffers()[0].bytes(kMany); }, why);
   const std::vector<void*> none(p.buffers().size());
   refused([&] { p.run(Pass::forward, kMany, none, nullptr); }, why);
-  // Each fits, all together do not.
+  // Each size fits in 64 bits, but their sum does not.
   const int64_t whole = int64_t{1} << 52;
   EXPECT_EQ(p.buffers()[0].bytes(whole), int64_t{1} << 56);
   refused([&] { p.check_rows(whole); }, "at 4503599627370496 rows");
@@ -915,7 +917,7 @@ TEST(Mistakes, SizesThatNoNumberHolds) {
   EXPECT_NO_THROW(wide.check_rows(4'000'000));
   refused([&] { wide.check_rows(5'000'000); },
           "plan: linear has more than 9223372036854775807 operations at 5000000 rows");
-  // Few elements, but a long way to how many.
+  // Few elements, but the computation of their number overflows.
   PlanRequest r{.cols = 1, .backward = false};
   OpaqueOp& mine = r.opaque["mine"];
   mine.rows_mul = (int64_t{1} << 31) - 1;

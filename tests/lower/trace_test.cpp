@@ -1,4 +1,5 @@
-// What a formula reads, what its gradients mention, and what a plan therefore keeps.
+// Tests of traces: the inputs of a formula, the inputs of its gradients, and the tensors that a
+// plan saves.
 #include "lower/trace.h"
 
 #include "ops/formulas.h"
@@ -22,7 +23,7 @@ TEST(Trace, ABiasMentionsNothing) {
   EXPECT_FALSE(t.random);
 }
 
-// d(x·p) mentions the other factor.
+// d(x·p) uses the other factor.
 TEST(Trace, AProductMentionsTheOtherFactor) {
   const Trace t = trace(
       [](Element& e, std::span<const Expr> x) { return x[0] * e.parameter(3) + e.extra(1); }, 1);
@@ -52,7 +53,7 @@ TEST(Trace, AnIdentityIsSeen) {
   EXPECT_TRUE(t.gradients[0].seed);
 }
 
-// A formula may be a constant, and may read one half of a gated value only.
+// A formula may be a constant, or read only one half of a gated value.
 TEST(Trace, AConstantHasNoGradient) {
   const Trace t = trace([](Element&, std::span<const Expr>) { return Expr(2.0F); }, 2);
   ASSERT_EQ(t.gradients.size(), 2U);
@@ -74,7 +75,7 @@ TEST(Keeps, OnlyWhatAGradientMentions) {
   EXPECT_EQ(saved("act(\"2*x + 1\")"), 0);
   EXPECT_EQ(saved("bias act(\"x*x\")"), kTensor);
   EXPECT_EQ(saved("scale(2) act(\"2*x + 1\") silu"), kTensor);
-  // Its input is the caller's already.
+  // Its input belongs to the caller, so it is not saved.
   EXPECT_EQ(saved("silu"), 0);
 }
 

@@ -1,4 +1,4 @@
-// Chain text: what it reads, its canonical form, what it refuses and how it says so.
+// Tests of chain texts: parsing, canonical form, and error messages.
 #include "tenon/chain.h"
 
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ TEST(Read, SpacesAndComments) {
                         "# a chain\nlinear(512, # in\n 2048) # out\nadd #\n<#\nres:sum#",
                         "linear(512,2048)add<res#>no\n:sum # end"})
     EXPECT_EQ(parse_chain(t), plain) << t;
-  // In a quoted text '#' is a character.
+  // '#' in quotes is a character.
   EXPECT_EQ(text(parse_chain("act(\"a#b\")")[0].arguments[0]), "a#b");
   EXPECT_EQ(parse_chain("bias()"), parse_chain("bias"));
   EXPECT_EQ(parse_chain("bias( #\n )"), parse_chain("bias"));
@@ -77,7 +77,7 @@ TEST(Read, PositionsOfOps) {
     EXPECT_EQ(c[i].position.line, expected[i][0]) << i;
     EXPECT_EQ(c[i].position.column, expected[i][1]) << i;
   }
-  // Where an op stands is no part of what it is.
+  // The position of an op in the text does not affect equality.
   EXPECT_EQ(c, parse_chain(print_chain(c)));
 }
 
@@ -102,7 +102,7 @@ TEST(Read, Numbers) {
   for (const auto& [t, expected] : cases) EXPECT_EQ(value(t), expected) << t;
   EXPECT_TRUE(std::signbit(value("-0")));
   EXPECT_TRUE(std::signbit(value("-1e-999")));
-  // As many digits as fit, and a value that they bring back into range.
+  // Maximal number of digits, with an exponent that brings the value into range.
   EXPECT_EQ(value("0." + std::string(60000, '0') + "1e60001"), 1);
   EXPECT_EQ(value("1" + std::string(400, '0') + "e-400"), 1);
   EXPECT_EQ(value(std::string(60000, '9') + "e-60000"), 1);
@@ -117,7 +117,7 @@ TEST(Read, QuotedTexts) {
   EXPECT_EQ(value(R"(\"\\)"), R"("\)");
   EXPECT_EQ(value(R"(a\\\"b)"), R"(a\"b)");
   EXPECT_EQ(value("\t\xc3\xa9"), "\t\xc3\xa9");
-  // A name in quotes is another value than the name, and nan is a text like any other.
+  // A quoted name differs from the name. nan is a text.
   EXPECT_NE(parse_chain("f(\"gelu\")"), parse_chain("f(gelu)"));
   EXPECT_EQ(value("nan"), "nan");
 }
@@ -140,7 +140,7 @@ TEST(Canonical, Form) {
   }
 }
 
-// Chains of everything that text can say, and a loose spelling of each.
+// Random chains with all syntax elements, and another spelling of each.
 class Random {
  public:
   explicit Random(uint32_t seed) : engine_(seed) {}
@@ -187,7 +187,7 @@ class Random {
     for (size_t n = below(4); n > 0; --n) out.arguments.push_back(argument());
     for (size_t n = below(3); n > 0; --n) {
       out.arguments.push_back(argument());
-      out.arguments.back().name = name() + std::to_string(n);  // names differ
+      out.arguments.back().name = name() + std::to_string(n);  // names must differ
     }
     for (size_t n = below(3); n > 0; --n) out.reads.push_back(name());
     for (size_t n = below(3); n > 0; --n) out.writes.push_back(name());
@@ -195,7 +195,7 @@ class Random {
     return out;
   }
 
-  // Spaces, newlines and comments around every mark outside of quotes.
+  // Adds spaces, newlines and comments around every token outside of quotes.
   std::string loosened(std::string_view text) {
     std::string out;
     bool quoted = false;
@@ -231,7 +231,7 @@ TEST(Canonical, RandomChainsComeBack) {
     const std::string text = print_chain(chain);
     const Chain back = parse_chain(text);
     ASSERT_EQ(back, chain) << text;
-    ASSERT_EQ(print_chain(back), text);  // and so zeros kept their signs
+    ASSERT_EQ(print_chain(back), text);  // also checks the signs of zeros
     const std::string loose = random.loosened(text);
     ASSERT_EQ(print_chain(parse_chain(loose)), text) << loose;
   }
@@ -323,7 +323,7 @@ TEST(Mistakes, Arguments) {
        "move it there or name it"},
       {"n(eps=1, p=2, eps=3)", "line 1, column 15: n: 'eps' is given twice; keep one of them"},
   });
-  // Each op has names of its own.
+  // Argument names must be unique only within an op.
   EXPECT_EQ(parse_chain("n(eps=1) n(eps=1)").size(), 2U);
 }
 
@@ -353,7 +353,7 @@ TEST(Mistakes, Values) {
       {"s(Infinity)", "line 1, column 3: s: the value 'Infinity' is no number; give a finite one"},
       {"s(-inf)", "line 1, column 4: s: expected a number, found 'i'"},
   });
-  EXPECT_EQ(parse_chain("nan(info,nano,nan=1)<inf>nan:inf").size(), 1U);  // as names they are free
+  EXPECT_EQ(parse_chain("nan(info,nano,nan=1)<inf>nan:inf").size(), 1U);  // valid as names
 }
 
 TEST(Mistakes, QuotedTexts) {
@@ -397,7 +397,7 @@ TEST(Limits, Bytes) {
   EXPECT_EQ(parse_chain("a" + std::string(65535, ' ')).size(), 1U);
   EXPECT_EQ(parse_error("a" + std::string(65536, ' ')),
             "chain: 65537 bytes; at most 65536 are read. Split the chain");
-  // The canonical form has to be readable too.
+  // The canonical form must also be within the limits.
   const auto list = [](size_t n) {
     std::string t = "n(1e4";
     for (size_t i = 1; i < n; ++i) t += ",1e4";
@@ -408,8 +408,8 @@ TEST(Limits, Bytes) {
             "chain: 65540 bytes in canonical form; at most 65536 are read. Split the chain");
 }
 
-// As long as a text may be, of one thing: a rule that looked back would be felt, recursion would
-// end.
+// Texts of maximal length with one repeated element. Quadratic rules would be slow here, and
+// recursion would overflow the stack.
 TEST(Limits, LongTexts) {
   std::string names = "a(";
   for (int i = 0; names.size() < 65000; ++i) names += "n" + std::to_string(i) + "=1,";

@@ -1,4 +1,5 @@
-// Bias, dropout and residual add against the specification told again, element by element.
+// Tests of bias, dropout and residual add against an independent implementation of the
+// specification.
 #include <unistd.h>
 
 #include <array>
@@ -22,7 +23,7 @@ namespace {
 
 constexpr uint64_t kBig = uint64_t{1} << 40;
 
-// Philox as Random123 tells it: the key moves on before every round but the first.
+// Philox as in Random123: the key changes before every round except the first.
 using Block = std::array<uint32_t, 4>;
 Block philox_ref(Block c, std::array<uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
@@ -46,7 +47,7 @@ uint32_t draw(const Random& s, int64_t r, int64_t c) {
   return draw(s.seed, s.offset, row * s.columns + s.col0 + static_cast<uint64_t>(c));
 }
 
-// T by floor and comparison, the scale by one division in fp32.
+// T with floor and comparison, the scale with one fp32 division.
 struct Rule {
   uint32_t t = 0;
   float scale = 1;
@@ -65,7 +66,7 @@ std::array<uint64_t, 5> words(const Random& s) {
   return {s.seed, s.offset, s.row0, s.col0, s.columns};
 }
 
-// A call by matrices; what is null is left out.
+// A call with matrices. Null ones are omitted.
 struct Call {
   const Mat* x = nullptr;
   const Mat* bias = nullptr;
@@ -78,7 +79,7 @@ struct Call {
     const auto view = [](const Mat* m) { return m ? m->view() : View{}; };
     return {view(x), view(bias), view(residual), view(y), p, training, s};
   }
-  // One element in fp32, with the roundings between ops if eager.
+  // One element in fp32, with rounding between ops if eager.
   [[nodiscard]] float exact(const Random& s, bool eager, int64_t r, int64_t c) const {
     const auto between = [&](float v) { return eager ? rounded_ref(x->dtype(), v) : v; };
     float v = x->at(r, c);
@@ -89,7 +90,7 @@ struct Call {
   }
 };
 
-// Runs it and looks at every bit, at the guards and at the state.
+// Runs the call and checks every bit, the guard bytes and the state.
 void check(const Call& call, Random state, const Options& options, const std::string& what) {
   const Random before = state;
   bias_dropout_add(call.with(&state), options);
@@ -116,10 +117,10 @@ const std::vector<Random>& states() {
       {.seed = 1, .offset = 2, .row0 = 3, .col0 = 5, .columns = 20001},
       {.seed = 0x123456789abcdef0U, .offset = 0xfedcba9876543210U, .col0 = 1, .columns = 12345},
       {.seed = kBig + 7, .offset = 3 * kBig, .row0 = kBig, .col0 = 11, .columns = 10011},
-      // The low word of the counter overflows: i ÷ 8 passes 2^32.
+      // The low word of the counter overflows: i ÷ 8 exceeds 2^32.
       {.seed = 42, .offset = 1, .row0 = (uint64_t{1} << 35) / 10007, .col0 = 6, .columns = 10007},
       {.seed = ~uint64_t{0}, .offset = ~uint64_t{0}, .row0 = 0, .col0 = kBig, .columns = 3 * kBig},
-      // The index itself wraps at 2^64.
+      // The index wraps at 2^64.
       {.seed = 6, .offset = 1, .row0 = ~uint64_t{0} / 10007, .columns = 10007},
   };
   return kStates;
@@ -186,7 +187,7 @@ TEST(Dropout, MasksAreTheSpecifications) {
     }
 }
 
-// Both sides of the comparison for thresholds that were drawn.
+// Tests both sides of the comparison, with thresholds equal to drawn numbers.
 TEST(Dropout, TheThresholdItselfIsKept) {
   const Random s{.seed = 5, .offset = 6, .columns = 64};
   const Mat x = filled(DType::f32, 1, 64, 1), y(DType::f32, 1, 64);
@@ -203,7 +204,7 @@ TEST(Dropout, TheThresholdItselfIsKept) {
   }
 }
 
-// T = round-half-even(65536·p), to zero, to one, and ties.
+// T = round-half-even(65536·p): results 0 and 65536, and ties.
 TEST(Dropout, Thresholds) {
   constexpr double kUnit = 1.0 / 65536;
   const double below = std::nextafter(1.0, 0.0);
@@ -281,7 +282,7 @@ TEST(Dropout, NothingIsKeptForOneAndEverythingForZero) {
     }
 }
 
-// One result of everything: forward, dx, dbias, dresidual, by dtype.
+// All results: forward, dx, dbias, dresidual, for one dtype.
 struct Results {
   Mat y, dx, dbias, dresidual;
   [[nodiscard]] bool same(const Results& o) const {
@@ -327,7 +328,7 @@ TEST(Dropout, ThreadsAndCutsOfTheWorkChangeNothing) {
   }
 }
 
-// Every shard of a tensor draws what the whole does.
+// Every shard of a tensor draws the same bits as the whole tensor.
 TEST(Dropout, PiecesDrawWhatTheWholeDraws) {
   constexpr int64_t kRows = 70, kCols = 1100;
   constexpr int64_t kRowCuts[][4] = {{0, 70, 70, 70}, {0, 1, 32, 70}, {0, 33, 64, 70}};
@@ -361,7 +362,7 @@ TEST(Dropout, PiecesDrawWhatTheWholeDraws) {
   }
 }
 
-// Prints what this instruction set computes; the next test runs it in other processes.
+// Prints a digest for this instruction set. The next test runs it in other processes.
 TEST(Dropout, DISABLED_Digest) {
   uint64_t digest = 0xcbf29ce484222325U;
   for (const DType d : kPlain)
@@ -402,7 +403,7 @@ TEST(Dropout, EveryInstructionSetGivesTheSameBits) {
   }
 }
 
-// The threshold, too, is computed in IEEE arithmetic, whatever the caller's mode.
+// The threshold is also computed in IEEE arithmetic, in any rounding mode of the caller.
 TEST(Dropout, ForeignRoundingModesChangeNothing) {
   const Mat x = Mat(DType::f32, 9, 133).fill(1), bias = Mat(DType::f32, 1, 133).fill(2);
   const auto result = [&](unsigned mode, double p) {
@@ -497,7 +498,7 @@ TEST(Dropout, TheMeanIsPreserved) {
   }
 }
 
-// Half a unit of the last place that the format keeps, as a relative error.
+// The relative error of one rounding to the format.
 Real unit(DType d) { return d == DType::f32 ? 0x1p-24L : d == DType::f16 ? 0x1p-11L : 0x1p-8L; }
 
 TEST(Dropout, ForwardAgainstFloat64) {
@@ -524,7 +525,8 @@ TEST(Dropout, ForwardAgainstFloat64) {
                 const Real in = Real(x.at(r, c)) + bias.at(0, c);
                 const Real dropped = kept ? in * scale : 0;
                 const Real exact = residual.at(r, c) + dropped;
-                // Two roundings and the scale's before the sum, one after it; subnormals of f16.
+                // Two roundings and that of the scale before the sum, one after it, and subnormals
+                // of f16.
                 const Real size = std::fabs(dropped) + std::fabs(exact);
                 const Real allowed = 1.01L * (3 * 0x1p-24L * size + 2 * between * size +
                                               unit(dy) * std::fabs(exact)) +
@@ -562,7 +564,7 @@ TEST(Dropout, ForwardBitByBit) {
               }
 }
 
-// Eager equals three calls, one op each, with the chain's dtype stored in between.
+// Eager equals three calls with one op each, with the chain's dtype between them.
 TEST(Dropout, EagerEqualsOpByOp) {
   const Fused add = fuse([](Expr a, Expr b) { return a + b; });
   for (const DType d : kPlain) {
@@ -648,7 +650,8 @@ TEST(Dropout, BackwardBitByBit) {
               }
 }
 
-// Rows around the powers of two where blocks of partial sums begin, and several chunks of columns.
+// Row counts near the powers of two at which blocks of partial sums begin, and several column
+// chunks.
 TEST(Dropout, BiasGradientsAreTheTreeSum) {
   constexpr int64_t kShapes[][2] = {{1, 9},     {2, 9},     {127, 9},  {128, 9},   {129, 300},
                                     {257, 513}, {1000, 31}, {5001, 3}, {300, 4500}};
@@ -664,7 +667,7 @@ TEST(Dropout, BiasGradientsAreTheTreeSum) {
     }
 }
 
-// Difference quotients in float64 of Σ g·y, the mask taken from a forward call.
+// Difference quotients of Σ g·y in float64, with the mask of a forward call.
 TEST(Dropout, GradientsAreDifferenceQuotients) {
   const int64_t m = 6, k = 23;
   const double p = 0.35, h = 1e-3;
@@ -716,7 +719,7 @@ TEST(Dropout, EvaluationNeedsNoState) {
   for (int64_t r = 0; r < 9; ++r)
     for (int64_t c = 0; c < 31; ++c)
       expect_element(y, r, c, residual.at(r, c) + (x.at(r, c) + bias.at(0, c)), "evaluation");
-  Random unfit{.seed = 1, .columns = 2};  // is not looked at
+  Random unfit{.seed = 1, .columns = 2};  // not checked
   bias_dropout_add(Call{&x, &bias, &residual, &z, 1, false}.with(&unfit));
   EXPECT_TRUE(z.same_bytes(y));
   EXPECT_EQ(words(unfit), (std::array<uint64_t, 5>{1, 0, 0, 0, 2}));
@@ -778,7 +781,7 @@ TEST(Dropout, InPlace) {
       back(in_grad2, dx2, dbias2, in_grad2);
       EXPECT_TRUE(dx2.same_bytes(dx) && dbias2.same_bytes(dbias));
     }
-  // One row: dbias may be exactly grad.
+  // With one row, dbias may be the same memory as grad.
   const Mat g = Mat(DType::f32, 1, 50).fill(1), dx(DType::f32, 1, 50), dbias(DType::f32, 1, 50),
             in_grad = g;
   const Random s = states()[1];
@@ -798,7 +801,7 @@ TEST(Dropout, EmptyTensors) {
       const Random saved = s;
       bias_dropout_add(Call{&x, &bias, &x, &y, 0.5, training}.with(&s));
       bias_dropout_add(Call{&x, nullptr, nullptr, &y, 0.5, training}.with(&s));
-      EXPECT_EQ(s.offset, training ? 2U : 0U);  // a run counts, however small
+      EXPECT_EQ(s.offset, training ? 2U : 0U);  // every run counts, also an empty one
       bias_dropout_add_backward({.grad = x.view(),
                                  .dx = y.view(),
                                  .dbias = dbias.view(),
@@ -808,7 +811,7 @@ TEST(Dropout, EmptyTensors) {
                                  .random = &saved});
       for (int64_t c = 0; c < k; ++c) EXPECT_EQ(dbias.code(0, c), 0U);
       EXPECT_TRUE(y.untouched() && dbias.guards_hold());
-      // Null pointers are as good where there is nothing.
+      // Null pointers are valid for empty tensors.
       const View none = matrix(nullptr, DType::f32, m, k);
       bias_dropout_add({.x = none, .y = none, .p = 0.5, .training = training, .random = &s});
       if (m + k > 0)
@@ -818,7 +821,7 @@ TEST(Dropout, EmptyTensors) {
   bias_dropout_add_backward({.grad = View{}, .training = false});
 }
 
-// −0, infinities and NaN go through arithmetic; what is dropped is +0 whatever it was.
+// −0, infinities and NaN follow normal arithmetic. Dropped elements are +0.
 TEST(Dropout, SpecialValues) {
   const Random s{.seed = 8, .columns = 400};
   const Rule rule(0.5);
@@ -839,7 +842,7 @@ TEST(Dropout, SpecialValues) {
       EXPECT_TRUE(equal(r.at(0, c), special + 0.0F));
     }
   }
-  // Infinities of two signs meet only where x is kept.
+  // inf - inf occurs only where x is kept.
   const Mat up = filled(DType::f32, 1, 400, kInf), down = filled(DType::f32, 1, 400, -kInf),
             y(DType::f32, 1, 400);
   Random s1 = s;
@@ -848,7 +851,7 @@ TEST(Dropout, SpecialValues) {
     EXPECT_TRUE(equal(y.at(0, c), draw(s, 0, c) >= rule.t ? kNan : -kInf));
 }
 
-// The library's own oracle, which `tenon check` relies on, agrees and can disagree.
+// The library's oracle, used by `tenon check`, accepts correct results and rejects wrong ones.
 TEST(Dropout, TheOracleAgrees) {
   int seen = 0;
   bool spoil = false;
@@ -905,7 +908,7 @@ View cut(View v, int64_t rows, int64_t cols) {
   return v;
 }
 
-// What no mistake may touch: outputs, inputs, the state.
+// Invalid calls must not change outputs, inputs or the state.
 struct Bad {
   const Mat x = Mat(DType::f32, 6, 8).fill(1), bias = Mat(DType::f32, 1, 8).fill(2),
             residual = Mat(DType::f32, 6, 8).fill(3);
@@ -1118,7 +1121,7 @@ TEST(DropoutErrors, Overlaps) {
   back({.grad = x, .dresidual = at(0, 1, 6, 8)}, {"dresidual overlaps the input grad"});
   back({.grad = x, .dx = x, .dresidual = x}, {"dx and dresidual overlap"});
 
-  // Side by side is no overlap, and inputs may share memory.
+  // Adjacent tensors do not overlap, and inputs may share memory.
   bias_dropout_add({.x = x, .bias = at(0, 0, 1, 8), .residual = x, .y = y, .p = 0.5, .random = &s});
   const Random first{.seed = 1, .columns = 8};
   for (int64_t r = 0; r < 6; ++r)

@@ -1,4 +1,5 @@
-// Norms as one step: exact bits against scalar loops, values against float64, every way to store.
+// Tests of norms as one step: exact bits against scalar loops, values against float64, all store
+// types.
 #include "backend/cpu/norm.h"
 
 #include "backend/cpu/executor.h"
@@ -38,7 +39,7 @@ std::shared_ptr<const Kernel> executor(const Step& step) {
   return std::get<std::shared_ptr<const Kernel>>(cpu::make_executor(step, cpu::here()));
 }
 
-// With exactly the workspace that the kernel asks for, between guard bytes.
+// Runs with exactly the workspace that the kernel requests, with guard bytes.
 void run(const Kernel& kernel, const Args& a) {
   const size_t bytes = kernel.workspace(a.rows);
   std::vector<uint8_t> memory(bytes + 192, Mat::kPoison);
@@ -60,7 +61,7 @@ std::optional<std::string> verified(const Step& step, const Args& a) {
       {.rows = a.rows, .in = a.in, .out = a.out, .parameters = a.parameters, .random = a.random});
 }
 
-// Blocks of 32 one by one, then the tree: gamma's and beta's gradients.
+// Sums blocks of 32 in order, then the tree: gradients of gamma and beta.
 float ordered(const std::vector<float>& v) {
   std::vector<float> blocks;
   for (size_t i = 0; i < v.size(); i += 32) {
@@ -71,7 +72,7 @@ float ordered(const std::vector<float>& v) {
   return tree(blocks);
 }
 
-// Numbers by row and column.
+// Values by row and column.
 struct Table {
   int64_t cols = 0;
   std::vector<float> v;
@@ -80,7 +81,7 @@ struct Table {
   }
 };
 
-// The inputs of a call as fp32, and what comes out, by plain loops in the order of the formulas.
+// The inputs of a call in fp32, and its results, with plain loops in the order of the formulas.
 struct Scalar {
   NormForm form;
   int64_t rows = 0;
@@ -156,7 +157,7 @@ struct Scalar {
   }
 };
 
-// |result − exact| may reach `e`, and half a step of the dtype of what it is stored in.
+// result − exact| must be at most `e` plus half a step of the stored dtype.
 void expect_close(float got, DType d, double exact, double e, const char* what) {
   if (!std::isfinite(exact)) return;
   const double step = d == DType::f32 ? 0x1p-24 : d == DType::f16 ? 0x1p-11 : 0x1p-8;
@@ -167,7 +168,7 @@ void expect_close(float got, DType d, double exact, double e, const char* what) 
 
 double depth(int64_t n) { return n < 2 ? 0 : std::ceil(std::log2(static_cast<double>(n))); }
 
-// Errors to first order: a tree of depth D multiplies Σ|v| by D roundings at most.
+// First-order errors: a tree of depth D has at most D roundings of Σ|v|.
 void check_forward64(const Scalar& s, const Mat& y) {
   const int64_t n = s.form.cols;
   const double d = depth(n);
@@ -476,7 +477,7 @@ TEST(Norm, InPlace) {
       }
 }
 
-// A row's result is its own: calls may be split anywhere.
+// The result of a row depends only on that row, so calls may be split anywhere.
 TEST(Norm, RowsMaySplitOverCalls) {
   const Mat x = Mat(DType::bf16, 37, 611).fill(1);
   const Options o{.x = DType::bf16, .y = DType::bf16, .gamma = false};
@@ -495,7 +496,7 @@ TEST(Norm, RowsMaySplitOverCalls) {
   for (const int64_t k : {1, 2, 17, 36}) EXPECT_TRUE(halves(k).same_bytes(halves(0))) << k;
 }
 
-// Every mode, dtype and orientation behind a residual add, with odd strides and addresses.
+// Every mode, dtype and orientation after a residual add, with odd strides and addresses.
 void check_quantised(const Spec& given, int64_t rows, int64_t cols, bool backward) {
   Spec spec = given;
   NormForm form = form_of(NormKind::layer, cols, {.x = DType::bf16, .residual = !backward});
@@ -524,7 +525,7 @@ void check_quantised(const Spec& given, int64_t rows, int64_t cols, bool backwar
     Args::put(a.in, {A::gamma, A::mean_in, A::rstdev_in},
               {gamma.view(), columns[0].view(), columns[1].view()});
     a.in[A::y_scale] = spec.mode == Scaling::delayed ? t.scale : t.amax;
-    static_assert(A::y == 0);  // so that its views are numbered as an encoder's
+    static_assert(A::y == 0);  // so that its views have the indices of an encoder
     a.out[Encoder::row_data] = t.rowwise.data;
     a.out[Encoder::row_scale] = t.rowwise.scale_inv;
     a.out[Encoder::column_data] = t.columnwise.data;
@@ -588,7 +589,7 @@ TEST(Norm, OrderedSums) {
     }
 }
 
-// Totals beside dropout, a bias, interleaved columns, sums and an amax, in one step.
+// Totals together with dropout, a bias, interleaved columns, sums and an amax in one step.
 void check_mixed(int64_t rows, int64_t cols) {
   StepBuilder build("mixed", cols, Precision::strict);
   const ColumnMap map{4, 8, 4};
@@ -598,7 +599,7 @@ void check_mixed(int64_t rows, int64_t cols) {
   const Expr scale = build.load({From::column, 2, DType::bf16});
   const Expr first = build.total(kept);
   const Expr second = build.total(kept * first + scale);
-  const Expr third = build.total(scale);  // the same number in every column
+  const Expr third = build.total(scale);  // the same value in every column
   const Expr y = kept - second * scale + third;
   build.store({To::tile, 0, DType::bf16, map}, y);
   build.store({To::tile, 1, DType::f32, {}}, second);

@@ -1,5 +1,5 @@
-// Every op of the registry, alone and between products, against its float64 form: values,
-// gradients, and the list that the C ABI gives.
+// Tests of every op of the registry against its float64 form, alone and between products: values,
+// gradients, and the list of the C ABI.
 #include <cmath>
 #include <cstring>
 
@@ -19,7 +19,7 @@ using support::Tensors64;
 
 constexpr int64_t kCols = 24, kRows = 12;
 
-// The op with what it must be given.
+// The op with its required arguments.
 std::string text_of(const OpSchema& s) {
   std::string arguments;
   for (const ArgumentSchema& a : s.arguments) {
@@ -31,7 +31,7 @@ std::string text_of(const OpSchema& s) {
   return str(s.name, arguments.empty() ? "" : "(", arguments, arguments.empty() ? "" : ")");
 }
 
-// Numbers in [-1, 1), of their own for each buffer.
+// Values in [-1, 1), different for each buffer.
 void fill(const Session& s, const Buffer& b, uint64_t stream) {
   if (b.random) {
     const support::RandomState state{7, 0, 0, 0, 256};
@@ -54,7 +54,7 @@ Matrix64 read(const Session& s, const Buffer& b) {
 bool is_given(Role r) { return r == Role::input || r == Role::param || r == Role::extra_in; }
 bool is_made(Role r) { return r == Role::output || r == Role::extra_out || r == Role::grad; }
 
-// Four times what rounding may cost in float64 runs with noise, as `tenon run` allows.
+// The tolerance is four times the rounding error of float64 runs with noise, as in `tenon run`.
 void expect_close(const std::string& chain, const PlanRequest& request) {
   SCOPED_TRACE(chain);
   Session s(Plan::build(chain, request), kRows);
@@ -124,7 +124,7 @@ TEST(Registry, TheCAbiListsEveryOp) {
   }
 }
 
-// A name means one thing in a chain.
+// A name in a chain must be unique.
 TEST(Registry, NoOpIsAnActivation) {
   for (const OpSchema& s : op_schemas()) EXPECT_FALSE(is_activation(s.name)) << s.name;
 }

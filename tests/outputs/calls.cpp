@@ -1,4 +1,4 @@
-// Single calls that the conformance list has not: fused functions with every kind of argument, and
+// Calls that are not in the conformance list: fused functions with every kind of argument, and
 // functions by name.
 #include <deque>
 

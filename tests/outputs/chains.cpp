@@ -1,5 +1,5 @@
-// Chains planned and run on the CPU, forward and backward, in both roundings and with every recipe
-// and keep.
+// Plans and runs chains on the CPU, forward and backward, with both roundings and every recipe and
+// keep.
 #include "outputs/chains.h"
 
 #include <array>
@@ -20,7 +20,7 @@ View view(const Buffer& b, int64_t rows, void* data) {
   return b.rows_inside ? matrix(data, b.dtype, b.cols, n) : matrix(data, b.dtype, n, b.cols);
 }
 
-// What the caller gives to a run, by the buffer's role and its number among those of that role.
+// Fills an input of a run. Values depend on the role of the buffer and its index in that role.
 void give(const ChainCase& c, const Buffer& b, const View& v, uint64_t seed) {
   Draw draw(seed);
   if (b.random) {
@@ -32,14 +32,14 @@ void give(const ChainCase& c, const Buffer& b, const View& v, uint64_t seed) {
   }
   switch (b.role) {
     case Role::param: {
-      int halvings = 0;  // about 1/√in of a weight
+      int halvings = 0;  // a weight is about 1/√in
       while (v.rows > 1 && (int64_t{1} << 2 * halvings) < v.cols) ++halvings;
       return fill(v, [&] { return ordinary(draw) * power_of_two(-halvings); });
     }
     case Role::input:
     case Role::extra_in:
       return fill(v, [&] { return c.specials ? sometimes_special(draw) : ordinary(draw); });
-    case Role::grad:  // what a gradient is added to
+    case Role::grad:  // initial value of an accumulated gradient
       return fill(v, [&] { return ordinary(draw); });
     case Role::state:
       if (b.name.ends_with(".scale"))
@@ -52,7 +52,7 @@ void give(const ChainCase& c, const Buffer& b, const View& v, uint64_t seed) {
   }
 }
 
-// The results, the state and what is saved, each apart: what is saved may change where results do
+// Separate hashes of results, state and saved tensors. Saved tensors may change when results do
 // not.
 struct Hashes {
   Hash results, state, saved;
@@ -126,7 +126,7 @@ void run(const ChainCase& c, int64_t rows, uint64_t seed, Hashes& hashes) {
   hash_written(plan, rows, memory, hashes);
 }
 
-// A chain that is refused counts by the code of its mistake.
+// For an invalid chain, the hash is its error code.
 void hash_rows(const std::string& group, const ChainCase& c, const Report& report) {
   for (const int64_t rows : c.rows) {
     Hash seed;
@@ -168,7 +168,7 @@ size_t parameters(const Chain& chain) {
   return count;
 }
 
-// y = 2·x and dx = 2·dy, which are exact.
+// y = 2·x and dx = 2·dy. Both are exact.
 void twice(const View& from, const View& to) {
   for (int64_t r = 0; r < from.rows; ++r)
     for (int64_t c = 0; c < from.cols; ++c) {

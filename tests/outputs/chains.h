@@ -1,4 +1,4 @@
-// A chain to plan and run, and the seeded list of random ones.
+// A chain to plan and run, and the seeded list of random chains.
 #pragma once
 
 #include <string>
@@ -13,11 +13,11 @@ struct ChainCase {
   std::string chain;
   PlanRequest request;
   std::vector<int64_t> rows;
-  bool specials = false;  // infinities, NaN, -0 and subnormal numbers among the inputs
+  bool specials = false;  // inputs include infinities, NaN, -0 and subnormals
 };
 
-// Made without the library, so that every tree has the same; recipe, keep and rounding are left to
-// the caller.
+// Independent of the library, so that every version has the same list. The caller sets recipe, keep
+// and rounding.
 std::vector<ChainCase> random_chains(size_t count, uint64_t seed);
 
 }  // namespace tenon::test

@@ -1,4 +1,4 @@
-// The conformance list, every case in strict.
+// Hashes of the conformance list, with every case in strict precision.
 #include <atomic>
 #include <thread>
 
@@ -12,7 +12,7 @@ uint64_t hash_of(const support::Case& c) {
   support::Trial trial(c, Device::cpu);
   Hash hash;
   hash.number(trial.run([](const auto&...) { return std::nullopt; }).has_value());
-  // Inputs too: a call must leave them alone.
+  // Includes inputs, because a call must not change them.
   for (const support::Matrix& m : trial.matrices()) hash.elements(m.view);
   return hash.value();
 }

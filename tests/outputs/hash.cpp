@@ -1,8 +1,8 @@
-// Strict results must keep their bits: hashes of the outputs of the conformance list, single
-// calls, the golden chains and seeded random chains, against those in golden/strict_hashes.txt.
+// Checks that strict results keep their bits. Hashes the outputs of the conformance list, single
+// calls, the golden chains and seeded random chains, and compares with golden/strict_hashes.txt.
 //   outputs_hash             compares
-//   outputs_hash --update    writes the file anew
-//   outputs_hash --list      prints a line a case, to be compared with another tree's by diff
+//   outputs_hash --update    writes the file
+//   outputs_hash --list      prints one line per case, to compare two source trees with diff
 #include "outputs/hash.h"
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Hashes of what runs write in strict precision, to compare two trees bit by bit.
+// Hashes of results in strict precision, to compare two versions bit by bit.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace tenon::test {
 
-// FNV-1a over 64-bit words, with a shift that brings the high bits down.
+// FNV-1a over 64-bit words, with a shift that mixes the high bits into the low bits.
 class Hash {
  public:
   void number(uint64_t n) {
@@ -25,7 +25,7 @@ class Hash {
     number(t.size());
     for (const char c : t) number(static_cast<uint8_t>(c));
   }
-  // Sizes, dtype and elements; every NaN is the one that a conversion writes.
+  // Hashes sizes, dtype and elements. All NaNs are replaced by the canonical NaN.
   void elements(const View& v) {
     text(info(v.dtype).name);
     number(static_cast<uint64_t>(v.rows));
@@ -75,7 +75,7 @@ inline constexpr std::array kSpecials{
     -0x1p-149F, 0x1p-127F,  0x1.fffffep127F,    65504.0F,
 };
 
-// Nearly normal around 0; some of them small.
+// Approximately normal around 0. Some values are small.
 inline float ordinary(Draw& draw) {
   const uint64_t bits = draw();
   int64_t sum = -131070;
@@ -88,7 +88,7 @@ inline float sometimes_special(Draw& draw) {
   return draw.one_in(23) ? draw.any(kSpecials) : value;
 }
 
-// Writes a dense matrix.
+// Fills a dense matrix.
 template <class Number>
 void fill(const View& v, Number number) {
   auto* at = static_cast<char*>(v.data);
@@ -101,7 +101,7 @@ void fill(const View& v, Number number) {
   });
 }
 
-// Lent to a run: bytes of a known pattern, aligned as a kernel likes it.
+// Memory for a run: filled with a known pattern, with the alignment that kernels prefer.
 class Memory {
  public:
   explicit Memory(int64_t bytes)
@@ -116,7 +116,7 @@ class Memory {
   uint8_t* data_;
 };
 
-// A case of a group: what it is, and its hash.
+// Reports a case of a group: its name and its hash.
 using Report =
     std::function<void(const std::string& group, const std::string& name, uint64_t hash)>;
 

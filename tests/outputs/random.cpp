@@ -1,4 +1,4 @@
-// Random chains over all ops, most of which can be planned.
+// Random chains with all ops. Most of them can be planned.
 #include <algorithm>
 #include <array>
 
@@ -118,7 +118,7 @@ class Generator {
     add(op);
   }
 
-  // The lists have ops without their closing bracket, or bare names.
+  // The lists contain ops without their closing parenthesis, or names.
   template <class Plain, class Scaled>
   void activation(const Plain& plain, const Scaled& scaled, const std::string& layout) {
     const bool with_scale = draw_.one_in(5);
@@ -204,7 +204,7 @@ class Generator {
     r.backward = !draw_.one_in(10);
     r.input_grad = !draw_.one_in(5);
     r.parameter_grads = grads(parameters_, r.dtype, true);
-    // The gradient of a scaled op's column cannot be added to what is there.
+    // The gradient of the scale column of a scaled op cannot be accumulated.
     r.extra_grads = grads(extras_, r.dtype, text_.find("scaled(") == std::string::npos);
   }
 
@@ -213,7 +213,7 @@ class Generator {
   int64_t rows_ = 0, cols_ = 0;  // of the value after the last op
   size_t parameters_ = 0, extras_ = 0;
   bool products_ = false;
-  std::string channel_;  // that is written and not read
+  std::string channel_;  // written and not read
   int64_t channel_cols_ = 0, channel_rows_ = 0;
   int channels_ = 0;
 };

@@ -1,4 +1,4 @@
-// What a step says of itself: key, text, bytes, precision; and who takes or refuses it.
+// Tests of steps: key, text, bytes, precision, and which makers accept them.
 #include "step/step.h"
 
 #include <fstream>
@@ -20,7 +20,7 @@ namespace {
 using From = Load::From;
 using To = Store::To;
 
-// A small step with everything that may differ.
+// A small step with all properties that may differ.
 struct Recipe {
   std::string name = "step";
   int64_t cols = 12;
@@ -113,7 +113,7 @@ TEST(Step, KeysDifferWhereEncodersDiffer) {
       Operand o;
       o.format = {.dtype = DType::e4m3, .scaling = Scaling::block1x128};
       change(o);
-      if (input && (o.counts || (o.columnwise && o.rowwise))) continue;  // not read
+      if (input && (o.counts || (o.columnwise && o.rowwise))) continue;  // not readable
       StepBuilder build("encoders", 256, Precision::strict);
       const Expr x = input ? build.load(o, 0, {}) : build.load({From::tile, 0, DType::f32});
       const StepBuilder::Part part{x, {}};
@@ -144,7 +144,7 @@ TEST(Step, KeysAreEqualWhereKernelsAreEqual) {
   other.name = "another name";
   EXPECT_EQ(Recipe().make().key(), other.make().key());
 
-  // The same formula, its parts made in another order and with nodes that nobody needs.
+  // The same formula, with nodes created in another order, and with unused nodes.
   const auto build = [](bool reversed) {
     StepBuilder b("order", 5, Precision::strict);
     const Expr x = b.load({From::tile, 0, DType::f32, {}});
@@ -223,8 +223,8 @@ std::vector<Step> described() {
   norm.rstdev = true;
   steps.push_back(norm_step(norm));
   steps.push_back(norm_backward_step(norm));
-  // Both encodings of a gated gradient, its bias gradient and its counts; what `current` needs
-  // first.
+  // Both encodings of a gated gradient, its bias gradient and its counts. Then the first pass of
+  // `current`.
   ActivationForm mx = form(true);
   mx.y = operand({.dtype = DType::e5m2, .scaling = Scaling::mxfp8, .swizzled = true}, true, true);
   mx.y->counts = true;
@@ -236,7 +236,7 @@ std::vector<Step> described() {
   steps.push_back(step_of("gelu", current));
   current.y_amax = current.amax_only = false;
   steps.push_back(step_of("gelu", current));
-  // An encoded input, columnwise; a delayed output with its amax.
+  // A columnwise encoded input. A delayed output with its amax.
   ActivationForm delayed = form(false);
   delayed.x = operand({.dtype = DType::e4m3, .scaling = Scaling::block1x128}, false, true);
   delayed.y = operand({.dtype = DType::e4m3, .scaling = Scaling::delayed}, true, false);
@@ -289,7 +289,8 @@ TEST(Step, NativeIsStrictWhereF32IsKept) {
   EXPECT_EQ(precision({{To::tile, DType::f32}}, kNative), kStrict);
   EXPECT_EQ(precision({{To::tile, DType::bf16}}, kStrict), kStrict);
   EXPECT_EQ(precision({{To::tile, DType::bf16}, {To::amax, DType::f32}}, kNative), kNative);
-  // Alone it must be that of the values which a call with the same options would encode.
+  // A separate amax must have the precision of the values that a call with the same options
+  // encodes.
   EXPECT_EQ(precision({{To::amax, DType::f32}}, kNative), kNative);
   EXPECT_EQ(precision({{To::tile, DType::bf16}, {To::column_sum, DType::f32}}, kNative), kStrict);
   EXPECT_EQ(precision({{To::column_sum, DType::bf16}, {To::row_sum, DType::f16}}, kNative),
@@ -367,7 +368,7 @@ Step product_step(Precision precision, DType dtype, int64_t cols) {
   return step;
 }
 
-// The value between two steps is the chain's in native.
+// In native precision, the value between two steps has the dtype of the chain.
 TEST(Choice, ASplitKeepsTheProductInTheChainsDtype) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const Step step = product_step(Precision::native, dtype, 512);
@@ -385,7 +386,7 @@ TEST(Choice, ASplitKeepsTheProductInTheChainsDtype) {
     EXPECT_EQ(way.halves->second->ways()[0].maker, "vector map");
     EXPECT_GE(chosen.kernel->workspace(100), static_cast<size_t>(100 * 512 * info(dtype).bytes));
   }
-  // Strict fixes the order of a product's additions, which no library promises.
+  // Strict defines the order of the additions of a product. Libraries do not guarantee an order.
   EXPECT_EQ(
       kernel_for(product_step(Precision::strict, DType::bf16, 512), named_target("sm_100a")).maker,
       "plain");
@@ -395,7 +396,7 @@ TEST(Choice, FewRowsGoToTheNextWay) {
   const Step step = product_step(Precision::native, DType::bf16, 4096);
   const Chosen chosen = kernel_for(step, named_target("sm_90a"));
   EXPECT_EQ(chosen.maker, "gemm");
-  const auto* const memory = reinterpret_cast<std::byte*>(uintptr_t{1} << 20);  // is not read
+  const auto* const memory = reinterpret_cast<std::byte*>(uintptr_t{1} << 20);  // not read
   const auto way = [&](int64_t rows) {
     const std::vector<View> in{
         matrix(memory, DType::bf16, rows, 256), {}, matrix(memory, DType::bf16, 4096, 256)};
