@@ -1,4 +1,4 @@
-// The C++ API against float64 formulas written by hand, plain loops, and mistakes of every kind.
+// Tests of the C++ API against float64 formulas and plain loops, and tests of invalid calls.
 #include <cstdlib>
 #include <functional>
 
@@ -10,14 +10,14 @@
 namespace tenon::test {
 namespace {
 
-// Half a unit of the last place that the format keeps, as a relative error.
+// The relative error of one rounding to the format.
 Real unit(DType d) { return d == DType::f32 ? 0x1p-24L : d == DType::f16 ? 0x1p-11L : 0x1p-8L; }
 
-// Inside |x| < 6 no built-in loses more than this many fp32 units of its largest term.
+// For |x| < 6 the error of every built-in is at most this many fp32 units of its largest term.
 constexpr Real kUnits = 96;
 
 void expect_near(float got, Real exact, Real size, DType d, const std::string& what) {
-  // Subnormals of f16 are 2^-24 apart.
+  // Subnormals of f16 are multiples of 2^-24.
   const Real slack = kUnits * 0x1p-24L * size + (d == DType::f32 ? 0 : unit(d) * std::fabs(exact)) +
                      (d == DType::f16 ? 0x1p-25L : 0);
   if (!(std::fabs(got - exact) <= slack))
@@ -30,14 +30,14 @@ Real derivative(const Hand& f, Real a, Real b, bool of_b) {
   return of_b ? (f(a, b + h) - f(a, b - h)) / (2 * h) : (f(a + h, b) - f(a - h, b)) / (2 * h);
 }
 
-// A number away from kinks (0, ±2, ±3), where difference quotients lie.
+// Moves a value away from kinks (0, ±2, ±3), so that difference quotients are valid.
 float away(float v) {
   for (const float kink : {0.0F, 2.0F, -2.0F, 3.0F, -3.0F})
     if (std::fabs(v - kink) < 0.05F) return kink + 0.125F;
   return std::fmod(v, 5.5F);
 }
 
-// Forward and backward of one row: dtypes, layout, bias and scale by `turn`.
+// Tests forward and backward of one row. `turn` selects dtypes, layout, bias and scale.
 void check(const Row& row, bool is_scaled, size_t turn, int64_t m = 9, int64_t h = 32) {
   const auto dtype = [&](size_t i) { return kPlain[(turn + i) % 3]; };
   const Gate gate = row.inputs == 2 ? kGates[turn % 6] : Gate::separate;
@@ -49,7 +49,7 @@ void check(const Row& row, bool is_scaled, size_t turn, int64_t m = 9, int64_t h
   Mat x(dtype(0), m, wide, turn % 2, turn % 4), b(dtype(1), m, h), bias(dtype(2), 1, bias_wide),
       scale(dtype(1), m, 1), grad(dtype(2), m, h, 1);
   x.fill(1), b.fill(2), bias.fill(3, false, 0.5F), scale.fill(4), grad.fill(5);
-  // The sums x + bias must keep away from kinks; powers of two make them exact in every dtype.
+  // The sums x + bias must not be near kinks. Powers of two make them exact in every dtype.
   for (int64_t c = 0; c < bias_wide; ++c) bias.set(0, c, biased ? (c % 2 ? 0.5F : -0.25F) : 0.0F);
   const auto column = [&](int half, int64_t c) {
     return packed ? gated_column(gate, h, half, c) : c;
@@ -173,7 +173,7 @@ TEST(Api, ARunTimeActivationFromAFunctionWithParameters) {
   expect_error([] { activation("api_mine(k=9)"); }, Code::invalid_argument, {"api_mine", "k = 9"});
 }
 
-// eager: one fused call equals op-by-op calls with the chain's dtype stored in between.
+// eager: one fused call equals op-by-op calls with the chain's dtype between them.
 TEST(Api, EagerEqualsOpByOp) {
   const Fused add = fuse([](Expr x, Expr b) { return x + b; });
   for (const DType d : {DType::bf16, DType::f16, DType::f32})
@@ -236,7 +236,7 @@ TEST(Api, FusedFunctionsAgainstPlainLoops) {
     }
     expect_element(done, 0, 0, tree(total), "done");
   }
-  // One, two and three arguments; a gradient that is not wanted is left out.
+  // One, two and three arguments. Gradients that are not requested are omitted.
   fuse([](Expr a) { return a * a; }).forward({x.view()}, y.view());
   expect_element(y, 3, 4, x.at(3, 4) * x.at(3, 4), "one argument");
   const Fused two = fuse([](Expr a, Expr b) { return a - b; });
@@ -316,7 +316,7 @@ TEST(Api, L2NormalizationAgainstFloat64) {
   }
 }
 
-// The variable is read once, so each value has a process of its own.
+// The variable is read once, so each value needs its own process.
 TEST(ApiDeathTest, TheLogHasALineForEachStep) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto run_with = [](const char* value) {
@@ -333,7 +333,7 @@ TEST(ApiDeathTest, TheLogHasALineForEachStep) {
 }
 
 #if defined(__x86_64__)
-// Formulas are read and constants folded as in IEEE arithmetic, whatever the caller's mode.
+// Parsing and constant folding use IEEE arithmetic in any rounding mode of the caller.
 TEST(Api, ForeignRoundingModesChangeNothing) {
   const Mat x = Mat(DType::f32, 9, 33).fill(1);
   const auto result = [&](unsigned mode) {
@@ -351,7 +351,7 @@ TEST(Api, ForeignRoundingModesChangeNothing) {
 }
 #endif
 
-// Outputs that no mistake may touch.
+// Invalid calls must not change these outputs.
 struct Bad {
   Mat x = Mat(DType::f32, 6, 8).fill(1), g = Mat(DType::f32, 6, 8).fill(2),
       half = Mat(DType::f32, 6, 4).fill(3), row = Mat(DType::f32, 1, 8).fill(4),
@@ -536,7 +536,7 @@ TEST(ApiErrors, Overlaps) {
         two.backward({x, at(9, 0, 1, 8)}, at(0, 8, 6, 8), {at(0, 16, 6, 8), at(3, 16, 1, 8)});
       },
       {"gradient 0", "gradient 1"});
-  // Side by side in one matrix is no overlap, and neither are inputs that share memory.
+  // Adjacent regions of one matrix do not overlap. Inputs may share memory.
   forward(f, {.x = x, .y = at(0, 8, 6, 8), .amax = at(9, 0, 1, 1)});
   two.forward({x, at(0, 0, 1, 8)}, at(0, 24, 6, 8));
   for (int64_t r = 0; r < 6; ++r)
@@ -546,7 +546,7 @@ TEST(ApiErrors, Overlaps) {
     }
 }
 
-// r is written before x is read for the last time, so it can never be x, not even as one column.
+// r is written before the last read of x, so r and x must not overlap, not even as one column.
 TEST(ApiErrors, L2Normalization) {
   Mat x(DType::f32, 4, 1);
   x.fill(1);

@@ -1,4 +1,4 @@
-// Delayed scaling over many updates against the specification's text, and in a loop with calls.
+// Tests of delayed scaling over many updates against the specification, and in a loop with calls.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -8,7 +8,7 @@
 namespace tenon::test {
 namespace {
 
-// One column of the state, with whole vectors where the library moves numbers in place.
+// One column of the state. The reference copies vectors, the library updates in place.
 struct Column {
   std::vector<float> history;
   float scale = 1;
@@ -27,7 +27,7 @@ struct Column {
     for (const float v : seen)
       if (std::isfinite(v)) amax = std::max(amax, static_cast<double>(v));
     if (amax == 0) return;
-    // The numerator is exact, so one float64 division and one rounding are one rounding.
+    // The numerator is exact, so a float64 division followed by a rounding is one rounding.
     const auto s = static_cast<float>(std::ldexp(ref::fp8_max(d), -margin) / amax);
     scale = std::isinf(s) ? 0x1.fffffep127F : s;
   }
@@ -45,7 +45,7 @@ struct Setup {
   }
 };
 
-// An amax as training finds it, now and then none, huge, tiny or not a number.
+// A typical amax of training, and sometimes 0, huge, tiny or NaN.
 float draw(std::mt19937& random) {
   switch (random() % 16) {
     case 0:
@@ -74,7 +74,7 @@ void many_updates(const Setup& s) {
   for (int64_t c = 0; c < s.n; ++c) {
     scale.set(0, c, 1);
     auto& own = columns[static_cast<size_t>(c)];
-    // A new history is clear; a restored one is not.
+    // A new history is 0. A restored one is not.
     for (int64_t i = 0; i < s.length; ++i) {
       own.history.push_back(c % 2 == 0 ? 0.0F : draw(random));
       history.set(i, c, own.history.back());
@@ -111,7 +111,7 @@ TEST(Delayed, TwoHundredUpdates) {
       for (const int margin : {-3, 0, 2})
         for (const bool most_recent : {false, true})
           for (const DType d : kFp8) {
-            // The longest history is slow to compare; one of its kinds in each dtype will do.
+            // The longest history is slow to compare, so only one kind per dtype is tested.
             if (length == 1024 && (margin != 0) != most_recent) continue;
             many_updates({length, n, margin, most_recent, d, (length + n) % 2 ? 3 : 0});
             if (HasFailure()) return;
@@ -131,9 +131,9 @@ TEST(Delayed, WorkedExamples) {
   EXPECT_EQ(scale_after({2, 7, 1}, DType::e4m3, 0), 64.0F);
   EXPECT_EQ(scale_after({2, 7, 1}, DType::e4m3, 2), 16.0F);
   EXPECT_EQ(scale_after({2, 7, 1}, DType::e5m2, -3), 65536.0F);
-  EXPECT_EQ(scale_after({0, 7, 1}, DType::e4m3, 0, 5), 5.0F);    // nothing written
-  EXPECT_EQ(scale_after({kInf, 0}, DType::e4m3, 0, 5), 5.0F);    // nothing finite
-  EXPECT_EQ(scale_after({kNan, 4}, DType::e4m3, 0, 5), 112.0F);  // the finite rest
+  EXPECT_EQ(scale_after({0, 7, 1}, DType::e4m3, 0, 5), 5.0F);    // no new amax
+  EXPECT_EQ(scale_after({kInf, 0}, DType::e4m3, 0, 5), 5.0F);    // no finite amax
+  EXPECT_EQ(scale_after({kNan, 4}, DType::e4m3, 0, 5), 112.0F);  // finite entries only
   EXPECT_EQ(scale_after({0x1p-149F}, DType::e5m2, -3, 5), 0x1.fffffep127F);
   EXPECT_EQ(scale_after({0x1.fffffep127F}, DType::e4m3, 64, 5),
             static_cast<float>(448 / 0x1.fffffep127 * 0x1p-64));
@@ -154,7 +154,7 @@ TEST(Delayed, EveryTensorHasItsOwnColumn) {
   EXPECT_EQ(scale.at(0, 2), 1.0F);
 }
 
-// As training does it: two calls a step write into their slots of one history, then one update.
+// As in training: two calls per step write to their slots of one history, then one update.
 TEST(Delayed, ALoopWithCalls) {
   constexpr int64_t kLength = 4;
   const int64_t m = 37, k = 70;

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""headers_test.py CXX INCLUDE: each public header alone, and one clear error before C++20."""
+"""headers_test.py CXX INCLUDE: compiles each public header alone. Before C++20 there is one
+error.
+"""
 import os
 import subprocess
 import sys

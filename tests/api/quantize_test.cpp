@@ -1,4 +1,5 @@
-// Quantised tensors, written and read, bit for bit against the scalar reference; and mistakes.
+// Tests of quantised tensors, written and read, bit by bit against the scalar reference, and of
+// invalid calls.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -14,7 +15,7 @@
 namespace tenon::test {
 namespace {
 
-// quantize(x → s) against the reference on the numbers of x.
+// Compares quantize(x → s) with the reference for the values of x.
 void expect_quantised(const Spec& s, const Mat& x, const std::string& what, bool odd = false) {
   if (!chosen()) return;
   const int64_t m = x.rows(), k = x.cols();
@@ -85,12 +86,12 @@ TEST(Quantize, SpecialBlocks) {
   }
 }
 
-// The reference's conversion is itself the nearest of all codes.
+// Checks that the conversion of the reference finds the nearest code.
 TEST(Quantize, TheReferenceFindsTheNearestCode) {
   std::mt19937 random(1);
   for (const DType d : kFp8) {
     const auto expect = [&](float x) {
-      // All codes, by distance in float64; of two the even one; what is too large saturates.
+      // Compares all codes by float64 distance. Ties go to the even code. Large values saturate.
       const double v = std::min(std::fabs(static_cast<double>(x)), ref::fp8_max(d));
       int best = 0;
       for (int c = 1; c < ref::fp8_codes(d); ++c) {
@@ -116,7 +117,7 @@ TEST(Quantize, TheReferenceFindsTheNearestCode) {
   }
 }
 
-// Bytes worked out by hand, so that a mistake shared with the reference would show.
+// Bytes computed by hand, to find errors that the library and the reference have in common.
 TEST(Quantize, WorkedBytes) {
   const float v[] = {448,      -448,       449, 0,    -0.0F, 0x1p-9F,
                      0x1p-10F, 0x1.8p-10F, 17,  kInf, -kInf, kNan};
@@ -130,12 +131,12 @@ TEST(Quantize, WorkedBytes) {
     for (const bool column : {false, true})
       EXPECT_EQ(y.data(column).dense(), std::vector<uint8_t>(want, want + n)) << info(d).name;
     EXPECT_EQ(y.scales(false).number(), 1.0F);
-    EXPECT_EQ(y.health().number(0), 0.0F);                            // 449 is rounded to 448
+    EXPECT_EQ(y.health().number(0), 0.0F);                            // 449 rounds to 448
     EXPECT_EQ(y.health().number(1), d == DType::e4m3 ? 1.0F : 0.0F);  // 2^-10
     EXPECT_EQ(y.health().number(2), 3.0F);
     EXPECT_TRUE(std::isnan(y.amax()));
   }
-  // mxfp8: one row of 33, a second block of one element; amax 3 → e = 127 − 7, 3·2^7 = 384.
+  // mxfp8: one row of 33, so the second block has one element. amax 3 → e = 127 − 7, 3·2^7 = 384.
   std::vector<float> row(33, 0.5F);
   row[3] = 3;
   row[32] = kNan;
@@ -173,7 +174,7 @@ TEST(Quantize, EpsAndPowersOfTwo) {
   for (const Scaling mode : {Scaling::current, Scaling::block1x128, Scaling::block128x128})
     for (const DType d : kFp8)
       for (const std::optional<bool> pow2 : {std::optional<bool>{}, {true}, {false}})
-        // Neighbours too: a kernel must not serve another eps.
+        // Also adjacent values: a kernel must not be reused for another eps.
         for (const float eps : {0.0F, 1e-30F, 1.0F, 0x1.000002p0F, 100.0F})
           for (const Spec& s : sides({.dtype = d, .mode = mode, .eps = eps, .pow2 = pow2})) {
             const float spread = turn % 3 == 0 ? 1e-31F : turn % 3 == 1 ? 0.5F : 30.0F;
@@ -236,7 +237,7 @@ TEST(Quantize, ATransposedCopyWithoutAScale) {
             if (both) expect_element(y, r, c, x.at(r, c), "rowwise");
           }
         EXPECT_TRUE(t.guards_hold() && y.guards_hold());
-        // And back.
+        // The inverse direction.
         Tensor in;
         in.format = {.dtype = d};
         in.columnwise.data = t.view();
@@ -248,7 +249,7 @@ TEST(Quantize, ATransposedCopyWithoutAScale) {
       }
 }
 
-// One gated or plain call: its inputs, and plain strict fp32 results of the same call.
+// One gated or plain call: its inputs, and the plain strict fp32 results.
 struct Call {
   std::string act;
   Gate gate;
@@ -296,7 +297,7 @@ struct Call {
   }
 };
 
-// Forward and backward to this format equal the reference on the plain results.
+// Forward and backward to this format must equal the reference for the plain results.
 void expect_call(const Call& c, const Spec& s, const Options& options = kStrict, bool odd = false) {
   if (!chosen()) return;
   const Activation f = activation(c.act);
@@ -328,7 +329,7 @@ TEST(Quantize, GatedLayoutsForwardAndBackward) {
     for (const int64_t h : {7, 40, 96, 160, 256, 544})
       for (const int64_t m : {1, 37, 130}) {
         if (!fits(gate, h)) continue;
-        // Every mode and orientation; dtypes in turn, and of the big ones each third.
+        // Every mode and orientation. Dtypes rotate, and large shapes use every third.
         for (const Spec& s : all_specs(true)) {
           ++turn;
           if ((s.dtype == DType::e4m3) != (turn / 2 % 2 == 0)) continue;
@@ -340,7 +341,7 @@ TEST(Quantize, GatedLayoutsForwardAndBackward) {
       }
 }
 
-// Pieces that no tile holds whole: odd k, and k wider than a tile.
+// Groups that do not fit in a tile: odd k, and k wider than a tile.
 TEST(Quantize, InterleavedByAnyNumber) {
   for (const auto& [k, h] : {std::pair<int64_t, int64_t>{3, 33},
                              {5, 700},
@@ -384,7 +385,7 @@ TEST(Quantize, EveryActivationForwardAndBackward) {
   }
 }
 
-// dx and db in two formats of their own, one of them finding its amax first.
+// dx and db in different formats. One of them computes its amax first.
 TEST(Quantize, HalvesInDifferentFormats) {
   const Call c("geglu", Gate::separate, 70, 150, true, DType::bf16, 5);
   const Activation f = activation("geglu");
@@ -398,7 +399,7 @@ TEST(Quantize, HalvesInDifferentFormats) {
       EXPECT_EQ(qx.differs(quantise_ref(s, numbers(dx), c.m, c.h)), "") << s.text() << t.text();
       EXPECT_EQ(qb.differs(quantise_ref(t, numbers(db), c.m, c.h)), "") << s.text() << t.text();
     }
-  // One half alone, and a plain one in place while the other finds its amax.
+  // Only one half, and a plain half in place while the other computes its amax.
   const Spec s{.mode = Scaling::current, .column = true};
   const Encoded alone(s, c.m, c.h), beside(s, c.m, c.h);
   backward(f, c.backward_call({}, alone.tensor()), kStrict);
@@ -410,7 +411,7 @@ TEST(Quantize, HalvesInDifferentFormats) {
     for (int64_t k = 0; k < c.h; ++k) expect_element(place.x, r, k, dx.at(r, k), "in place");
 }
 
-// The values by the scalar interpreter of lowered graphs: nothing of the executor takes part.
+// The values by the scalar interpreter of lowered graphs, independent of the executor.
 std::vector<std::vector<float>> interpret(const Step& step, const RunArgs& args) {
   const auto n = static_cast<size_t>(args.rows * step.cols);
   std::vector<std::vector<float>> data(step.loads.size());
@@ -517,7 +518,7 @@ TEST(Quantize, ThreadsDoNotChangeBitsOfGatedGradients) {
           const Threads threads(count);
           dx.emplace_back(s, c.m, c.wide());
           db.emplace_back(s, c.m, c.h);
-          // Native, too, is one sequence of operations whatever the threads.
+          // Native results also do not depend on the number of threads.
           backward(f,
                    c.backward_call(dx.back().tensor(), c.apart() ? db.back().tensor() : Tensor{}));
           EXPECT_TRUE(dx.back().same_bytes(dx[0])) << c.text() << s.text() << " threads " << count;
@@ -538,19 +539,19 @@ TEST(Quantize, DelayedJoinsItsSlot) {
     EXPECT_EQ(y.differs(quantise_ref(s, numbers(x), 50, 70), held), "") << held;
     EXPECT_TRUE(equal(y.amax(), held > most || held != held ? held : most)) << held;
   }
-  // The amax of the call is this call's alone.
+  // The amax of the call does not include the previous value of the slot.
   Encoded y({.mode = Scaling::delayed}, 50, 70);
   y.hold_amax(1e9F);
   const Mat amax(DType::f32, 1, 1);
   quantize({.x = x.view(), .y = y.tensor(), .amax = amax.view()});
   EXPECT_EQ(amax.at(0, 0), most);
   EXPECT_EQ(y.amax(), 1e9F);
-  // A NaN is the largest of all.
+  // NaN is the largest amax.
   x.set(2, 3, kNan), x.set(2, 4, kInf);
   y.hold_amax(kInf);
   quantize(x.view(), y.tensor());
   EXPECT_TRUE(std::isnan(y.amax()));
-  // Without a slot nothing is asked.
+  // Without a slot no amax is written.
   Tensor t = y.tensor();
   t.amax = {};
   quantize(x.view(), t);
@@ -575,7 +576,7 @@ TEST(Quantize, CurrentWithAGivenAmax) {
                              .pow2 = pow2,
                              .amax = bits(amax)}))
           expect_quantised(s, x, str("given ", amax));
-  // Two shards with the group's amax are the halves of the whole.
+  // Two shards with the amax of the group equal the halves of the whole tensor.
   const Mat whole = Mat(DType::f32, 64, 48).fill(2);
   const Spec s{.mode = Scaling::current};
   const Quantised q = quantise_ref(s, numbers(whole), 64, 48);
@@ -590,7 +591,7 @@ TEST(Quantize, CurrentWithAGivenAmax) {
   }
 }
 
-// What is not asked for is not needed: amax and health may be left out.
+// amax and health are optional.
 TEST(Quantize, CurrentWithoutAPlaceForItsAmax) {
   const Mat x = Mat(DType::f32, 40, 90).fill(1);
   const Spec s{.mode = Scaling::current, .column = true};
@@ -604,13 +605,13 @@ TEST(Quantize, CurrentWithoutAPlaceForItsAmax) {
   EXPECT_EQ(y.scales(false).differs(q.row.scales, "scale"), "");
 }
 
-// One scale_inv serves both encodings, wherever it lies.
+// One scale_inv is used for both encodings. It may be given with either.
 TEST(Quantize, OneScaleBesideEitherEncoding) {
   const Mat x = Mat(DType::f32, 20, 30).fill(1);
   for (const Scaling mode : {Scaling::delayed, Scaling::current}) {
     const Spec s{.mode = mode, .column = true, .scale = 8};
     const Quantised q = quantise_ref(s, numbers(x), 20, 30);
-    for (const int where : {0, 1, 2}) {  // the first, the second, one view at both
+    for (const int where : {0, 1, 2}) {  // with the first, with the second, one view with both
       const Encoded y(s, 20, 30);
       Tensor t = y.tensor();
       if (where != 1) t.columnwise.scale_inv = {};
@@ -620,7 +621,7 @@ TEST(Quantize, OneScaleBesideEitherEncoding) {
       EXPECT_EQ(y.data(false).differs(q.row.data, "row"), "") << where;
       EXPECT_EQ(y.data(true).differs(q.column.data, "column"), "") << where;
       EXPECT_EQ(y.scales(where == 1).differs(q.row.scales, "scale"), "") << where;
-      // Read back through each encoding alone.
+      // Reads through each encoding alone.
       for (const bool column : {false, true}) {
         Tensor in = t;
         in.scale = in.amax = in.health = {};
@@ -636,7 +637,7 @@ TEST(Quantize, OneScaleBesideEitherEncoding) {
   }
 }
 
-// Both passes of `current` compute alike, so that the amax is that of what is encoded.
+// Both passes of `current` compute the same values, so the amax is that of the encoded values.
 TEST(Quantize, CurrentNativeFindsTheAmaxOfItsOwnValues) {
   for (const char* act : {"gelu", "tanh", "swiglu", "mish"})
     for (const bool back : {false, true})
@@ -657,14 +658,14 @@ TEST(Quantize, CurrentNativeFindsTheAmaxOfItsOwnValues) {
         go(y.tensor(), {});
         go(d.tensor(), {});
         EXPECT_EQ(bits(y.amax()), bits(d.amax())) << act << back << sums;
-        // The multiplier of that amax takes the largest value to the largest code.
+        // The multiplier of that amax maps the largest value to the largest code.
         const float scale = ref::multiplier(bits(y.amax()), DType::e4m3, 0, false);
         EXPECT_EQ(bits(y.scales(false).number()), bits(ref::quotient(1, scale)));
         uint8_t most = 0;
         for (const uint8_t code : y.data(false).dense())
           most = std::max<uint8_t>(most, code & 0x7f);
         EXPECT_EQ(most, 0x7e) << act << back << sums;
-        // With an fp32 result beside it everything is strict.
+        // With an additional fp32 result all values are strict.
         if (!sums) continue;
         const Encoded strict({.mode = Scaling::current}, c.m, cols);
         go(strict.tensor(), kStrict);
@@ -692,7 +693,7 @@ TEST(Quantize, AmaxAlone) {
 }
 
 TEST(Quantize, Health) {
-  // 40 too large, 30 too small, 20 not finite, the rest between.
+  // 40 values too large, 30 too small, 20 not finite, the rest in range.
   Mat x = Mat(DType::f32, 20, 50);
   for (int64_t i = 0; i < 1000; ++i)
     x.set(i / 50, i % 50,
@@ -701,7 +702,7 @@ TEST(Quantize, Health) {
           : i < 80 ? kInf
           : i < 90 ? -kNan
           : i < 95 ? 0.0F
-          : i < 99 ? 464.0F  // the midpoint is rounded, not cut off
+          : i < 99 ? 464.0F  // the midpoint rounds, it does not saturate
                    : -5.0F);
   for (const Spec& s : sides({.mode = Scaling::delayed})) {
     const Encoded y(s, 20, 50);
@@ -710,7 +711,7 @@ TEST(Quantize, Health) {
     EXPECT_EQ(y.health().number(1), 30.0F) << s.text();
     EXPECT_EQ(y.health().number(2), 20.0F) << s.text();
   }
-  // Each encoding of mxfp8 has its own scales; the rowwise ones count.
+  // Each encoding of mxfp8 has its own scales. The rowwise encoding is counted.
   const Mat wide = Mat(DType::f32, 64, 64).fill(7, true);
   for (const Spec& s : all_specs()) expect_quantised(s, wide, "health");
 }
@@ -738,7 +739,7 @@ TEST(Quantize, WithColumnSums) {
     }
 }
 
-// Codes and scales of every kind, not only those that a quantiser writes.
+// All codes and scales, also those that a quantiser does not write.
 Quantised wild(const Spec& s, int64_t m, int64_t k, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0, 3);
@@ -800,7 +801,7 @@ TEST(Quantize, RequantiseIsDequantiseThenQuantise) {
   }
 }
 
-// What was quantised once comes back the same: powers of two lose nothing.
+// Quantising a dequantised tensor again gives the same result, because powers of two are exact.
 TEST(Quantize, ARoundTripIsStable) {
   for (const Spec& s : all_specs(true)) {
     if (s.row && s.column) continue;
@@ -822,7 +823,7 @@ TEST(Quantize, SwizzledScalesForwardAndAsInputs) {
       for (const Spec& s : sides({.dtype = d, .mode = Scaling::mxfp8, .swizzled = true})) {
         const Call c("gelu", Gate::separate, m, k, true, DType::bf16, 3);
         expect_call(c, s);
-        // Swizzled and plain scales say the same.
+        // Swizzled and plain scales have the same values.
         Spec linear = s;
         linear.swizzled = false;
         const Encoded a(s, m, k), b(linear, m, k);
@@ -836,7 +837,7 @@ TEST(Quantize, SwizzledScalesForwardAndAsInputs) {
         EXPECT_TRUE(a.data(false).same_bytes(b.data(false)));
         EXPECT_TRUE(a.data(true).same_bytes(b.data(true)));
       }
-  // Scale (1, 0) of the rowwise tensor lies 16 bytes on, (32, 0) four, (0, 4) a tile.
+  // Offsets in the rowwise tensor: scale (1, 0) 16 bytes, (32, 0) 4 bytes, (0, 4) one tile.
   const Spec s{.mode = Scaling::mxfp8, .swizzled = true};
   Mat x(DType::f32, 33, 160);
   for (int64_t r = 0; r < 33; ++r)
@@ -936,7 +937,7 @@ TEST(Quantize, EncodedInputsOfForwardAndBackward) {
     }
 }
 
-// eager: the value is rounded to the chain's dtype before it is scaled.
+// eager: the value is rounded to the chain's dtype before scaling.
 TEST(Quantize, EagerRoundsFirst) {
   for (const DType d : kPlain)
     for (const char* act : {"gelu", "swiglu", "mish"})
@@ -986,7 +987,7 @@ TEST(Quantize, ScaledFormsAndTheirGradients) {
   }
 }
 
-// Nothing to encode: what belongs to the tensor is still written.
+// For empty tensors, the per-tensor values are still written.
 TEST(Quantize, EmptyTensors) {
   for (const auto& [m, k] : {std::pair<int64_t, int64_t>{0, 64}, {64, 0}, {0, 0}})
     for (const Spec& s : all_specs(true)) {
@@ -1005,7 +1006,7 @@ TEST(Quantize, EmptyTensors) {
 }
 
 #if defined(__x86_64__)
-// The host may flush subnormals; scales, codes and sums do not follow it.
+// The host may flush subnormals. Scales, codes and sums must not depend on this.
 TEST(Quantize, TheHostsFloatingPointModeDoesNotMatter) {
   Mat x(DType::f32, 40, 70);
   for (int64_t r = 0; r < 40; ++r)
@@ -1018,7 +1019,7 @@ TEST(Quantize, TheHostsFloatingPointModeDoesNotMatter) {
     quantize(x.view(), y.tensor());
     dequantize(y.input(), back.view());
     const unsigned saved = _mm_getcsr();
-    _mm_setcsr(saved | 0x8040U | 0x6000U);  // flush both ways, round towards zero
+    _mm_setcsr(saved | 0x8040U | 0x6000U);  // flush inputs and outputs, round towards zero
     quantize(x.view(), z.tensor());
     dequantize(z.input(), back2.view());
     const unsigned after = _mm_getcsr();
@@ -1030,20 +1031,20 @@ TEST(Quantize, TheHostsFloatingPointModeDoesNotMatter) {
 }
 #endif
 
-// Mistakes: the message names op, tensor part, value and rule, and no byte is written.
+// Invalid calls: the message contains op, part of the tensor, value and rule. No byte is written.
 class Mistakes : public testing::Test {
  protected:
   static constexpr int64_t kM = 40, kK = 70;
   Mat x_ = Mat(DType::f32, kM, kK).fill(1);
 
-  // Each gets a good tensor to spoil.
+  // `spoil` makes a valid tensor invalid.
   template <class Spoil>
   void bad(const Spec& s, Spoil spoil, std::initializer_list<std::string_view> parts,
            Code code = Code::invalid_argument) {
     const Encoded y(s, kM, kK), before = y;
     const Mat plain(DType::f32, kM, kK), dbias(DType::f32, 1, kK), amax(DType::f32, 1, 1);
     Tensor t = y.tensor();
-    // Overlaps are tried on the tensor's own memory, so views are taken after the spoiling.
+    // Overlaps use the tensor's own memory, so the views are taken after `spoil`.
     spoil(t);
     expect_error([&] { quantize({.x = x_.view(), .y = t, .amax = amax.view()}); }, code, parts);
     expect_error([&] { forward(activation("gelu"), {.x = x_.view(), .y = t}); }, code,
@@ -1148,7 +1149,7 @@ TEST_F(Mistakes, Overlaps) {
   bad(cur, [](Tensor& t) { t.amax.data = t.rowwise.scale_inv.data; },
       {"y.rowwise.scale_inv", "y.amax", "overlap"});
   bad(del, [](Tensor& t) { t.scale.data = t.amax.data; }, {"y.amax", "y.scale", "overlap"});
-  // The input's own memory, even where it would fit.
+  // The memory of the input is invalid as output, even if it fits.
   const Mat keep = x_;
   bad(mx, [&](Tensor& t) { t.rowwise.data.data = x_.view().data; },
       {"y.rowwise.data", "overlaps the input x"});
@@ -1186,7 +1187,7 @@ TEST_F(Mistakes, EncodedInputs) {
                {"quantize", "no output"});
 }
 
-// A tensor's format and its views must agree, for plain numbers too.
+// The format of a tensor and its views must match, also for plain tensors.
 TEST_F(Mistakes, PlainTensors) {
   const Mat y(DType::f32, kM, kK), half(DType::bf16, kM, kK), t(DType::f32, kK, kM);
   const Encoded q({.mode = Scaling::mxfp8}, kM, kK);
@@ -1208,7 +1209,7 @@ TEST_F(Mistakes, PlainTensors) {
   out = y.view();
   out.format.swizzled = true;
   expect_error([&] { quantize(x_.view(), out); }, Code::invalid_argument, {"quantize", "swizzled"});
-  // fp8 without a scale is no plain number.
+  // fp8 without a scale is not a plain dtype.
   Tensor codes;
   codes.format.dtype = DType::e4m3;
   codes.rowwise.data = q.data(false).view();
@@ -1217,7 +1218,7 @@ TEST_F(Mistakes, PlainTensors) {
   EXPECT_TRUE(y.untouched() && half.untouched() && t.untouched());
 }
 
-// A scale_inv whose encoding is not there is either checked or refused, never written blindly.
+// A scale_inv without its encoding is checked or rejected, never written unchecked.
 TEST_F(Mistakes, AScaleWithoutItsData) {
   static Mat other(DType::f32, 2, 2);
   for (const Scaling mode : {Scaling::delayed, Scaling::current}) {
@@ -1241,7 +1242,7 @@ TEST_F(Mistakes, AScaleWithoutItsData) {
   EXPECT_TRUE(y.untouched());
 }
 
-// quantize with dbias is one call for its user; messages speak of x and y.
+// quantize with dbias is one call for the user, so messages refer to x and y.
 TEST_F(Mistakes, QuantizeWithColumnSums) {
   const Mat dbias(DType::f32, 1, kK), y(DType::f32, kM, kK);
   const auto bad_sums = [&](const Quantize& c, std::initializer_list<std::string_view> parts) {

@@ -1,6 +1,6 @@
-// Transformer Engine's C++ test matrix for casts and activations as a table, and what that matrix
-// leaves out. Strict results equal the scalar reference bit for bit. Shapes above 2^20 elements run
-// with --large or TENON_LARGE=1.
+// The C++ test matrix of Transformer Engine for casts and activations as a table, and additional
+// cases. Strict results must equal the scalar reference bit by bit. Shapes with more than 2^20
+// elements need --large or TENON_LARGE=1.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -16,7 +16,7 @@ bool large = false;
 
 enum class Fill : uint8_t { uniform, zeros, subnormals, near_max, infinities, all };
 
-// Leading dimensions folded into rows: "5x4x3x160" is 60 x 160.
+// Folds leading dimensions into rows: "5x4x3x160" is 60 x 160.
 Shape parse(std::string_view text) {
   Shape s{1, 0};
   for (size_t i = 0; i <= text.size(); ++i) {
@@ -53,7 +53,7 @@ float sample(Fill fill, DType d, uint64_t i) {
   }
 }
 
-// A matrix of the table's data, and the numbers that it holds.
+// A matrix with the data of the table, and its values.
 struct Input {
   Memory memory;
   DType dtype;
@@ -81,7 +81,7 @@ struct Input {
   [[nodiscard]] View view() const { return memory.view(); }
 };
 
-// One operation on one input; where results go is the table's business.
+// One operation on one input. The table defines the outputs.
 struct Op {
   std::string act = {};  // empty: a cast
   bool back = false, dbias = false;
@@ -101,7 +101,7 @@ const Hand* hand(const std::string& act) {
   return nullptr;
 }
 
-// All of one operation: its inputs, its plain strict results, and comparisons with any format.
+// One operation: its inputs, its plain strict results, and comparisons with any format.
 class Trial {
  public:
   Trial(const Op& op, DType in, int64_t m, int64_t h, Fill fill = Fill::uniform, bool odd = false)
@@ -127,7 +127,7 @@ class Trial {
     if (op.dbias) sums_ = column_sums();
   }
 
-  // To a plain dtype: one rounding of the strict value.
+  // Plain output: one rounding of the strict value.
   void plain(DType out) const {
     const Memory y(out, m_, cols_, odd_ ? 3 : 0, odd_ ? 1 : 0), amax(DType::f32, 1, 1),
         sums(x_.dtype, 1, x_.cols);
@@ -154,7 +154,7 @@ class Trial {
     check_beside(s.text(), amax, sums);
   }
 
-  // Row sums of grad·f(x), by their own tree.
+  // Row sums of grad·f(x), summed with a tree.
   void scale_gradient(DType out) const {
     const Memory ds(out, m_, 1);
     std::vector<float> dx(values_.size()), unscaled(static_cast<size_t>(m_ * h_));
@@ -211,7 +211,8 @@ class Trial {
                   << wrong;
   }
 
-  // The strict fp32 numbers themselves, at some points, within the matrix's fp32 tolerance.
+  // Compares some strict fp32 values with hand-written formulas, within the fp32 tolerance of the
+  // matrix.
   void near_hand() const {
     const Hand* f = hand(op_.act);
     if (!f || fill_ != Fill::uniform || m_ * h_ == 0) return;
@@ -231,7 +232,7 @@ class Trial {
         Real want = (*f)(a, b) * s;
         if (op_.back) {
           constexpr Real e = 1e-6L;
-          if (std::fabs(a) < 1e-4L) continue;  // a kink, maybe
+          if (std::fabs(a) < 1e-4L) continue;  // possibly a kink
           const Real slope = half ? ((*f)(a, b + e) - (*f)(a, b - e)) / (2 * e)
                                   : ((*f)(a + e, b) - (*f)(a - e, b)) / (2 * e);
           want = grad_.values[static_cast<size_t>(at)] * slope * s;
@@ -245,7 +246,7 @@ class Trial {
     }
   }
 
-  // The adjacent-pair tree, whole rows at a time.
+  // The adjacent-pair tree, on whole rows.
   [[nodiscard]] std::vector<float> column_sums() const {
     if (m_ == 0) return std::vector<float>(static_cast<size_t>(cols_), 0.0F);
     std::vector<float> v = values_;
@@ -295,8 +296,8 @@ struct Suite {
 
 constexpr int64_t kSmall = 1 << 17, kDefault = 1 << 20, kHuge = 1 << 24;
 
-// Small shapes take the whole product. Larger ones take input and output dtypes in turn, the
-// largest ones formats in turn as well.
+// Small shapes run the full product. Larger shapes rotate the input and output dtypes. The largest
+// also rotate the formats.
 void run(const Suite& suite) {
   size_t turn = 0;
   for (const char* shape : suite.shapes) {
@@ -346,7 +347,7 @@ const std::vector<DType> kAllPlain{DType::f32, DType::f16, DType::bf16};
 const auto kActs = {"gelu", "silu", "relu", "qgelu", "srelu"};
 const auto kGluActs = {"geglu", "reglu", "swiglu", "qgeglu", "sreglu"};
 
-// test_act: every output type forward, plain ones backward.
+// test_act: every output type forward, plain types backward.
 TEST(TeMatrix, Activations) {
   const std::vector<const char*> shapes{"2048x12288", "768x2816", "256x65536", "65536x128",
                                         "256x256",    "257x259",  "128x129"};
@@ -401,7 +402,8 @@ TEST(TeMatrix, CastGatedSwiglu) {
        specs({kDelayed}, {0})});
 }
 
-// test_cast_mxfp8: {cast, + dbias, + dbias + dact, + dact, + act}; both in place of 32x32 blocks.
+// test_cast_mxfp8: {cast, + dbias, + dbias + dact, + dact, + act}. Both encodings replace 32x32
+// blocks.
 TEST(TeMatrix, Mxfp8) {
   run({std::vector<Op>{Op{}, Op{.dbias = true}} + ops({"gelu"}, true, true) + ops({"gelu"}, true) +
            ops({"gelu"}, false),
@@ -427,8 +429,8 @@ TEST(TeMatrix, Mxfp8GatedSwiglu) {
        specs({kMx}, {0, 1, 2})});
 }
 
-// test_cast_float8blockwise: 1D and 2D, powers of two on and off, eps 0 and 1, with and without the
-// transposed encoding.
+// test_cast_float8blockwise: 1D and 2D, with and without powers of two, eps 0 and 1, with and
+// without the transposed encoding.
 TEST(TeMatrix, Float8Blockwise) {
   std::vector<Spec> outs;
   for (const bool pow2 : {true, false})
@@ -443,7 +445,7 @@ TEST(TeMatrix, Float8Blockwise) {
        outs});
 }
 
-// test_scaled_activation, plus quantised results.
+// test_scaled_activation, and quantised results.
 TEST(TeMatrix, ScaledActivations) {
   for (const char* act : {"swiglu", "clamped_swiglu", "situglu", "srelu"})
     for (const char* shape : {"17x64", "13x100", "1024x2048"}) {
@@ -498,7 +500,7 @@ TEST(TeMatrix, Dequantize) {
   }
 }
 
-// From here on: what that matrix leaves out.
+// The tests below are not in the matrix of Transformer Engine.
 
 const std::vector<Spec>& every_format() {
   static const std::vector<Spec> kAll =
@@ -567,7 +569,7 @@ TEST(TeGaps, RaggedGatedShapes) {
        both_sides()});
 }
 
-// The same bits in every run, whatever the threads; native and strict.
+// The same bits in every run and for every thread count, native and strict.
 TEST(TeGaps, Determinism) {
   for (const Op& op : {Op{.dbias = true}, Op{.act = "gelu"}, Op{.act = "swiglu", .back = true}}) {
     std::unique_ptr<Trial> first;

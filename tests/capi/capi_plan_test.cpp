@@ -1,4 +1,4 @@
-// Plans over the C ABI: memory by number, opaque ops by callbacks, mistakes.
+// Tests of plans through the C ABI: memory by index, opaque ops with callbacks, invalid calls.
 #include <cstdio>
 #include <map>
 #include <set>
@@ -36,7 +36,7 @@ int half(void* user, int64_t rows, const tenon_view* x, const tenon_view* y, cha
           static_cast<const float*>(x->data)[r * x->stride + c];
   return 0;
 }
-// Says nothing where it fails.
+// Fails without a message.
 int half_backward(void* user, int64_t rows, const tenon_view* x, const tenon_view* dy,
                   const tenon_view* dx, char*, size_t) {
   if (*static_cast<int*>(user) < 0) return 1;
@@ -49,7 +49,7 @@ int half_backward(void* user, int64_t rows, const tenon_view* x, const tenon_vie
 
 class CPlan : public testing::Test {
  protected:
-  // Runs both passes on memory of its own; "x" and "dy" are ones.
+  // Runs both passes with its own memory. "x" and "dy" are ones.
   int run(const tenon_plan* plan, int64_t rows, const std::vector<std::string>& names) {
     std::vector<int64_t> bytes(names.size());
     int64_t workspace = 0;
@@ -98,7 +98,7 @@ std::vector<tenon_buffer> buffers_of(const tenon_plan* plan) {
   return list;
 }
 
-// A chain with every role but the extra outputs, and its two forms.
+// A chain with every role except extra outputs, and its two forms.
 constexpr const char* kChain =
     "make_extra_output layernorm(64) linear(64,256) bias swiglu dropout(0.1) linear(128,64) add";
 tenon_plan_request delayed_request() {
@@ -132,7 +132,7 @@ TEST_F(CPlan, BuffersAreThoseOfThePlan) {
     EXPECT_EQ(b.rows_inside != 0, expected[i].rows_inside) << b.name;
     EXPECT_EQ(b.random != 0, expected[i].random) << b.name;
     EXPECT_EQ((Initial{b.initial_low, b.initial_high}), expected[i].initial) << b.name;
-    // The formula of the header gives the sizes.
+    // The formula in the header must give the sizes.
     const int64_t count = rup(cdiv(kRows * b.rows_mul, b.rows_div), b.rows_round) + b.rows_add;
     const int64_t one = b.random ? 8 : info(static_cast<DType>(b.dtype)).bytes;
     EXPECT_EQ(count * b.cols * one, bytes[i]) << b.name;
@@ -141,7 +141,7 @@ TEST_F(CPlan, BuffersAreThoseOfThePlan) {
   EXPECT_EQ(roles.size(), kRoles.size());
 }
 
-// A pass writes what it is not given, and reads what the other one left for it.
+// A pass writes buffers that it does not get, and reads buffers that the other pass wrote for it.
 TEST_F(CPlan, BuffersSayWhatThePassesDo) {
   const tenon_plan_request request = delayed_request();
   Handle h;
@@ -169,7 +169,7 @@ TEST_F(CPlan, BuffersSayWhatThePassesDo) {
       if (is) text += what;
     return text;
   };
-  EXPECT_EQ(uses("x"), "fr br ");  // the norm's gradient reads it
+  EXPECT_EQ(uses("x"), "fr br ");  // the gradient of the norm reads it
   EXPECT_EQ(uses("y"), "fw ");
   EXPECT_EQ(uses("dy"), "br ");
   EXPECT_EQ(uses("dx"), "bw ");
@@ -180,7 +180,7 @@ TEST_F(CPlan, BuffersSayWhatThePassesDo) {
   EXPECT_EQ(uses("layernorm1.gamma"), "fr br ");
 }
 
-// Workspace that two buffers share is no larger than the larger of them.
+// Workspace shared by two buffers is as large as the larger one.
 TEST_F(CPlan, BuffersSayWhichShareMemory) {
   tenon_plan_request request{};
   request.size = sizeof request;
@@ -261,7 +261,7 @@ TEST_F(CPlan, OpaqueOpsBetweenFusedOnes) {
   EXPECT_STREQ(tenon_last_error(), "cut: its callback failed and said nothing");
 }
 
-// The other rank is this one's twin, so the sum is the double; its number of calls is counted.
+// The other rank has the same values, so the sum is twice the input. Counts its calls.
 int twins_sum(void* user, const tenon_view* in, const tenon_view* out, void*, char* why,
               size_t capacity) {
   if (++*static_cast<int*>(user) > 1) {

@@ -1,5 +1,5 @@
-// Quantised tensors and dropout through the C ABI: every mode against the reference, and every
-// mistake with its code, its message and nothing written.
+// Tests of quantised tensors and dropout through the C ABI: every mode against the reference, and
+// every invalid call with its code, its message and unchanged outputs.
 #include "support/quantize_reference.h"
 #include "tenon/tenon.h"
 
@@ -10,7 +10,7 @@ tenon_view c_view(const View& v) {
   return {v.data, v.rows, v.cols, v.stride, static_cast<int32_t>(v.dtype)};
 }
 
-// A C++ tensor's views as the C ABI takes them.
+// Converts the views of a C++ tensor to the C ABI.
 struct CTensor {
   tenon_tensor t{};
   tenon_view views[7];
@@ -179,7 +179,7 @@ TEST(CApiQuantize, PowerOfTwoEpsAndAmaxGiven) {
         }
 }
 
-// One scale may lie beside either encoding, or beside both.
+// One scale may be given with either encoding, or with both.
 TEST(CApiQuantize, OneScaleInEitherPlace) {
   constexpr int64_t kM = 6, kK = 10;
   for (const Scaling mode : {Scaling::delayed, Scaling::current})
@@ -247,7 +247,7 @@ TEST(CApiQuantize, FromEveryEncodingToEveryOther) {
   }
 }
 
-// "none": a transposed copy, alone or beside the rowwise one, written and read.
+// "none": a transposed copy, alone or in addition to the rowwise one, written and read.
 TEST(CApiQuantize, TransposedCopies) {
   constexpr int64_t kM = 37, kK = 50;
   const Mat x = Mat(DType::f32, kM, kK).fill(4, true);
@@ -308,7 +308,7 @@ TEST(CApiQuantize, ForwardFromAndToEveryEncoding) {
       succeeds(tenon_forward(gated ? "reglu" : "relu", &args, strict()));
       EXPECT_EQ(expect_quantised(s, y, want, kM, kK), "") << in.text() << " to " << s.text();
       EXPECT_EQ(bits(amax.number()), ref::amax_of(want.data(), kM, kK));
-      // The amax alone, of the same values.
+      // Only the amax, of the same values.
       Memory alone(DType::f32, 1, 1);
       const tenon_view only = c_view(alone.view());
       args.y_encoded = nullptr, args.amax = &only;
@@ -388,7 +388,7 @@ TEST(CApiQuantize, DelayedAmaxIsJoined) {
     EXPECT_EQ(expect_quantised(s, y, v, kM, kK, held), "") << held;
     auto again = sized<tenon_forward_args>();
     again.x = &from, again.y_encoded = &to.t;
-    succeeds(tenon_forward("x*0", &again, nullptr));  // smaller: what is held stays
+    succeeds(tenon_forward("x*0", &again, nullptr));  // smaller amax: the slot keeps its value
     EXPECT_EQ(y.amax(), from_bits(std::max(ref::amax_of(v.data(), kM, kK), bits(std::fabs(held)))));
   }
 }
@@ -502,7 +502,7 @@ TEST(CApiQuantize, DelayedUpdateRefuses) {
   EXPECT_TRUE(d.history == before.history && d.scale == before.scale);
 }
 
-// Philox 4x32-10 and the mask, as the specification tells them.
+// Philox 4x32-10 and the mask, as in the specification.
 uint16_t random16(const uint64_t* state, uint64_t r, uint64_t c) {
   const uint64_t i = (state[2] + r) * state[4] + state[3] + c;
   uint32_t x[4] = {static_cast<uint32_t>(i / 8), static_cast<uint32_t>((i / 8) >> 32),
@@ -551,7 +551,7 @@ TEST(CApiDropout, ForwardAndBackward) {
     for (const bool training : {true, false}) {
       Dropout d;
       d.forward.p = d.backward.p = p;
-      d.forward.training = d.backward.training = training ? -3 : 0;  // anything but zero is true
+      d.forward.training = d.backward.training = training ? -3 : 0;  // nonzero is true
       const std::vector<uint64_t> saved(d.state, d.state + 5);
       succeeds(tenon_bias_dropout_add(&d.forward, nullptr));
       std::vector<uint64_t> moved = saved;
@@ -670,7 +670,7 @@ TEST(CApiDropout, Refuses) {
   }
 }
 
-// A right call of tenon_quantize, x plain and y encoded; x can be encoded instead.
+// A valid call of tenon_quantize with plain x and encoded y. x can also be encoded.
 struct Mistake {
   static constexpr int64_t kM = 6, kK = 40;
   Spec spec;
@@ -788,7 +788,7 @@ TEST(CApiQuantize, RefusesFormatsThatDoNotExist) {
     const std::string text = std::to_string(dtype);
     expect_refused(mx, [&](auto& m) { m.to.t.dtype = dtype; },
                    {"tenon_quantize", "dtype = ", text.c_str(), "0 to 5"});
-    Mistake m;  // a view's number is refused before anything has a name
+    Mistake m;  // the dtype of a view is checked before any name is known
     m.scale_inv->dtype = dtype;
     fails(tenon_quantize(&m.args, nullptr), 1, {"dtype number", text.c_str(), "TENON_F32"});
     EXPECT_TRUE(m.untouched());
@@ -865,7 +865,7 @@ TEST(CApiQuantize, RefusesOverlaps) {
                  {"y.rowwise.data overlaps the input x.rowwise.data"});
 }
 
-// What is not looked at need not make sense, and what is looked at is all checked.
+// Unused fields may have any value. Used fields are all checked.
 TEST(CApiQuantize, StridesOfSingleRowsAreNotUsed) {
   for (const int64_t stride : {int64_t{0}, int64_t{-1}, INT64_MAX, INT64_MIN}) {
     Mistake m(Scaling::delayed);
@@ -880,7 +880,7 @@ TEST(CApiQuantize, NumbersWithoutScaleHaveOneDtype) {
   auto t = sized<tenon_tensor>();
   std::vector<uint16_t> halves(Mistake::kM * Mistake::kK, 7);
   const tenon_view data{halves.data(), Mistake::kM, Mistake::kK, Mistake::kK, TENON_F16};
-  t.scaling = "none", t.data = &data, t.dtype = TENON_F32;  // read or written as such: too long
+  t.scaling = "none", t.data = &data, t.dtype = TENON_F32;  // too long when it is read or written
   m.args.x = nullptr, m.args.x_encoded = &t;
   fails(tenon_quantize(&m.args, nullptr), 1, {"quantize", "x ", "f16", "f32"});
   EXPECT_TRUE(m.untouched());
@@ -914,7 +914,7 @@ TEST(CApiQuantize, ScalesWithoutDataAreChecked) {
   EXPECT_EQ(number, 5);
 }
 
-// A pointer to an encoded tensor means that it takes part, even where it has no elements.
+// A non-null encoded tensor is used even if it is empty.
 TEST(CApiQuantize, TensorsOfNothing) {
   for (const Scaling mode : {Scaling::delayed, Scaling::current}) {
     const Spec s{.mode = mode, .column = true, .scale = 4};
@@ -930,7 +930,7 @@ TEST(CApiQuantize, TensorsOfNothing) {
   }
 }
 
-// Rows without columns: nothing to do, however many there are.
+// Rows without columns: nothing to compute for any number of rows.
 TEST(CApiQuantize, ManyRowsOfNothing) {
   constexpr int64_t kRows = int64_t{1} << 57;
   for (const Spec& s : all_specs(true)) {
@@ -1002,7 +1002,7 @@ TEST(CApiQuantize, ForwardAndBackwardRefuse) {
   backward([](auto& m, auto&) { m.scale_inv->rows = 1; },
            {"relu backward", "dx.rowwise.scale_inv is 1x4", "128x4"});
   act = "reglu";
-  // With no columns any k will do; it is not multiplied.
+  // Without columns any k is valid. It is not multiplied.
   forward(
       [](auto& m, auto& a) {
         m.views[0].cols = 0;

@@ -1,4 +1,4 @@
-// The C ABI, by tenon.h alone: the same reach, codes and messages, and no exception crosses it.
+// Tests of the C ABI with tenon.h only: full functionality, codes and messages, and no exceptions.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -100,7 +100,7 @@ TEST(CApi, LayoutsAreText) {
   c.forward.y = &y.view;
   const struct {
     const char* text;
-    size_t a, b, step;  // where column 1 of each half lies
+    size_t a, b, step;  // column 1 of each half
   } kLayouts[] = {{nullptr, 1, 5, 0},          {"stacked", 1, 5, 0},
                   {"swapped", 5, 1, 0},        {"interleaved(1)", 2, 3, 0},
                   {"interleaved(2)", 1, 3, 0}, {"interleaved(4)", 1, 5, 0}};
@@ -136,7 +136,7 @@ TEST(CApi, NullInEveryPlace) {
   const auto no_x = without(c.forward, &tenon_forward_args::x);
   expect_fails(tenon_forward("relu", &no_x, nullptr), TENON_INVALID_ARGUMENT, {"x is NULL"});
   auto no_y = without(c.forward, &tenon_forward_args::y);
-  no_y.amax = nullptr;  // an amax may be asked for alone
+  no_y.amax = nullptr;  // an amax alone is valid
   expect_fails(tenon_forward("relu", &no_y, nullptr), TENON_INVALID_ARGUMENT, {"no output", "y"});
   for (const auto member : {&tenon_backward_args::grad, &tenon_backward_args::x}) {
     const auto args = without(c.backward, member);
@@ -170,7 +170,7 @@ TEST(CApi, BadNumbersInEveryPlace) {
     c.x.view.dtype = dtype;
     expect_fails(tenon_forward("relu", &c.forward, nullptr), 1, {"dtype number"});
   }
-  c.x.view.dtype = 3;  // an FP8 format, which needs a scale
+  c.x.view.dtype = 3;  // an FP8 format, which requires a scale
   expect_fails(tenon_forward("relu", &c.forward, nullptr), TENON_UNSUPPORTED, {"x is e4m3"});
   c.x.view.dtype = TENON_F32;
   const auto bad_option = [&](auto member, int32_t value, const char* name) {
@@ -198,7 +198,7 @@ TEST(CApi, BadNumbersInEveryPlace) {
   c.untouched();
 }
 
-// A struct that ends inside a field would hand over half a pointer.
+// A struct that ends inside of a field would contain half a pointer.
 TEST(CApi, ShorterStructsAreRefused) {
   for (const size_t size : {size_t{9}, offsetof(tenon_forward_args, amax)}) {
     Call c;
@@ -208,7 +208,7 @@ TEST(CApi, ShorterStructsAreRefused) {
   }
 }
 
-// A caller of a newer header has longer structs; only zeros may be ignored.
+// A caller with a newer header has longer structs. The additional bytes must be zero.
 TEST(CApi, LongerStructsMustEndInZeros) {
   Call c;
   struct Longer {
@@ -278,7 +278,7 @@ TEST(CApi, ActivationInfo) {
     EXPECT_EQ(p.least, f.parameters[i].least) << p.name;
     EXPECT_EQ(p.most, f.parameters[i].most) << p.name;
   }
-  // Another thread's answer is its own.
+  // Results are per thread.
   std::thread([] {
     tenon_activation other{};
     EXPECT_EQ(tenon_activation_info("x*x; k = 1", &other), TENON_OK) << tenon_last_error();

@@ -1,4 +1,4 @@
-"""What the tests of the command share; a test's first argument is the path of the command."""
+"""Common code of the command tests. The first argument of a test is the path of the command."""
 import json
 import os
 import struct
@@ -19,7 +19,7 @@ class CommandTest(unittest.TestCase):
         self.folder = folder.name
 
     def path(self, name, content=None):
-        """A path in a folder of the test's own; the file is written where there is content."""
+        """A path in the folder of this test. Writes the file if there is content."""
         path = os.path.join(self.folder, name)
         if content is not None:
             with open(path, "wb") as f:
@@ -27,7 +27,7 @@ class CommandTest(unittest.TestCase):
         return path
 
     def run_it(self, *args, code=0, env=None, **options):
-        """Standard output and errors of a run that ends with this code."""
+        """Standard output and error of a run that must end with this code."""
         done = subprocess.run([TENON, *self.NAME, *args], capture_output=True, timeout=300,
                               env={**os.environ, **(env or {})}, **options)
         self.assertEqual(done.returncode, code, (args, done.stdout[-2000:], done.stderr[-2000:]))
@@ -35,7 +35,7 @@ class CommandTest(unittest.TestCase):
 
 
 def strict_json(text):
-    """JSON has no NaN."""
+    """Parses JSON and rejects NaN."""
     def refuse(word):
         raise ValueError(word)
 
@@ -43,7 +43,7 @@ def strict_json(text):
 
 
 def safetensors(tensors):
-    """The bytes of a file with names to (dtype, shape, raw bytes)."""
+    """The bytes of a safetensors file. `tensors`: name -> (dtype, shape, raw bytes)."""
     header, body = {}, b""
     for name, (dtype, shape, raw) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape,

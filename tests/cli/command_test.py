@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""command_test.py TENON: what all commands share: their outputs, full disks, memory, messages."""
+"""command_test.py TENON: common behaviour of all commands: outputs, full disks, memory,
+messages.
+"""
 import json
 import os
 import pty
@@ -18,7 +20,9 @@ BENCH = ["bench", "--shots", "1", "--no-costs", "--rows", "16", "--cols", "64"]
 
 
 def shown(raw):
-    """The lines of a terminal that got these bytes: \\r goes back, ESC [ K erases what follows."""
+    """The lines of a terminal after these bytes: \\r moves back, ESC [ K erases the rest of a
+    line.
+    """
     lines, line, at = [], "", 0
     for part in re.findall(r"\x1b\[K|\r|\n|[^\x1b\r\n]+", raw):
         if part == "\r":
@@ -36,7 +40,7 @@ def shown(raw):
 
 class Command(CommandTest):
     def on_a_terminal(self, *args):
-        """All that a terminal gets from the command, as text."""
+        """The output of the command on a terminal, as text."""
         leader, follower = pty.openpty()
         with subprocess.Popen([TENON, *args], stdout=follower, stderr=follower) as process:
             os.close(follower)
@@ -100,7 +104,7 @@ class Command(CommandTest):
         _, err = self.run_it("run", "gelu", "--rows", "100000", "--cols", "2048", code=1,
                              preexec_fn=little)
         self.assertIn("there is no memory for x", err)
-        # The float64 reference needs more than the plan.
+        # The float64 reference needs more memory than the plan.
         _, err = self.run_it("run", "gelu gelu", "--rows", "20000", "--cols", "1024", "--repeat",
                              "0", code=1, preexec_fn=little)
         self.assertNotIn("bad_alloc", err)
@@ -183,7 +187,7 @@ class Command(CommandTest):
             self.run_it(*args, self.path("other"))
 
     def test_a_file_that_shrinks(self):
-        """The first tensor's line is the sign that the second is being read."""
+        """The line of the first tensor shows that the second one is being read."""
         rows = 1 << 12
         x = self.path("x.safetensors", safetensors({"a": ("F32", [1, 8], bytes(32)),
                                                     "b": ("F32", [rows, 4096], b"")}))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""plan_command_test.py TENON: `tenon plan` as text, JSON and page."""
+"""plan_command_test.py TENON: tests of `tenon plan` as text, JSON and HTML page."""
 import html.parser
 import itertools
 import os
@@ -36,13 +36,13 @@ def cdiv(a, b):
 
 
 def cases(*lists):
-    """All combinations; under sanitizers each n-th (tests/support/support.h)."""
+    """All combinations. With sanitizers, every n-th one (tests/support/support.h)."""
     every = int(os.environ.get("TENON_TEST_EVERY", "1"))
     return itertools.islice(itertools.product(*lists), 0, None, every)
 
 
 class Page(html.parser.HTMLParser):
-    """Refuses tags that do not nest, ids that are not unique and anything from elsewhere."""
+    """Raises an error for wrong nesting of tags, duplicate ids and external references."""
     VOID = {"meta", "link", "br", "hr", "img", "input"}
 
     def __init__(self, text):
@@ -142,9 +142,9 @@ class PlanCommand(CommandTest):
         sizes = {role: sum(b["bytes"] for b in plan["buffers"] if b["role"] == role)
                  for role in ROLES}
         self.assertEqual(plan["saved_bytes"], sizes["saved"], what)
-        slack = 64 * len(buffers)  # buffers of the workspace begin at multiples of 64
+        slack = 64 * len(buffers)  # workspace buffers begin at multiples of 64
         self.assertLessEqual(plan["workspace_bytes"], sizes["workspace"] + slack, what)
-        # Nothing is written twice.
+        # No buffer is written twice.
         for direction in ("forward", "backward"):
             names = [w["buffer"] for s in plan[direction] for w in s["writes"]]
             self.assertEqual(len(names), len(set(names)), (what, names))
@@ -183,7 +183,7 @@ class PlanCommand(CommandTest):
                 self.assertEqual(f.read(), self.run_it("bias gelu", *args)[0])
 
     def near(self, got, want, what):
-        """Scalars aside: scales and amax are a few bytes a tensor."""
+        """Compares without scalars: scales and amax are a few bytes per tensor."""
         self.assertTrue(want <= got <= want + 32, (what, got, want))
 
     def test_bytes_of_one_pass(self):
@@ -193,7 +193,7 @@ class PlanCommand(CommandTest):
             args = ["--cols", str(cols), "--rows", str(rows), "--dtype", dtype]
             plan = self.plan("bias gelu", *args, device="cpu")
             step, = plan["forward"]
-            # x and the bias in; y and what backward needs out.
+            # Reads x and the bias. Writes y and the tensor for backward.
             self.assertEqual(step["bytes"], 3 * tensor + cols * size)
             self.assertEqual(plan["saved_bytes"], tensor)
             step, = plan["backward"]
@@ -215,7 +215,7 @@ class PlanCommand(CommandTest):
         self.assertEqual([s["head"] for s in forward], ["map", "gemm", "gemm"])
         self.assertEqual([s["ops"] for s in forward], [[0], [0, 1, 2], [3]])
         self.assertEqual(len(plan["forward"]) - len(forward), 2)
-        # Four bytes more for each multiplier, scale_inv and amax.
+        # Four bytes for each multiplier, scale_inv and amax.
         self.assertEqual(forward[0]["bytes"], 2 * m * k + m * k + 3 * 4)
         self.assertEqual(forward[1]["bytes"], m * k + n * k + 2 * n + 2 * m * n + m * h + 5 * 4)
         self.assertEqual(forward[2]["bytes"], m * h + k * h + 2 * m * k + 2 * 4)
@@ -313,7 +313,7 @@ class PlanCommand(CommandTest):
         refused(["nothing", "--cols", "8"], "nothing0", "no op of this name")
         refused(["gelu"], "columns")
         refused(["linear(5,7) linear(8,9)", "--device", "null"], "linear1", "7 columns", "wants 8")
-        # A mistake of an op names its place as one of the text does.
+        # An error of an op contains its position in the text.
         refused(["linear(4,8) geglu\n linear(5,6)"], "line 2, column 2", "linear2", "wants 5")
         refused(["swiglu", "--cols", "7"], "swiglu0", "even")
         refused(['act("x+")', "--cols", "8"], "line 1, column 3")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""quantize_command_test.py TENON: `tenon quantize` against the specification's rules in Python."""
+"""quantize_command_test.py TENON: tests `tenon quantize` against the rules of the specification."""
 import bisect
 import json
 import math
@@ -15,7 +15,7 @@ INF, NAN = math.inf, math.nan
 
 
 def fl32(v):
-    """Rounded to fp32; overflow is infinite."""
+    """Rounds to fp32. Overflow gives infinity."""
     try:
         return struct.unpack("<f", struct.pack("<f", v))[0]
     except OverflowError:
@@ -31,7 +31,7 @@ def from_bits(b):
 
 
 class Fp8:
-    """All magnitudes of a format; rounding is to the nearest of them, ties to the even code."""
+    """All magnitudes of a format. Rounds to the nearest one, ties to the even code."""
 
     def __init__(self, mantissa, bias, most):
         self.values = []
@@ -40,7 +40,7 @@ class Fp8:
             self.values.append(frac * 2.0 ** (1 - bias) if e == 0
                                else (1 + frac) * 2.0 ** (e - bias))
         self.most = self.values[-1]
-        # Half a step above the largest: up to there a number is rounded to it.
+        # Half a step above the largest value. Values up to here round to the largest.
         self.cut_off = self.most + (self.values[-1] - self.values[-2]) / 2
 
     def cast(self, v):
@@ -85,7 +85,7 @@ def fp32_scale(amax, fmt, eps, power):
 
 
 def expected(values, rows, cols, fmt, mode, columnwise=False, eps=0.0, exact=False, scale=None):
-    """What the specification gives, element by element."""
+    """The result by the specification, element by element."""
     fmt = FORMATS[fmt]
     sizes = {"mxfp8": (1, 32), "block1x128": (1, 128), "block128x128": (128, 128)}
     br, bc = sizes.get(mode, (max(rows, 1), max(cols, 1)))
@@ -138,7 +138,7 @@ def npy_bytes(values, shape, descr="<f4", code="f", fortran=False, version=1):
 
 
 def sample(n, seed):
-    """Values over many octaves, with zeros, as fp32."""
+    """fp32 values over many octaves, with zeros."""
     rng = random.Random(seed)
     return [0.0 if rng.random() < 0.02 else fl32(rng.gauss(0, 1) * 2.0 ** rng.uniform(-12, 6))
             for _ in range(n)]

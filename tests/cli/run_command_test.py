@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""run_command_test.py TENON: `tenon run` with random and given tensors, its check and its files."""
+"""run_command_test.py TENON: tests `tenon run` with random and given tensors, its check and
+files.
+"""
 import json
 import math
 import os
@@ -31,7 +33,7 @@ PRODUCTS = [
 
 
 def read_safetensors(path):
-    """Names to (dtype, shape, numbers)."""
+    """Reads a file: name -> (dtype, shape, values)."""
     with open(path, "rb") as f:
         data = f.read()
     length = struct.unpack("<Q", data[:8])[0]
@@ -53,7 +55,7 @@ def read_safetensors(path):
 
 
 def write_safetensors(path, tensors):
-    """Names to (dtype, shape, numbers)."""
+    """Writes a file from name -> (dtype, shape, values)."""
     codes = {"F32": "f", "F16": "e", "F64": "d", "I32": "i"}
     with open(path, "wb") as f:
         f.write(safetensors({
@@ -83,7 +85,7 @@ class RunCommand(CommandTest):
         reads = {n for n in got["from"] if not n.startswith("d")} - {"x"}
         self.assertEqual({n[1:] for n in names if n.startswith("d")} - {"x"}, reads, what)
         self.assertEqual(got["check"]["left_out"], [], what)
-        # A tolerance that allows everything checks nothing: a few units of the format an op.
+        # The tolerance must not be too large: at most a few units of the format per op.
         unit = {"f32": 2**-22, "f16": 2**-10, "bf16": 2**-7}[dtype]
         unit = unit if recipe == "none" and "fp8" not in more else 2**-2
         for t in got["check"]["tensors"]:
@@ -139,7 +141,7 @@ class RunCommand(CommandTest):
         self.assertIsNone(self.json(*args)["time"])
 
     def test_given_tensors(self):
-        # y = x·Wᵀ + b, and its gradients, by hand; small whole numbers are exact.
+        # y = x·Wᵀ + b and its gradients, by hand. Small integers are exact.
         x, w, b, dy = [1, 2, 3, -4, 5, -6], [1, 0, 2, -1, 3, 1], [10, 20], [1, 2, -1, 3]
         path, out = self.path("in.safetensors"), self.path("out.safetensors")
         write_safetensors(path, {
@@ -181,7 +183,7 @@ class RunCommand(CommandTest):
         one, same, other = (read_safetensors(f) for f in files)
         self.assertEqual(one, same)
         self.assertTrue(all(one[name] != other[name] for name in one))
-        # What the file leaves out is as it was.
+        # Tensors that are not in the file keep their random values.
         path = self.path("x.safetensors")
         write_safetensors(path, {"dy": ("F32", [8, 96], [0.0] * 768)})
         out = self.path("zero.safetensors")
@@ -202,20 +204,20 @@ class RunCommand(CommandTest):
         values = read_safetensors(out)["y"][2]
         self.assertEqual([math.isnan(v) for v in values], [r == 1 for r in range(3)
                                                            for _ in range(8)])
-        # Too large for the format is infinite, and right.
+        # Values too large for the format are infinite, and this is correct.
         write_safetensors(path, {"x": ("F32", [1, 2], [60000.0, 3.0])})
         got = self.json("scale(2)", "--input", path, "--output", out, "--dtype", "f16")
         self.assertEqual(got["check"]["tensors"][0]["not_finite"], 1)
         self.assertEqual(read_safetensors(out)["y"][2], [math.inf, 6.0])
 
     def test_the_check_fails_where_it_should(self):
-        # Rounded results are not the exact ones, and exact ones are.
+        # Rounded results fail with tolerance 0, exact results pass.
         out, err = self.run_it("gelu", "--cols", "64", "--dtype", "bf16", "--tolerance", "0",
                                code=1)
         self.assertIn("WRONG", out)
         self.assertIn("'y' is not what float64 gives: error", err)
         self.run_it("scale(2) identity", "--cols", "64", "--backward", "--tolerance", "0")
-        # A quantised chain is as far from the exact one as its format, and not as f32.
+        # The error of a quantised chain is that of its format, not that of f32.
         args = ["linear(64,64)", "--rows", "64", "--recipe", "mxfp8"]
         y, = self.json(*args)["check"]["tensors"]
         self.assertTrue(2**-7 < y["error"] < 2**-3, y)
@@ -223,7 +225,8 @@ class RunCommand(CommandTest):
         self.assertFalse(y["ok"])
 
     def test_rows_of_nearly_equal_numbers(self):
-        # rstdev makes the mean's roundings large: that much is allowed, and not much more.
+        # rstdev amplifies the rounding error of the mean. The tolerance allows this, but not much
+        # more.
         for seed in range(1, 9):
             y, = self.json("layernorm(2)", "--rows", "64", "--dtype", "f32", "--seed",
                            str(seed))["check"]["tensors"]
@@ -231,7 +234,7 @@ class RunCommand(CommandTest):
             self.assertLess(y["allowed"], 2**-15, (seed, y))
 
     def test_sums_whose_terms_cancel(self):
-        # Of a chain's last sum or gradient next to nothing may be left of terms that were rounded.
+        # The last sum or gradient may cancel, so that little remains of the rounded terms.
         for chain, *options in (
             ("rmsnorm(1)", "--rows", "5"),
             ("l2norm", "--cols", "1", "--rows", "7"),

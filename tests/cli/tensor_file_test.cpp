@@ -1,4 +1,4 @@
-// Tensor files: every dtype and layout that is read, and everything that must be refused.
+// Tests of tensor files: all supported dtypes and layouts, and all invalid files.
 #include "cli/tensor_file.h"
 
 #include <gtest/gtest.h>
@@ -42,8 +42,8 @@ std::string safetensors(const std::string& header, const std::string& data) {
   return little(header.size(), 8) + header + data;
 }
 
-// The bytes at an odd address, in memory of exactly their size, so that sanitizers see what reads
-// beyond it.
+// The bytes at an odd address, in memory of exactly their size, so that sanitizers detect reads
+// past the end.
 class Copy {
  public:
   explicit Copy(const std::string& bytes) : memory_(new std::byte[bytes.size() + 1]) {
@@ -57,7 +57,7 @@ class Copy {
   std::span<const std::byte> bytes_;
 };
 
-// All elements, a tile at a time.
+// All elements, read tile by tile.
 std::vector<float> values(const cli::StoredTensor& t, int64_t tile_rows, int64_t tile_cols) {
   std::vector<float> all(static_cast<size_t>(t.elements()));
   std::vector<float> buffer;
@@ -81,7 +81,7 @@ std::vector<float> values(const cli::StoredTensor& t, int64_t tile_rows, int64_t
 
 const std::vector<float> kValues{0.5F, -1.0F, 2.0F, 0.0F, -0.25F, 96.0F};
 
-// kValues as a file stores them.
+// kValues in a stored format.
 std::string stored(Stored type) {
   if (type == Stored::f32) return raw(kValues);
   if (type == Stored::f64) return raw(std::vector<double>(kValues.begin(), kValues.end()));
@@ -274,7 +274,7 @@ TEST(TensorFile, BadSafetensors) {
                {"notes.txt", "neither .npy nor .safetensors"});
 }
 
-// Neither depth nor counts may cost a stack, or time that grows with their square.
+// Depth and counts must not use stack, or quadratic time.
 TEST(TensorFile, DeepHeaders) {
   const std::string open(200000, '['), close(200000, ']');
   const std::string rest = R"("dtype":"F32","data_offsets":[0,0])";
@@ -302,9 +302,9 @@ TEST(TensorFile, ManyTensors) {
     header += (i ? ",\"" : "\"") + std::to_string(i) +
               R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
   const Copy copy(safetensors(header + "}", ""));
-  const std::clock_t start = std::clock();  // of this process: other work does not count
+  const std::clock_t start = std::clock();  // CPU time of this process, independent of other load
   EXPECT_EQ(parse_tensor_file("m.safetensors", copy.bytes()).tensors.size(), size_t{kMany});
-  // About a second; minutes where the time grows with the square.
+  // About one second. Quadratic time would be minutes.
   EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 20);
 
   header = "{\"0\":{}";
@@ -320,7 +320,7 @@ TEST(TensorFile, FilesThatCannotBeOpened) {
   expect_error([] { cli::open_file("/"); }, Code::invalid_argument, {"not a regular file"});
 }
 
-// A mapping of a file that shrinks is a SIGBUS.
+// Access to a mapping of a file that shrinks is a SIGBUS.
 TEST(TensorFile, AFileThatShrinksIsAnError) {
   char path[] = "/tmp/tenon-shrinks-XXXXXX";
   const int fd = mkstemp(path);
@@ -352,7 +352,7 @@ TEST(TensorFile, NamesAreFitToPrint) {
   EXPECT_EQ(cli::clean("abcdef", 3), "abc…");
 }
 
-// Mutated headers are read or refused with an Error; nothing else, and nothing outside the bytes.
+// Mutated headers are read or rejected with an Error, without access outside of the bytes.
 TEST(TensorFile, Mutations) {
   const std::vector<std::string> seeds{
       npy(dictionary("<f4", "(2, 3)"), stored(Stored::f32)),

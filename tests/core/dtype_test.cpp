@@ -1,4 +1,4 @@
-// Conversions of every format, scalar and vectorised, against definitions in float64.
+// Tests of the conversions of every format, scalar and vectorised, against float64 definitions.
 #include "tenon/dtype.h"
 
 #include <gtest/gtest.h>
@@ -28,11 +28,11 @@ static_assert(decode<DType::e8m0>(127) == 1.0F && encode<DType::e8m0>(3.0F) == 1
 static_assert(decode(DType::f16, 0x0001) == 0x1p-24F && encode(DType::bf16, 1.0F) == 0x3f80);
 static_assert(rounded_to<DType::e4m3>(17.0F) == 16.0F);
 
-// The formats, written down once more.
+// Independent definitions of the formats.
 struct Definition {
   DType dtype;
   int bits, exponent_bits, mantissa_bits, bias;
-  uint32_t nan, overflow;  // overflow: what a too large positive number becomes
+  uint32_t nan, overflow;  // overflow: the code for a positive value that is too large
   double max;
 };
 constexpr std::array<Definition, 4> kDefinitions{{
@@ -63,7 +63,7 @@ bool same(double a, double b) {
 float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 uint32_t bits_of(float v) { return __builtin_bit_cast(uint32_t, v); }
 
-// Codes of non-negative finite numbers are ordered as their values, so the list is sorted.
+// Codes of non-negative finite values have the order of their values, so the list is sorted.
 std::vector<double> magnitudes(const Definition& f) {
   std::vector<double> list;
   for (uint32_t c = 0; c < sign_of(f) && std::isfinite(defined_value(f, c)); ++c)
@@ -71,15 +71,15 @@ std::vector<double> magnitudes(const Definition& f) {
   return list;
 }
 
-// Nearest by searching the list of all numbers; distances of fp32 numbers are exact in float64
-// wherever they decide.
+// Finds the nearest value by search in the list of all values. Distances between fp32 values are
+// exact in float64 wherever they decide.
 uint32_t searched(const Definition& f, const std::vector<double>& list, float v) {
   if (std::isnan(v)) return f.nan;
   const uint32_t sign = std::signbit(v) ? sign_of(f) : 0;
   const double a = std::fabs(static_cast<double>(v));
   const auto above = static_cast<uint32_t>(std::ranges::lower_bound(list, a) - list.begin());
   if (above == list.size()) {
-    // Half a step above the largest number is where rounding would reach the next power of two.
+    // Half a step above the largest value is the midpoint to the next power of two.
     const double half = (list[above - 1] - list[above - 2]) / 2;
     const bool over = a >= list.back() + half;
     return sign | (over ? f.overflow : above - 1);
@@ -90,7 +90,7 @@ uint32_t searched(const Definition& f, const std::vector<double>& list, float v)
   return sign | (upward ? above : above - 1);
 }
 
-// Nearest by scaling the last place to 1 and rounding in float64: quick enough for millions.
+// Rounds in float64 after scaling the last place to 1. Fast enough for millions of values.
 uint32_t scaled_nearest(const Definition& f, float v) {
   if (std::isnan(v)) return f.nan;
   const uint32_t sign = std::signbit(v) ? sign_of(f) : 0;
@@ -100,7 +100,7 @@ uint32_t scaled_nearest(const Definition& f, float v) {
   const int e = std::max(std::ilogb(a), 1 - f.bias);
   const double units = std::nearbyint(std::ldexp(a, f.mantissa_bits - e));
   if (std::ldexp(units, e - f.mantissa_bits) > f.max) return sign | f.overflow;
-  // units counts from the start of the binade; a carry into the next one is its first code.
+  // `units` counts from the start of the binade. A carry gives the first code of the next binade.
   const auto n = static_cast<uint32_t>(units);
   return sign | ((static_cast<uint32_t>(e + f.bias - 1) << f.mantissa_bits) + n);
 }
@@ -164,11 +164,11 @@ TEST(Encode, EveryMidpointAndItsNeighbours) {
     std::vector<double> list = magnitudes(f);
     const double step = list.back() - list[list.size() - 2];
     std::vector<double> ends = list;
-    ends.push_back(list.back() + step);  // the midpoint where overflow begins
+    ends.push_back(list.back() + step);  // the midpoint at which overflow begins
     for (size_t i = 0; i + 1 < ends.size(); ++i) {
       const double middle = (ends[i] + ends[i + 1]) / 2;
       const auto m = static_cast<float>(middle);
-      ASSERT_EQ(m, middle);  // fp32 holds every midpoint of the narrower formats
+      ASSERT_EQ(m, middle);  // fp32 represents every midpoint of the narrower formats
       for (const float v : {m, std::nextafterf(m, 0), std::nextafterf(m, INFINITY)}) {
         expect_encoded(f, list, v);
         expect_encoded(f, list, -v);
@@ -189,7 +189,7 @@ TEST(Encode, SpecialValues) {
   EXPECT_EQ(encode<DType::bf16>(-0.0F), 0x8000U);
   EXPECT_EQ(encode<DType::e4m3>(-0.0F), 0x80U);
   EXPECT_EQ(encode<DType::e5m2>(-0.0F), 0x80U);
-  // Saturation of FP8, infinity of the others.
+  // FP8 saturates. Other formats overflow to infinity.
   EXPECT_EQ(encode<DType::e4m3>(INFINITY), 0x7eU);
   EXPECT_EQ(encode<DType::e4m3>(-INFINITY), 0xfeU);
   EXPECT_EQ(encode<DType::e4m3>(448.1F), 0x7eU);
@@ -199,7 +199,7 @@ TEST(Encode, SpecialValues) {
   EXPECT_EQ(encode<DType::f16>(std::nextafterf(65520.0F, 0)), 0x7bffU);
   EXPECT_EQ(encode<DType::f16>(-FLT_MAX), 0xfc00U);
   EXPECT_EQ(encode<DType::bf16>(FLT_MAX), 0x7f80U);
-  // Subnormals are kept: the least one, and half of it, which ties to zero.
+  // Subnormals are kept: the smallest one, and half of it, which is a tie that rounds to zero.
   EXPECT_EQ(encode<DType::e4m3>(0x1p-9F), 0x01U);
   EXPECT_EQ(encode<DType::e4m3>(0x1p-10F), 0x00U);
   EXPECT_EQ(encode<DType::e4m3>(-0x1.000002p-10F), 0x81U);
@@ -219,7 +219,7 @@ TEST(Encode, TenMillionRandomPatterns) {
   }
 }
 
-// "The least power of two not below": 2^(e−127), at least 2^−127, at most 2^127.
+// The smallest power of two >= p: 2^(e−127), at least 2^−127, at most 2^127.
 uint32_t least_power(double p) {
   uint32_t e = 0;
   while (e < 254 && std::ldexp(1.0, static_cast<int>(e) - 127) < p) ++e;
@@ -255,7 +255,7 @@ TEST(Encode, ScaleRule) {
 std::vector<const cpu::Loops*> tables() {
   std::vector<const cpu::Loops*> list{&cpu::loops(), &cpu::loops_baseline()};
 #if defined(__x86_64__)
-  // Single features: clang 14 does not know the psABI levels by name.
+  // Checks single features: clang 14 does not support the names of the psABI levels.
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                   __builtin_cpu_supports("bmi2");
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
@@ -266,7 +266,7 @@ std::vector<const cpu::Loops*> tables() {
   return list;
 }
 
-// Values that meet every branch of every conversion, and a length that is no multiple of a vector.
+// Values for every branch of every conversion. The length is not a multiple of a vector.
 std::vector<float> samples() {
   std::vector<float> list;
   for (uint32_t c = 0; c < 0x10000; ++c) {

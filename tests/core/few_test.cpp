@@ -1,4 +1,4 @@
-// The list that keeps a few elements in place.
+// Tests of the list with inline storage for a few elements.
 #include "core/few.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,8 @@ namespace tenon::test {
 
 namespace {
 
-// 0, 1, 2 … whether they came one by one or many at once, before or after the place was full.
+// The list is 0, 1, 2, … for elements added one by one or together, before or after the inline
+// storage is full.
 TEST(Few, HoldsWhatWasAddedWhateverItsLength) {
   for (int one_by_one = 0; one_by_one <= 9; ++one_by_one)
     for (int at_once = 0; at_once <= 9; ++at_once) {

@@ -1,4 +1,4 @@
-// Shapes of data and scales against the table of the specification.
+// Tests of the shapes of data and scales against the table of the specification.
 #include "tenon/format.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ using namespace tenon;
 
 constexpr std::array<int64_t, 9> kSizes{0, 1, 31, 32, 33, 127, 128, 129, 4096};
 
-// Rounded up to a multiple by counting, not by the header's arithmetic.
+// Rounds up to a multiple by counting, independently of the header.
 int64_t multiple_from(int64_t a, int64_t step) {
   int64_t m = 0;
   while (m < a) m += step;
@@ -99,7 +99,7 @@ TEST(Format, BlockScales) {
   });
 }
 
-// Numbers worked out by hand, so that a mistake shared by table and loops above would show.
+// Values computed by hand, to find errors that the table and the loops have in common.
 TEST(Format, WorkedExamples) {
   const Format mx{DType::e4m3, Scaling::mxfp8};
   EXPECT_EQ(mx.scale_shape(129, 33, Orientation::rowwise), (Shape{256, 4}));
@@ -137,7 +137,7 @@ TEST(Format, ScaleTypesAndBlocks) {
     const Blocks column = f.blocks(Orientation::columnwise);
     EXPECT_EQ((Shape{row.rows, row.cols}), r.rowwise) << r.name;
     EXPECT_EQ((Shape{column.rows, column.cols}), r.columnwise) << r.name;
-    // The padded tensor of scales holds one for each block.
+    // The padded tensor of scales has one scale per block.
     for (const Orientation o : {Orientation::rowwise, Orientation::columnwise}) {
       if (f.blocks(o).single()) continue;
       const Shape count = f.blocks(o).count(300, 1000);
@@ -149,7 +149,7 @@ TEST(Format, ScaleTypesAndBlocks) {
   }
 }
 
-// The order that tensor cores read, from the formula of the specification.
+// The order of tensor cores, from the formula of the specification.
 TEST(Format, SwizzledOffsetsAreAPermutation) {
   const Format f{.dtype = DType::e4m3, .scaling = Scaling::mxfp8, .swizzled = true};
   for (const Orientation o : {Orientation::rowwise, Orientation::columnwise}) {

@@ -1,5 +1,5 @@
-// Every non-negative fp32 number as an amax: the E8M0 rule against integers. Takes about a minute,
-// so it is run by hand: scale_exhaustive [threads].
+// Tests the E8M0 rule against integers, for every non-negative fp32 value as an amax. It takes
+// about a minute, so it is run by hand: scale_exhaustive [threads].
 #include <atomic>
 #include <chrono>
 #include <cstdio>

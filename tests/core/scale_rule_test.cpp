@@ -1,5 +1,5 @@
-// The rules that turn an amax into a scale, against integers and float64; `scale_exhaustive` does
-// the same for every number.
+// Tests of the rules that compute a scale from an amax, against integers and float64.
+// `scale_exhaustive` tests every value.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -10,8 +10,8 @@
 namespace tenon::test {
 namespace {
 
-// Bit patterns where the rules have an edge: every exponent's first, last and neighbours, and the
-// ends of the type.
+// Bit patterns at the edges of the rules: the first and last of every exponent with neighbours, and
+// the limits of the type.
 std::vector<uint32_t> edges() {
   std::vector<uint32_t> list{0, 1, 2, 3, 0x3fffff, 0x400000, 0x400001, 0x7ffffe, 0x7fffff};
   for (uint32_t e = 0; e <= 255; ++e)
@@ -53,7 +53,7 @@ TEST(ScaleRule, CurrentAndBlockAtEdges) {
       }
 }
 
-// Where the quotient crosses a power of two, and where it overflows.
+// Quotients near powers of two, and near overflow.
 TEST(ScaleRule, CurrentAndBlockAroundQuotientsOfPowers) {
   for (const DType d : kFp8)
     for (int e = -149; e <= 127; ++e) {
@@ -74,7 +74,7 @@ TEST(ScaleRule, CurrentAndBlockOnManyNumbers) {
   }
 }
 
-// Worked by hand, so that a mistake shared with the reference would show.
+// Computed by hand, to find errors that the library and the reference have in common.
 TEST(ScaleRule, WorkedExamples) {
   const auto scale = [](float amax, DType d, float eps, bool pow2) {
     return scale_fp32(bits(amax), d, eps, pow2).multiplier;
@@ -93,13 +93,13 @@ TEST(ScaleRule, WorkedExamples) {
   const auto e = [](float amax, DType d) { return scale_e8m0(bits(amax), d).inverse; };
   EXPECT_EQ(e(0, DType::e4m3), 0U);
   EXPECT_EQ(scale_e8m0(0, DType::e4m3).multiplier, 0x1p127F);
-  // fl32(1/448) lies above 1/448, but its product with 448 rounds to 1.
+  // fl32(1/448) > 1/448, but its product with 448 rounds to 1.
   EXPECT_EQ(e(448, DType::e4m3), 127U);
   EXPECT_EQ(e(0x1.c00002p8F, DType::e4m3), 128U);
   EXPECT_EQ(e(256, DType::e4m3), 127U);
   EXPECT_EQ(e(447.9F, DType::e4m3), 127U);
-  EXPECT_EQ(e(1, DType::e4m3), 119U);  // 1/448 lies between 2^-9 and 2^-8
-  EXPECT_EQ(e(1, DType::e5m2), 112U);  // 1/57344 between 2^-16 and 2^-15
+  EXPECT_EQ(e(1, DType::e4m3), 119U);  // 2^-9 < 1/448 < 2^-8
+  EXPECT_EQ(e(1, DType::e5m2), 112U);  // 2^-16 < 1/57344 < 2^-15
   EXPECT_EQ(e(kInf, DType::e5m2), 254U);
   EXPECT_EQ(scale_e8m0(bits(kInf), DType::e5m2).multiplier, 0x1p-127F);
   EXPECT_EQ(e(kNan, DType::e4m3), 255U);
@@ -108,7 +108,7 @@ TEST(ScaleRule, WorkedExamples) {
 TEST(ScaleRule, E8m0OnFourMillionNumbers) {
   for (const DType d : kFp8) {
     for (const uint32_t a : edges()) expect_e8m0(a, d);
-    // Around the amax whose product with fl32(1/max) crosses a power of two.
+    // Near each amax whose product with fl32(1/max) crosses a power of two.
     for (int e = -149; e <= 127; ++e) {
       const double amax = ref::fp8_max(d) * std::ldexp(1.0, e);
       if (amax > 0x1.fffffep127) continue;
@@ -116,7 +116,7 @@ TEST(ScaleRule, E8m0OnFourMillionNumbers) {
       for (uint32_t a = at - std::min(at, 32U); a < at + 32; ++a) expect_e8m0(a, d);
     }
     std::mt19937 random(2);
-    // Evenly over all patterns, NaNs included, plus a random part of each step.
+    // Evenly spaced bit patterns, including NaNs, plus a random offset within each step.
     constexpr uint32_t kStep = 1024;
     for (uint32_t a = 0; a < 0x80000000U - kStep; a += kStep) {
       expect_e8m0(a + random() % kStep, d);
@@ -125,7 +125,7 @@ TEST(ScaleRule, E8m0OnFourMillionNumbers) {
   }
 }
 
-// The reference's two statements of one rule: the least power of two, and the fields of p.
+// The two forms of the rule in the reference agree: the smallest power of two, and the fields of p.
 TEST(ScaleRule, TheFieldsOfTheProductSayTheSame) {
   for (const DType d : kFp8)
     for (const uint32_t a : edges()) {

@@ -1,4 +1,4 @@
-// Formulas as graphs: sharing, simplification, folding, text, lowering, printing, and the oracle.
+// Tests of formulas as graphs: sharing, simplification, folding, text, lowering, printing, oracle.
 #include "tenon/expr.h"
 
 #include <gtest/gtest.h>
@@ -87,7 +87,7 @@ TEST_F(ExprTest, WhatSimplificationMayDo) {
   EXPECT_EQ(id(select(Expr(0.0F) == Expr(-0.0F), x, y)), id(x));
 }
 
-// Each of these would change a bit for some input: a zero's sign, a NaN, an infinity, a rounding.
+// Each of these rules would change a bit for some input: sign of zero, NaN, infinity or rounding.
 TEST_F(ExprTest, WhatSimplificationMustNotDo) {
   EXPECT_EQ(word(x + 0.0F), Word::add);  // −0 + 0 is +0
   EXPECT_EQ(word(Expr(0.0F) + x), Word::add);
@@ -103,7 +103,7 @@ TEST_F(ExprTest, WhatSimplificationMustNotDo) {
   EXPECT_EQ(word(log(exp(x))), Word::log);
   EXPECT_EQ(word(round(round(x, DType::bf16), DType::f16)), Word::round);
   EXPECT_EQ(word(select(x == x, y, 0.0F)), Word::select);
-  // No reassociation: both sums stay, in their order.
+  // No reassociation: both sums stay in order.
   const Expr sum = (x + 1.0F) + 2.0F;
   EXPECT_EQ(word(sum), Word::add);
   EXPECT_EQ(graph[id(sum)].in[0], id(x + 1.0F));
@@ -133,10 +133,10 @@ TEST_F(ExprTest, FoldingOfKnownBits) {
   EXPECT_EQ(folded(Expr(1.0F) / Expr(-0.0F)), bits(-kInf));
   EXPECT_TRUE(std::isnan(min(Expr(NAN), Expr(1.0F)).constant()));
   EXPECT_TRUE(std::isnan(max(Expr(1.0F), Expr(NAN)).constant()));
-  EXPECT_EQ(folded(rsqrt(Expr(1.5F))), 0x3f5105ebU);  // two roundings; a single one gives …ec
+  EXPECT_EQ(folded(rsqrt(Expr(1.5F))), 0x3f5105ebU);  // two roundings; one rounding would give …ec
 }
 
-// float64 has more than twice the digits, so rounding its result once more is right.
+// float64 has more than twice the digits, so a second rounding of its result is correct.
 TEST_F(ExprTest, FoldingIsFp32Arithmetic) {
   std::mt19937 random(1);
   for (int i = 0; i < 200'000; ++i) {
@@ -162,7 +162,7 @@ TEST_F(ExprTest, TwoGraphsDoNotMix) {
   EXPECT_THROW(select(x < 1.0F, y, z), Error);
   EXPECT_THROW(graph.id(z), Error);
   EXPECT_THROW(grad(x, Expr(1.0F), std::span(&z, 1)), Error);
-  EXPECT_NO_THROW(x + Expr(1.0F));  // a constant belongs to nobody
+  EXPECT_NO_THROW(x + Expr(1.0F));  // a constant belongs to no graph
 }
 
 TEST_F(ExprTest, TheNodeLimitIsAnError) {
@@ -173,7 +173,7 @@ TEST_F(ExprTest, TheNodeLimitIsAnError) {
       },
       Error);
   EXPECT_EQ(graph.size(), Graph::kMaxNodes);
-  EXPECT_EQ(id(graph.load(0)), id(x));  // the graph is still good
+  EXPECT_EQ(id(graph.load(0)), id(x));  // the graph is still valid
 }
 
 bool same_tree(const Graph& g, uint32_t a, const Graph& h, uint32_t b) {
@@ -230,7 +230,7 @@ TEST(Text, SharedPartsAreNamed) {
   EXPECT_EQ(formula_text(graph, std::span(&root, 1), names), "t1 = exp(x + 1)\nt1*t1 + in7\n");
 }
 
-// A reader of lowered graphs of its own: one fp32 operation a node.
+// An independent interpreter of lowered graphs: one fp32 operation per node.
 float lowered_value(const Graph& g, uint32_t root, float x) {
   std::vector<float> v(g.size());
   for (const uint32_t id : order(g, std::span(&root, 1))) {
@@ -283,7 +283,7 @@ float lowered_value(const Graph& g, uint32_t root, float x) {
       case Word::exponent:
       case Word::mantissa: {
         float m = std::frexp(in(0), &e);
-        if (m < 0x1.6a09e6p-1F) m *= 2, --e;  // into [√½, √2)
+        if (m < 0x1.6a09e6p-1F) m *= 2, --e;  // reduce to [√½, √2)
         v[id] = n.word == Word::exponent ? static_cast<float>(e) : m;
         break;
       }
@@ -336,7 +336,7 @@ TEST(Lower, WordsBecomeIeeeOperationsWithinTheirBound) {
                                         std::fabs(static_cast<double>(got)),
                                     0x1p-149);
         const bool overflows = exact > 0x1.ffffffp127L && std::isinf(got);
-        // Native: 2^−15.5 relative is the tightest promise, for f16 outputs.
+        // Native: the tightest bound is 2^−15.5 relative, for f16 outputs.
         const double bound = std::max(
             1.01 * t.ulps * ulp,
             p == Precision::native ? static_cast<double>(fabsl(exact)) * 0x1p-15 / M_SQRT2 : 0.0);
@@ -403,7 +403,7 @@ TEST(Print, EveryConstantOfTheGraphAndNoOther) {
   EXPECT_NE(text.find("out[1] = "), std::string::npos);
 }
 
-// A host may have set any locale; kernel text, keys and messages are not for its readers.
+// The host may use any locale. Kernel text, keys and messages must not depend on it.
 class CommaLocale : public std::numpunct<char> {
   char do_decimal_point() const override { return ','; }
   char do_thousands_sep() const override { return '.'; }
@@ -421,7 +421,7 @@ TEST(Print, StatementsOfASmallFormula) {
   Graph graph;
   const Expr x = graph.load(0);
   const Expr y = graph.load(3);
-  const Expr product = -(x * y);  // one after the other: nodes are numbered as they are made
+  const Expr product = -(x * y);  // in separate statements: nodes are numbered in creation order
   const Expr most = max(x, y);
   const std::vector<uint32_t> roots{graph.id(select(x < 0.5F, product, most)),
                                     graph.id(Expr(-2.0F))};
@@ -467,12 +467,12 @@ TEST(OracleTest, ValuesMatchLongDouble) {
 TEST(OracleTest, BoundsWorkedOutByHand) {
   Graph g;
   const Expr x = g.load(0), y = g.load(1);
-  constexpr double kUlp = 0x1p-23;  // of numbers in [1, 2)
+  constexpr double kUlp = 0x1p-23;  // ulp of values in [1, 2)
   EXPECT_EQ(evaluated(g, x, {3, 5}).bound, 0);
-  EXPECT_EQ(evaluated(g, x + y, {3, 5}).bound, 0.5 * 8 * kUlp);  // 8
-  // (3 + 5)·3 = 24: its own half ulp of 16, and 3 times the sum's error.
+  EXPECT_EQ(evaluated(g, x + y, {3, 5}).bound, 0.5 * 8 * kUlp);  // value 8
+  // (3 + 5)·3 = 24: half an ulp of 16 for the product, plus 3 times the error of the sum.
   EXPECT_EQ(evaluated(g, (x + y) * x, {3, 5}).bound, 0.5 * 16 * kUlp + 3 * 4 * kUlp);
-  EXPECT_DOUBLE_EQ(evaluated(g, exp(x), {1, 0}).bound, 2 * kUlp);  // e, in [2, 4)
+  EXPECT_DOUBLE_EQ(evaluated(g, exp(x), {1, 0}).bound, 2 * kUlp);  // value e, in [2, 4)
   EXPECT_DOUBLE_EQ(evaluated(g, rsqrt(x), {4, 0}).bound, 1.5 * 0.5 * kUlp);
   EXPECT_DOUBLE_EQ(evaluated(g, tanh(x), {1, 0}).bound, 2.5 * 0.5 * kUlp);
   const double native = native_error(DType::bf16);
@@ -480,7 +480,8 @@ TEST(OracleTest, BoundsWorkedOutByHand) {
   EXPECT_DOUBLE_EQ(native_error(DType::f16), std::exp2(-15.5));
   EXPECT_EQ(native_error(DType::f32), 0);
   EXPECT_DOUBLE_EQ(evaluated(g, exp(x), {1, 0}, native).bound, M_E * native);
-  EXPECT_EQ(evaluated(g, x + y, {3, 5}, native).bound, 4 * kUlp);  // basic words are not looser
+  // Basic functions have the same bound.
+  EXPECT_EQ(evaluated(g, x + y, {3, 5}, native).bound, 4 * kUlp);
 }
 
 TEST(OracleTest, UlpsOfFp32) {
@@ -518,10 +519,10 @@ TEST(OracleTest, WithinAcceptsUpToTheBound) {
   constexpr double kUlp = 0x1p-23;
   EXPECT_TRUE(within(1, DType::f32, 1, 0));
   EXPECT_TRUE(within(1 + 0x1p-23F, DType::f32, 1, kUlp));
-  EXPECT_TRUE(within(1 + 0x1p-23F, DType::f32, 1, kUlp / 1.005));  // 1 % slack
+  EXPECT_TRUE(within(1 + 0x1p-23F, DType::f32, 1, kUlp / 1.005));  // slack of 1 %
   EXPECT_FALSE(within(1 + 0x1p-23F, DType::f32, 1, kUlp / 1.02));
   EXPECT_FALSE(within(1 + 0x1p-22F, DType::f32, 1, kUlp));
-  // A tie of bf16: without an error only the even neighbour, with one either.
+  // A tie in bf16. Without an error only the even neighbour is valid, with an error both are.
   const double tie = 1 + 0x1p-8;
   EXPECT_TRUE(within(1, DType::bf16, tie, 0));
   EXPECT_FALSE(within(1 + 0x1p-7F, DType::bf16, tie, 0));
@@ -533,7 +534,7 @@ TEST(OracleTest, WithinAcceptsUpToTheBound) {
   EXPECT_FALSE(within(1, DType::f32, NAN, 0));
   EXPECT_TRUE(within(kInf, DType::f32, INFINITY, 0));
   EXPECT_FALSE(within(0x1.fffffep127F, DType::f32, INFINITY, 0));
-  // At the overflow threshold infinity and the largest number are right, of the right sign.
+  // At the overflow threshold, infinity and the largest value of the same sign are both valid.
   EXPECT_TRUE(within(kInf, DType::f16, 65519, 2));
   EXPECT_TRUE(within(65504, DType::f16, 65519, 2));
   EXPECT_FALSE(within(-kInf, DType::f16, 65519, 2));

@@ -1,4 +1,5 @@
-// Derivatives: every activation against differences, every word against calculus, kinks as stated.
+// Tests of derivatives: activations against differences, formula functions against calculus, and
+// kinks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +25,7 @@ using test::values;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// An activation over loads: the inputs, then the parameters; its gradients for the seed 1.
+// An activation of loads (the inputs, then the parameters), and its gradients for the seed 1.
 struct Built {
   explicit Built(const Activation& f) {
     for (int i = 0; i < f.inputs; ++i) inputs.push_back(graph.load(slots++));
@@ -37,7 +38,7 @@ struct Built {
     d = grad(y, Expr(1.0F), inputs);
   }
 
-  // The loads at points of the inputs.
+  // The loads for given points of the inputs.
   [[nodiscard]] std::vector<std::vector<float>> at(std::vector<std::vector<float>> columns) const {
     for (const float p : defaults) columns.emplace_back(columns[0].size(), p);
     return columns;
@@ -60,7 +61,7 @@ struct Built {
   Expr y;
 };
 
-// Where an input's formula changes, so that a stencil must not reach across.
+// The kinks of an input. A difference stencil must not cross them.
 std::vector<float> kinks(const std::string& name, size_t input) {
   const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
   if (has("clamped_swiglu"))
@@ -72,11 +73,11 @@ std::vector<float> kinks(const std::string& name, size_t input) {
   return {};
 }
 
-// x ± 4h are exact in fp32 for points of this spacing.
+// x ± 4h is exact in fp32 for points of this spacing.
 constexpr float kStep = 0x1p-5F;
 constexpr float kSpacing = 0x1p-10F;
 
-// Differences of the eighth order; with this step their own error is below 1e-8.
+// Eighth-order differences. With this step their error is below 1e-8.
 std::vector<double> differences(Built& f, size_t input, const std::vector<std::vector<float>>& at) {
   constexpr std::array<double, 4> kWeights{4.0 / 5, -1.0 / 5, 4.0 / 105, -1.0 / 280};
   std::vector<double> sum(at[0].size());
@@ -109,7 +110,7 @@ void expect_slopes(const Activation& f) {
       const auto near = [&](float k) { return std::fabs(x - k) <= 4 * kStep; };
       if (std::ranges::any_of(kinks(f.name, input), near)) continue;
       ++compared;
-      // 2/√π is an fp32 constant of the derivative; a gated one multiplies its error by b.
+      // 2/√π is an fp32 constant in the derivative. A gated activation multiplies its error by b.
       const double factor = f.inputs == 2 ? std::fabs(static_cast<double>(points[1][i])) : 0;
       ASSERT_LE(std::fabs(got[i] - expected[i]),
                 1e-7 * std::max({1.0, std::fabs(expected[i]), factor}))
@@ -154,7 +155,7 @@ TEST(Kinks, OfActivations) {
   EXPECT_EQ(unary_slope("relu", 0x1p-149F), 1);
   EXPECT_EQ(unary_slope("relu", -0x1p-149F), 0);
   EXPECT_EQ(unary_slope("leaky_relu", 0x1p-149F), 1);
-  // At both kinks the clamp passes the gradient: (clamp + 3)/6 + max(x, −3)/6.
+  // The clamp passes the gradient at both kinks: (clamp + 3)/6 + max(x, −3)/6.
   EXPECT_EQ(unary_slope("hardswish", 3), 1.5);
   EXPECT_EQ(unary_slope("hardswish", std::nextafterf(3, 4)), 1);
   EXPECT_EQ(unary_slope("hardswish", -3), -0.5);
@@ -186,7 +187,8 @@ TEST(Kinks, OfWords) {
   const std::vector<Expr> most = grad(max(a, b), Expr(1.0F), both);
   const std::vector<Expr> least = grad(min(a, b), Expr(1.0F), both);
   for (const auto& [x, y] : {std::pair{2.0F, 2.0F}, {0.0F, -0.0F}, {-0.0F, 0.0F}, {kInf, kInf}}) {
-    EXPECT_EQ(value(graph, most[0], {x, y}), 1);  // a tie goes to the first
+    // For equal arguments the first one gets the gradient.
+    EXPECT_EQ(value(graph, most[0], {x, y}), 1);
     EXPECT_EQ(value(graph, most[1], {x, y}), 0);
     EXPECT_EQ(value(graph, least[0], {x, y}), 1);
     EXPECT_EQ(value(graph, least[1], {x, y}), 0);
@@ -195,7 +197,7 @@ TEST(Kinks, OfWords) {
   EXPECT_EQ(value(graph, most[1], {1, 2}), 1);
   EXPECT_EQ(value(graph, least[0], {1, 2}), 1);
   EXPECT_EQ(value(graph, least[1], {1, 2}), 0);
-  for (const auto& d : {most, least}) {  // a NaN lets it through on both sides
+  for (const auto& d : {most, least}) {  // with NaN both arguments get the gradient
     EXPECT_EQ(value(graph, d[0], {NAN, 2}), 1);
     EXPECT_EQ(value(graph, d[1], {NAN, 2}), 1);
   }
@@ -239,7 +241,7 @@ TEST(Words, MatchCalculus) {
       const Expr in = graph.load(0), seed = graph.load(1);
       const Expr d = grad(r.word(in), seed, std::span(&in, 1))[0];
       const double expected = -3 * r.slope(x);
-      // 2/√π is an fp32 constant of the formula; the rest is exact in float64.
+      // 2/√π is an fp32 constant of the formula. The rest is exact in float64.
       EXPECT_NEAR(value(graph, d, {x, -3}), expected, 1e-7 * std::fabs(expected)) << r.name << x;
     }
 }
@@ -271,7 +273,7 @@ TEST(Rules, AContributionIsTheWordsOwnSequence) {
   const Expr x = graph.load(0), g = graph.load(1);
   const auto id = [&](Expr e) { return graph.id(e); };
   const auto d = [&](Expr y) { return graph.id(grad(y, g, std::span(&x, 1))[0]); };
-  // Equal nodes are one node, so the structure is compared by its number.
+  // Equal nodes are the same node, so comparing ids compares structure.
   EXPECT_EQ(d(x * x), id(g * x + g * x));
   EXPECT_EQ(d(exp(x)), id(g * exp(x)));
   EXPECT_EQ(d(-x), id(-g));
@@ -287,11 +289,11 @@ TEST(Rules, ContributionsAreAddedInReverseOrderOfUses) {
   const Expr p = graph.load(2), q = graph.load(3), r = graph.load(4);
   const Expr d = grad(x * p + x * q + x * r, g, std::span(&x, 1))[0];
   EXPECT_EQ(graph.id(d), graph.id((g * r + g * q) + g * p));
-  // In fp32 the order shows: (1 + 1e8) − 1e8 loses the 1 that 1 + (1e8 − 1e8) would keep.
+  // The order is visible in fp32: (1 + 1e8) − 1e8 loses the 1, 1 + (1e8 − 1e8) keeps it.
   std::array<float, 3> parts{-1e8F, 1e8F, 1};  // p, q, r
   EXPECT_EQ((parts[2] + parts[1]) + parts[0], 0);
   EXPECT_EQ(parts[2] + (parts[1] + parts[0]), 1);
-  // The order of uses is that of the formula, whatever was built first.
+  // The order of uses is that of the formula, not of construction.
   const Expr late = x * r;
   const Expr y = x * q + late;
   EXPECT_EQ(graph.id(grad(y, g, std::span(&x, 1))[0]), graph.id(g * r + g * q));
@@ -315,7 +317,7 @@ TEST(Rules, ABranchNotTakenContributesExactlyZero) {
   EXPECT_EQ(slope(logs, -2), -1);
   const Expr most = max(x, sqrt(x));
   EXPECT_EQ(slope(most, 4), 1);
-  EXPECT_EQ(slope(min(x, exp(x * x)), 100), 1);  // exp overflows, its slope too
+  EXPECT_EQ(slope(min(x, exp(x * x)), 100), 1);  // exp overflows, and its derivative too
 }
 
 TEST(Rules, WhatHasNoPathGetsZero) {
@@ -328,10 +330,10 @@ TEST(Rules, WhatHasNoPathGetsZero) {
   const std::vector<Expr> none = grad(Expr(2.0F), Expr(1.0F), wrt);
   ASSERT_EQ(none.size(), 2U);
   EXPECT_TRUE(none[0].is_constant() && none[0].constant() == 0);
-  EXPECT_THROW(grad(fma(x, x, x), Expr(1.0F), wrt), Error);  // words of lowered graphs
+  EXPECT_THROW(grad(fma(x, x, x), Expr(1.0F), wrt), Error);  // functions of lowered graphs only
 }
 
-// At ±∞ the limits of f and f'; at −∞ most f' tend to 0, below fp32's reach.
+// The limits of f and f' at ±∞. At −∞ most f' tend to 0, below the range of fp32.
 TEST(Limits, UnaryActivationsAtInfinity) {
   struct Row {
     const char* name;
@@ -359,13 +361,13 @@ TEST(Limits, UnaryActivationsAtInfinity) {
 TEST(Limits, NanPassesThrough) {
   for (const std::string& name : activation_names()) {
     Built f(activation(name));
-    // f' of relu and leaky_relu depends on x through a comparison only.
+    // f' of relu and leaky_relu depends on x only through a comparison.
     const bool compares = name == "relu" || name == "leaky_relu" || name == "reglu";
     for (size_t i = 0; i < f.inputs.size(); ++i) {
       std::vector<float> at(f.inputs.size(), 1.0F);
       at[i] = NAN;
       EXPECT_TRUE(std::isnan(f.result(at))) << name << " by input " << i;
-      const size_t other = f.inputs.size() - 1 - i;  // its slope has this input as a factor
+      const size_t other = f.inputs.size() - 1 - i;  // its derivative has this input as a factor
       if (f.inputs.size() == 2) {
         EXPECT_TRUE(std::isnan(f.slope(other, at))) << name << "' by input " << i;
       }

@@ -1,5 +1,4 @@
-// The formula language: what it reads, what it refuses and how it says so, and the registry's
-// names.
+// Tests of the formula language: parsing, error messages, and the names of the registry.
 #include "expr/parse.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +22,7 @@ using test::error_of;
 
 const std::vector<std::string> kInputs{"x", "a", "b"};
 
-// The value at x, a, b with parameters at their defaults, in float64.
+// The value at x, a, b with default parameters, in float64.
 double value(std::string_view text, float x = 0, float a = 0, float b = 0) {
   const Formula f = parse(text, kInputs);
   std::vector<float> loads{x, a, b};
@@ -74,7 +73,7 @@ TEST(Grammar, Numbers) {
   EXPECT_EQ(value("2.5e+2"), 250);
   EXPECT_EQ(value("1.e1"), 10);
   EXPECT_EQ(value("007"), 7);
-  // The nearest fp32 number, by a single rounding: just above the middle of 1 and 1 + 2^-23.
+  // The nearest fp32 value with one rounding: just above the midpoint of 1 and 1 + 2^-23.
   EXPECT_EQ(value("1.00000005960464477539062500000000000000001"), 0x1.000002p0);
   EXPECT_EQ(value("1.000000059604644775390625"), 1);
   EXPECT_EQ(value("3.4028235e38"), 0x1.fffffep127);
@@ -98,7 +97,7 @@ TEST(Grammar, NumbersThatAreNone) {
   EXPECT_PRED2(has, parse_error("x; p = -1e39"), "line 1, column 9: the number is too large");
 }
 
-// What decides is the number, not how it is spelt.
+// The value of a number decides, not its spelling.
 TEST(Grammar, LongNumbers) {
   const std::string zeros(400, '0');
   EXPECT_PRED2(has, parse_error("1" + zeros + "e-50"), "too large");
@@ -124,7 +123,7 @@ TEST(Grammar, WordsAndTheirValues) {
   EXPECT_EQ(value("min(x, 2)", 3), 2);
   EXPECT_EQ(value("max(x, 2)", 3), 3);
   EXPECT_EQ(value("clamp(x, -1, 1)", 3), 1);
-  EXPECT_EQ(value("clamp(x, 2, 1)", 3), 2);  // max(min(x, h), l): the low bound wins
+  EXPECT_EQ(value("clamp(x, 2, 1)", 3), 2);  // max(min(x, h), l): the lower bound wins
   EXPECT_EQ(value("neg(x) + abs(-x)", 3), 0);
   EXPECT_EQ(value("rsqrt(x)", 4), 0.5);
   EXPECT_DOUBLE_EQ(value("exp(x)", 1), M_E);
@@ -228,7 +227,8 @@ TEST(Grammar, UnknownFunctions) {
   EXPECT_PRED2(has, parse_error("gelu_erff(x)"), "did you mean 'gelu_erf'?");
   EXPECT_EQ(parse_error("qwertyuiop(x)").find("did you mean"), std::string::npos);
   EXPECT_PRED2(has, parse_error("x(1)"), "unknown function 'x'");
-  // Operators and the words of lowered graphs are no functions of the text, nor worth suggesting.
+  // Operators and functions of lowered graphs are not functions of the language, and are not
+  // suggested.
   for (const char* t : {"add(x, 1)", "fma(x, x, x)", "pow2(x)", "mantissa(x)", "load(x)"}) {
     EXPECT_PRED2(has, parse_error(t), "unknown function") << t;
     EXPECT_EQ(parse_error(t).find("did you mean 'pow2'"), std::string::npos) << t;
@@ -252,7 +252,7 @@ TEST(Grammar, CallsOfActivations) {
   EXPECT_EQ(value("leaky_relu(x, p); p = 0.25", -2), -0.5);
   EXPECT_EQ(value("squared_relu(x)", 3), 9);
   EXPECT_EQ(value("reglu(a, b)", 0, 3, 5), 15);
-  // limit, alpha, offset in the registry's order: w = min(9, 4), b clamped to 4, offset 2.
+  // limit, alpha, offset in the order of the registry: w = min(9, 4), b clamped to 4, offset 2.
   const double w = 4;
   EXPECT_DOUBLE_EQ(value("clamped_swiglu(a, b, 4, 1, 2)", 0, 9, 9), w / (1 + std::exp(-w)) * 6);
   EXPECT_DOUBLE_EQ(value("clamped_swiglu(a, b, 4)", 0, 9, 9),
@@ -265,12 +265,12 @@ std::string nested(int parentheses) {
 }
 
 TEST(Limits, Depth) {
-  EXPECT_EQ(value(nested(63), 5), 5);  // the name is the 64th level
+  EXPECT_EQ(value(nested(63), 5), 5);  // the name is level 64
   EXPECT_PRED2(has, parse_error(nested(64)), "line 1, column 65: more than 64 levels");
   std::string calls;
   for (int i = 0; i < 64; ++i) calls += "abs(";
   EXPECT_PRED2(has, parse_error(calls + "x"), "more than 64 levels");
-  // Depth is nesting, not length: the level is given back.
+  // Depth is nesting, not length: a level ends with its parenthesis.
   std::string flat = "(x)";
   for (int i = 0; i < 100; ++i) flat += "*(x)";
   EXPECT_EQ(value(flat, 1), 1);
@@ -283,7 +283,7 @@ TEST(Limits, Bytes) {
 }
 
 TEST(Limits, Nodes) {
-  // x, then a constant and a sum for each term.
+  // x, then a constant and a sum per term.
   const auto sum = [](int terms) {
     std::string t = "x";
     for (int i = 0; i < terms; ++i) t += "+" + std::to_string(i + 2);
@@ -304,12 +304,12 @@ TEST(Define, BindsNamesWhenItIsRead) {
   define("bound_g", "100*x");
   EXPECT_EQ(value("bound_f(x)", 3), 7);
   EXPECT_EQ(value("bound_g(x)", 3), 300);
-  // A name in its own definition is the earlier one, or unknown.
+  // A name in its own definition is the earlier definition, or unknown.
   define("bound_g", "bound_g(x) + 1");
   EXPECT_EQ(value("bound_g(x)", 3), 301);
   EXPECT_PRED2(has, error_of([] { define("bound_new", "bound_new(x)"); }),
                "unknown function 'bound_new'");
-  // What was resolved before keeps its formula.
+  // Activations that were resolved before keep their formula.
   const Activation held = activation("bound_f");
   define("bound_f", "x");
   Graph graph;
@@ -329,7 +329,8 @@ TEST(Define, Rules) {
     EXPECT_PRED2(has, error_of([&] { define(name, "x"); }), "is not a name") << name;
   EXPECT_PRED2(has, error_of([] { define("rules_mix", "x*a"); }), "mixes x with a or b");
   EXPECT_PRED2(has, error_of([] { define("rules_bad", "x*"); }), "line 1, column 3");
-  EXPECT_PRED2(has, activation_error("rules_bad"), "is not known");  // nothing was left behind
+  // A failed definition leaves nothing.
+  EXPECT_PRED2(has, activation_error("rules_bad"), "is not known");
   Activation empty;
   empty.name = "rules_empty";
   EXPECT_PRED2(has, error_of([&] { define(empty); }), "no function given");
