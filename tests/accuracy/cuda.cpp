@@ -1,4 +1,4 @@
-// CUDA against the CPU: the same strict calls on the same inputs, compared bit by bit.
+// Compares CUDA with the CPU: the same strict calls on the same inputs, bit by bit.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -19,7 +19,7 @@ void append(Elements& to, size_t at, const Elements& from) {
   std::memcpy(to.bytes() + at * to.width(), from.bytes(), from.byte_count());
 }
 
-// All chunks of a dtype as one matrix, so that each kernel runs once.
+// Joins all chunks of a dtype to one matrix, so that each kernel runs once.
 Points joined(const Function& f, DType dtype, const Amounts& amounts) {
   const std::vector<Chunk> parts = chunks(f, dtype, amounts);
   Points all{{dtype, parts.size() * kChunk}, {dtype, f.gated() ? parts.size() * kChunk : 0}};
@@ -44,7 +44,7 @@ class OnDevice {
   cuda::DeviceBuffer buffer_;
 };
 
-// As Function::run, with every view in device memory and outputs poisoned by Elements.
+// Like Function::run, with all views in device memory and outputs poisoned by Elements.
 std::vector<Elements> run_on_device(const Function& f, const Points& at) {
   const DType dtype = at.a.dtype();
   const size_t n = at.a.size();
@@ -76,7 +76,7 @@ std::vector<Elements> run_on_device(const Function& f, const Points& at) {
   return out;
 }
 
-// Nothing if all bits agree; any NaN equals any NaN.
+// Empty if all bits are equal. All NaNs are equal.
 std::string difference(const Points& at, const Elements& cuda, const Elements& cpu) {
   if (std::memcmp(cuda.bytes(), cpu.bytes(), cpu.byte_count()) == 0) return "";
   size_t count = 0;

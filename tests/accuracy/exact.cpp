@@ -1,4 +1,5 @@
-// One loop a word over float64 arrays: values first, then each precision's bound.
+// Evaluates formula functions over float64 arrays, one loop per function: values, then the bound of
+// each precision.
 #include "exact.h"
 
 #include <algorithm>
@@ -26,7 +27,7 @@ struct Block {
   alignas(64) std::array<std::array<double, kBatch>, K> e;
 };
 
-// Conditions are joined without branches, so that the loops become vector code.
+// Joins conditions without branches, so that the loops vectorise.
 bool both(bool a, bool b) { return (static_cast<int>(a) & static_cast<int>(b)) != 0; }
 bool either(bool a, bool b) { return (static_cast<int>(a) | static_cast<int>(b)) != 0; }
 
@@ -39,11 +40,12 @@ double times(double derivative, double error) {
 double minimum(double a, double b) {
   const uint64_t signs = std::bit_cast<uint64_t>(a) | std::bit_cast<uint64_t>(b);
   const double ordered = a < b ? a : b;
-  const double equal = a == b ? std::bit_cast<double>(signs) : ordered;  // differ in sign at most
+  // They differ at most in sign.
+  const double equal = a == b ? std::bit_cast<double>(signs) : ordered;
   return a != a ? a : equal;
 }
 
-// A transcendental word and its slope; both sides of a sigmoid share one exp.
+// A transcendental function and its slope. Both sides of a sigmoid share one exp.
 struct Point {
   double y, slope;
 };
@@ -88,7 +90,7 @@ class Kernel {
 
   Kernel(std::span<const double> natives, size_t count) : natives_(natives), count_(count) {}
 
-  // Bounds as a parent sees them or, for a `root`, as they are.
+  // Computes bounds as input of a parent or, for a `root`, as results.
   void run(const Node& n, bool root, const B& a, const B& b, const B& c, const B& d, B& r) {
     beta_ = n.word == Word::round ? 0 : info(n.word).beta;
     overflow_ = root ? kInf : kOverflow32;
@@ -146,7 +148,7 @@ class Kernel {
     }
   }
 
-  // What a parent sees: an overflowed fp32 value bounds nothing any more.
+  // For a parent, an fp32 value that overflowed has no bound.
   void as_input(B& r) {
     for (int k = 0; k < K; ++k)
       for (size_t i = 0; i < count_; ++i) r.e[k][i] = seen(r.v[i], r.e[k][i], kOverflow32);
@@ -170,7 +172,8 @@ class Kernel {
       for (size_t i = 0; i < count_; ++i)
         r.e[k][i] = seen(r.v[i], f(k, i) + beta * fast_ulp32(r.v[i]), overflow);
   }
-  // ∞·0 is NaN in fp32: an unbounded operand makes the result unbounded even where its factor is 0.
+  // ∞·0 is NaN in fp32. So an operand without a bound gives a result without a bound, even if its
+  // factor is 0.
   template <class F>
   void arithmetic(F f, const B& a, const B& b, B& r) {
     bounds(
@@ -222,7 +225,7 @@ class Kernel {
   }
 
   void choose(Rel rel, const B& a, const B& b, const B& c, const B& d, B& r) {
-    alignas(64) std::array<double, kBatch> first;  // 1 where the first branch is taken
+    alignas(64) std::array<double, kBatch> first;  // 1 if the first branch is taken
     const auto compare = [&](auto holds) {
       for (size_t i = 0; i < count_; ++i) first[i] = holds(a.v[i], b.v[i]) ? 1.0 : 0.0;
     };
@@ -327,7 +330,7 @@ void run_blocks(const Work& w) {
   }
 }
 
-// The same code for wider vectors; without fma and contraction it gives the same bits.
+// The same code for wider vectors. Without fma and contraction it gives the same bits.
 #if defined(__x86_64__)
 [[gnu::flatten, gnu::target("avx2")]] void run_avx2(const Work& w) {
   w.natives.size() == 1 ? run_blocks<1>(w) : run_blocks<3>(w);
@@ -383,7 +386,7 @@ bool Exact::agrees_with_oracle(size_t n, std::span<const Column> loads) const {
       for (size_t i = 0; i < n; ++i) {
         const double bound = theirs.bound[r][i];
         if (!same(mine.bound[k][r][i], bound)) return false;
-        // Without a bound the value says nothing.
+        // A value without a bound is not compared.
         if (bound < kInf && !same(mine.value[r][i], theirs.value[r][i])) return false;
       }
   }

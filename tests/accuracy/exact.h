@@ -1,5 +1,5 @@
-// Exact values of a formula and its bounds E, fast: the library's Oracle over arrays, with the
-// bounds of several precisions at once. `agrees_with_oracle` shows that both give the same bits.
+// Exact values of a formula and its bounds E, over arrays and for several precisions at once. It is
+// a fast form of the library's Oracle. `agrees_with_oracle` checks that both give the same bits.
 #pragma once
 
 #include <bit>
@@ -14,7 +14,7 @@
 
 namespace tenon::accuracy {
 
-// ulp32 by the exponent's bits alone, so that loops have no calls.
+// ulp32 from the exponent bits only, so that loops contain no calls.
 inline double fast_ulp32(double v) {
   const uint64_t exponent = std::bit_cast<uint64_t>(v) & 0x7ff0000000000000U;
   const auto scaled = static_cast<int64_t>(exponent) - (int64_t{23} << 52);
@@ -31,13 +31,13 @@ struct Values {
 
 class Exact {
  public:
-  // `natives`: for each precision the relative error of transcendental words, 0 for strict; one or
-  // three of them.
+  // `natives`: for each precision the relative error of transcendental functions, 0 for strict. One
+  // or three precisions.
   Exact(const Graph& graph, std::span<const uint32_t> roots, std::span<const double> natives);
 
   void run(size_t n, std::span<const Column> loads, Values& out) const;
 
-  // Whether the library's own Oracle gives the same bits at these points.
+  // Whether the library's Oracle gives the same bits at these points.
   [[nodiscard]] bool agrees_with_oracle(size_t n, std::span<const Column> loads) const;
 
  private:

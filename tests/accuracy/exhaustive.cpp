@@ -1,4 +1,4 @@
-// All 2^32 fp32 numbers through a unary function and its derivative. Takes minutes a function.
+// Tests a unary function and its derivative on all 2^32 fp32 values. It takes minutes per function.
 #include <chrono>
 #include <cstdio>
 

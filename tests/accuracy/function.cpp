@@ -1,4 +1,4 @@
-// Builds the graph of a call as the library does, runs calls, and finds roots and kinks.
+// Builds the graph of a call like the library, runs calls, and finds roots and kinks.
 #include "function.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr float kOne = 1;
 
-// The value, then the derivatives for the inputs; loads are inputs, gradient, parameters.
+// The value, then the derivatives by the inputs. Loads are inputs, gradient, parameters.
 Graph backward_graph(const Activation& f, std::vector<uint32_t>& roots) {
   Graph graph;
   const auto inputs = static_cast<uint32_t>(f.inputs);
@@ -32,7 +32,7 @@ Graph backward_graph(const Activation& f, std::vector<uint32_t>& roots) {
 std::vector<double> natives() { return {0, native_error(DType::bf16), native_error(DType::f16)}; }
 std::vector<double> strict_only() { return {0}; }
 
-// fp32 numbers in the order of their values, as integers.
+// An integer with the order of the fp32 values.
 int64_t ordinal(float v) {
   const auto bits = std::bit_cast<uint32_t>(v);
   return bits >> 31 ? -1 - static_cast<int64_t>(bits & 0x7fffffffU) : static_cast<int64_t>(bits);
@@ -117,7 +117,7 @@ std::vector<float> Function::special_points(int which, float other) const {
     });
     return all;
   };
-  // A coarse scan over all bf16 numbers, then bisection of each change.
+  // Coarse scan over all bf16 values, then bisection of each change.
   std::vector<float> scan;
   for (uint32_t code = 0; code < 0x10000U; ++code)
     if (const float v = decode<DType::bf16>(code); std::isfinite(v)) scan.push_back(v);
@@ -135,7 +135,7 @@ std::vector<float> Function::special_points(int which, float other) const {
       }
       found.push_back(at_ordinal(high));
     }
-  // Changes a few numbers apart share their neighbours.
+  // Changes that are a few values apart share their neighbours.
   std::ranges::sort(found, {}, ordinal);
   std::vector<float> apart;
   for (const float v : found)
@@ -145,7 +145,7 @@ std::vector<float> Function::special_points(int which, float other) const {
 
 std::vector<Function> all_functions() {
   std::vector<Function> list;
-  // sigmoid and tanh are words as well; they stand among the activations.
+  // sigmoid and tanh are also formula functions. They are in the list of activations.
   for (const char* word : {"exp(x)", "expm1(x)", "log(x)", "log1p(x)", "erf(x)", "erfc(x)",
                            "sqrt(x)", "rsqrt(x)", "abs(x)", "x*x", "1/x", "round(x, bf16)",
                            "round(x, f16)", "round(x, e4m3)", "round(x, e5m2)"})

@@ -1,4 +1,5 @@
-// A function under test, value and derivatives in one graph, and its calls through the public API.
+// A function under test, with its value and derivatives in one graph, and its calls through the
+// public API.
 #pragma once
 
 #include <algorithm>
@@ -18,9 +19,9 @@ namespace tenon::accuracy {
 enum Bound : size_t { kStrict, kNativeBf16, kNativeF16 };
 
 inline constexpr int64_t kCols = 4096;
-inline constexpr size_t kChunk = 16 * kCols;  // one library call; also the number of 16-bit codes
+inline constexpr size_t kChunk = 16 * kCols;  // one library call, and the number of 16-bit codes
 
-// Elements of one dtype; outputs are filled with poison so that an unwritten one is seen.
+// Elements of one dtype. Outputs are poisoned, so that unwritten elements are detected.
 class Elements {
  public:
   Elements() = default;
@@ -64,7 +65,7 @@ class Elements {
   std::vector<uint8_t> bytes_;
 };
 
-// Points to evaluate at; b is empty for one input. The count is a multiple of kChunk.
+// Points of evaluation. b is empty for one input. The count is a multiple of kChunk.
 struct Points {
   Elements a, b;
 };
@@ -86,32 +87,32 @@ class Function {
   [[nodiscard]] std::span<const uint32_t> root_ids() const { return root_ids_; }
 
   [[nodiscard]] const Exact& exact() const { return exact_; }                // three bounds
-  [[nodiscard]] const Exact& strict_exact() const { return strict_exact_; }  // one
+  [[nodiscard]] const Exact& strict_exact() const { return strict_exact_; }  // one bound
   [[nodiscard]] const Reference& reference() const { return reference_; }
 
   // The columns of the graph's loads for given inputs, with a gradient of 1 and the parameters.
   [[nodiscard]] std::vector<Column> columns(Column a, Column b) const;
 
-  // Value and derivatives on the CPU, one Elements a root.
+  // The value and derivatives on the CPU, one Elements per root.
   [[nodiscard]] std::vector<Elements> run(const Points& at, DType output,
                                           Precision precision) const;
 
-  // fp32 numbers where the exact value or a derivative is zero or changes its sign, or where a
-  // comparison of the lowered words turns; along input `which`, the other one being `other`.
+  // fp32 values at which the exact value or a derivative is zero or changes its sign, or at which a
+  // comparison in the lowered graph changes. Along input `which`, with the other input at `other`.
   [[nodiscard]] std::vector<float> special_points(int which, float other) const;
 
  private:
   Group group_;
   std::string name_;
   Activation f_;
-  std::vector<uint32_t> root_ids_;  // before graph_, whose making fills it
+  std::vector<uint32_t> root_ids_;  // before graph_, whose initialiser fills it
   Graph graph_;
   std::vector<float> parameters_;
   Exact exact_, strict_exact_;
   Reference reference_;
 };
 
-// Every word, activation and gated activation.
+// Every formula function, activation and gated activation.
 std::vector<Function> all_functions();
 
 }  // namespace tenon::accuracy

@@ -1,4 +1,4 @@
-// Chunks are made when they are needed: all of them together would not fit into a cache or a CI
+// Creates the chunks of inputs on demand. All of them together would not fit in a cache or a CI
 // job.
 #include "inputs.h"
 
@@ -13,7 +13,7 @@ namespace tenon::accuracy {
 
 namespace {
 
-constexpr int kNeighbours = 10000;  // of every root and kink, half on each side
+constexpr int kNeighbours = 10000;  // per root and kink, half on each side
 
 uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
@@ -21,8 +21,8 @@ uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Chunk c of `count`: one number from each of kChunk equal slices of all bit patterns, ascending,
-// so that every chunk has every exponent and both signs.
+// Chunk c of `count`: one value from each of kChunk equal slices of all bit patterns, ascending. So
+// every chunk has every exponent and both signs.
 uint32_t spread(uint32_t c, uint32_t count, size_t i) {
   const uint64_t slices = uint64_t{count} * kChunk;
   const uint64_t slice = i * count + c;
@@ -30,7 +30,7 @@ uint32_t spread(uint32_t c, uint32_t count, size_t i) {
   return static_cast<uint32_t>((slice << 32) / slices + mixed(slice) % width);
 }
 
-// A partner for number i: any bits, or a number of everyday size.
+// The second input for value i: random bits, or a value of ordinary size.
 uint32_t partner(uint32_t c, size_t i) {
   const uint64_t random = mixed((uint64_t{c} << 32 | i) + 0x9e3779b97f4a7c15U);
   const auto any = static_cast<uint32_t>(random);
@@ -84,7 +84,7 @@ constexpr std::array<float, 32> kOthers{__builtin_nanf(""),
                                         0x1p-14F,
                                         0x1p14F};
 
-// Special values first in the full run; a quick one takes every few of them.
+// In the full run, special values come first. A quick run uses every few of them.
 uint32_t other_code(DType dtype, uint32_t k, uint32_t count) {
   const uint32_t at = k * (64 / count);
   if (at < kOthers.size()) return encode(dtype, kOthers[at]);
@@ -101,12 +101,13 @@ Points code_points(const Function& f, DType dtype, uint32_t k, uint32_t count, b
   return p;
 }
 
-// All neighbours along one input; the list is repeated up to a multiple of kChunk.
+// All neighbours along one input. The list is repeated up to a multiple of kChunk.
 std::vector<uint32_t> neighbours(const Function& f, int which) {
   std::vector<uint32_t> codes;
   for (const float v : f.special_points(which, 1.0F)) {
     const auto bits = std::bit_cast<uint32_t>(v);
-    // Zero has neighbours of either sign; elsewhere bits count away from it.
+    // Zero has neighbours of both signs. Otherwise bit patterns increase with the distance from
+    // zero.
     const uint32_t magnitude = bits & 0x7fffffffU;
     for (int i = -kNeighbours / 2; i < kNeighbours / 2; ++i) {
       const int64_t m = int64_t{magnitude} + i;

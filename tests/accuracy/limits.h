@@ -1,5 +1,5 @@
-// The Limits of spec.md 0 for the built-in activations: where NaN is due, where it is forbidden,
-// and what infinities give.
+// The limits of spec.md 0 for the built-in activations: required NaN, forbidden NaN, and results at
+// infinities.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace tenon::accuracy {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Value and derivative at −∞ and +∞.
+// The value and derivative at −∞ and +∞.
 struct Ends {
   std::string_view name;
   std::array<float, 2> value, derivative;
@@ -41,15 +41,15 @@ inline Nan unary_nan(std::string_view name, size_t root, float x) {
   return compares_only ? Nan::open : Nan::due;
 }
 
-// A factor NaN is due only where the branch that holds it is taken: within the clamps.
+// A NaN factor must give NaN only if its branch is taken: inside of the clamps.
 inline Nan gated_nan(std::string_view name, size_t root, float a, float b) {
-  constexpr float kInside = 6.5F;  // inside every clamp of the defaults
+  constexpr float kInside = 6.5F;  // inside of every clamp with default parameters
   const bool nan_a = std::isnan(a);
   const bool nan_b = std::isnan(b);
   const bool bounded = name == "clamped_swiglu" || name == "situglu";
   if (!nan_a && !nan_b) {
-    // The others promise it where f(a), f'(a) and b are finite; here, where no product of b inside
-    // the derivative overflows either: reverse mode over the formula meets ∞·0 there.
+    // The others guarantee it if f(a), f'(a) and b are finite. Here also no product of b in the
+    // derivative may overflow, because reverse mode would compute ∞·0.
     const bool overflows = name == "glu" ? false : name == "sreglu" ? a > 1e18F : a == kInfinity;
     const bool ordinary = std::fabs(b) < (root == 1 ? 0x1p113F : kInfinity);
     return bounded || (!overflows && ordinary) ? Nan::forbidden : Nan::open;

@@ -1,5 +1,6 @@
-// The accuracy program: every word, activation and derivative against float64, against a scalar
-// reference and, with --device cuda, on the GPU against the CPU. See docs/accuracy.md.
+// The accuracy program: tests every formula function, activation and derivative against float64,
+// against a scalar reference and, with --device cuda, the GPU against the CPU. See
+// docs/accuracy.md.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -44,7 +45,7 @@ namespace {
 struct Asked {
   Amounts amounts = {};
   bool cuda = false;
-  size_t every = 1;  // of the functions, each n-th
+  size_t every = 1;  // measure every n-th function
   std::string table;
   std::vector<std::string> exhaustive;
 };
@@ -109,7 +110,7 @@ int run(int argc, char** argv) {
       return usage();
     }
   }
-  set_threads(1);  // this program's own threads keep every core busy
+  set_threads(1);  // the threads of this program use all cores
   if (asked.exhaustive.empty()) return check_all(asked);
   return asked.cuda ? run_cuda_exhaustive(asked.exhaustive) : run_exhaustive(asked.exhaustive);
 }

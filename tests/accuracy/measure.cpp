@@ -1,5 +1,5 @@
-// Runs a chunk in each precision and compares with float64, with the scalar reference, and with the
-// limits; float64 values are computed once for all of it.
+// Runs a chunk in each precision and compares with float64, the scalar reference and the limits.
+// Float64 values are computed once for all comparisons.
 #include "measure.h"
 
 #include <bit>
@@ -137,7 +137,7 @@ class Trial {
     for (size_t i = 0; i < out.size(); ++i) {
       const double e = bound[i];
       if (e == std::numeric_limits<double>::infinity()) continue;
-      // Most results are what a number within E rounds to: the fp32 number nearest to the exact.
+      // Fast path: most results are the rounded fp32 value that is nearest to the exact value.
       const auto near = static_cast<float>(value[i]);
       if (std::fabs(near - value[i]) <= e && encode<d>(near) == result[i]) continue;
       const float got = decode<d>(result[i]);
@@ -150,7 +150,7 @@ class Trial {
     }
   }
 
-  // How far the exact value lies outside of the numbers that round to `code`.
+  // The distance of the exact value from the interval that rounds to `code`.
   template <DType d>
   static double beyond_rounding(uint32_t code, double exact) {
     constexpr uint32_t kSign = 1U << (info(d).exponent_bits + info(d).mantissa_bits);
@@ -163,7 +163,7 @@ class Trial {
     return std::max({0.0, v - (at + up) / 2, (at + down) / 2 - v});
   }
 
-  // Strict results are the reference's, rounded once to the output's dtype.
+  // Strict results must equal the reference, rounded once to the dtype of the output.
   void bits(size_t root, const Elements& out) {
     visit(out.dtype(), [&](auto tag) {
       const auto* codes = reinterpret_cast<const Storage<tag()>*>(out.bytes());
@@ -215,7 +215,7 @@ void Worst::offer(const Worst& other) {
   const auto rank = [](const Worst& w) {
     return std::pair(std::bit_cast<uint32_t>(w.a), std::bit_cast<uint32_t>(w.b));
   };
-  // Ties are broken so that the order of threads does not show.
+  // Breaks ties by rank, so that the result does not depend on the order of threads.
   if (other.value > value || (other.value == value && value > 0 && rank(other) < rank(*this)))
     *this = other;
 }
@@ -241,7 +241,7 @@ std::vector<RootReport> measure_strict(const Function& f, const Points& at) {
   return Trial(f, at).strict_only();
 }
 
-// At ±∞ these are what they are at the largest finite numbers.
+// At ±∞ the results must equal those at the largest finite values.
 std::vector<RootReport> measure_infinities(const Function& f) {
   std::vector<RootReport> reports(f.roots());
   if (f.name() != "clamped_swiglu" && f.name() != "situglu") return reports;

@@ -1,4 +1,4 @@
-// What is measured of a function at many points, and what must hold there.
+// The measurements of a function at many points, and its requirements.
 #pragma once
 
 #include <array>
@@ -15,27 +15,27 @@ enum class Check : uint8_t { strict, native_bf16, native_f16, bits, limits };
 inline constexpr std::array<std::string_view, 5> kChecks{
     "strict within E", "native bf16 within E", "native f16 within E", "strict bits", "limits"};
 
-// The largest of something and where it was found.
+// The largest value of a quantity, and its point.
 struct Worst {
   double value = 0;
   float a = 0, b = 0;
-  double bound = 0;  // E in ulp there
+  double bound = 0;  // E in ulp at that point
 
   void offer(const Worst& other);
 };
 
-// Bounds above this many ulp mean that terms cancel or that something inside underflows.
+// Larger bounds (in ulp) are caused by cancellation or underflow inside of the formula.
 inline constexpr double kPlainUlp = 10;
 
 struct RootReport {
   Worst ulp;                     // strict f32: error in ulp of the exact value
-  Worst plain_ulp;               // the same where E is at most kPlainUlp
-  std::array<Worst, 3> ratio{};  // error/E for each Bound; native: beyond the final rounding
+  Worst plain_ulp;               // the same if E is at most kPlainUlp
+  std::array<Worst, 3> ratio{};  // error/E for each Bound; native: without the final rounding
   std::array<size_t, kChecks.size()> failures{};
-  std::array<std::string, kChecks.size()> first{};  // of the failures
+  std::array<std::string, kChecks.size()> first{};  // first failure of each check
 };
 
-// Of one function; chunks measured by several threads meet here.
+// The report of one function. Several threads add their chunks.
 class Report {
  public:
   explicit Report(size_t roots) : roots_(roots) {}
@@ -47,13 +47,13 @@ class Report {
   std::vector<RootReport> roots_;
 };
 
-// Everything on one chunk; `check_oracle` compares the fast oracle with the library's as well.
+// All measurements of one chunk. `check_oracle` also compares the fast oracle with the library's.
 std::vector<RootReport> measure(const Function& f, const Points& at, bool check_oracle);
 
-// The bound alone, for the exhaustive run.
+// Only the bound, for the exhaustive run.
 std::vector<RootReport> measure_strict(const Function& f, const Points& at);
 
-// Infinities of the gated functions that promise a limit there.
+// Infinities of the gated functions that guarantee a limit.
 std::vector<RootReport> measure_infinities(const Function& f);
 
 std::string number(double v);

@@ -1,4 +1,4 @@
-// What the program can be asked to do. Each returns its exit code.
+// The modes of the program. Each returns its exit code.
 #pragma once
 
 #include <memory>
@@ -11,18 +11,18 @@
 
 namespace tenon::accuracy {
 
-// Measures every function; the reports stand in the functions' order.
+// Measures every function. The reports are in the order of the functions.
 std::vector<std::unique_ptr<Report>> measure_all(const std::vector<Function>& list,
                                                  const Amounts& amounts);
 
-// docs/accuracy.md. False if the file cannot be written.
+// Writes docs/accuracy.md. Returns false if the file cannot be written.
 bool write_table(const std::string& path, const std::vector<Function>& list,
                  const std::vector<std::unique_ptr<Report>>& reports);
 
-// All 2^32 fp32 inputs of unary functions.
+// Tests all 2^32 fp32 inputs of unary functions.
 int run_exhaustive(const std::vector<std::string>& names);
 
-// CUDA against the CPU, bit by bit.
+// Compares CUDA with the CPU, bit by bit.
 int run_cuda(const std::vector<Function>& list, const Amounts& amounts);
 int run_cuda_exhaustive(const std::vector<std::string>& names);
 

@@ -1,4 +1,4 @@
-// Jobs by index on every core; the library runs each call on the thread that made it.
+// Runs jobs by index on all cores. The library runs each call in the calling thread.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// A second, scalar evaluation of lowered graphs: plain C++ for each word, nothing of
+// An independent scalar evaluation of lowered graphs: plain C++ per function, without
 // src/expr/lane.h.
 #pragma once
 
@@ -33,7 +33,7 @@ inline float maximum(float a, float b) {
   return a > b ? a : b;
 }
 
-// 2^n for n = −126 … 127; the word's ends are 0 and infinity.
+// 2^n for n = −126 … 127. Outside of this range the function gives 0 and infinity.
 inline float power_of_two(float n) {
   static const std::array<float, 256> kPowers = [] {
     std::array<float, 256> p{};
@@ -51,7 +51,7 @@ inline float power_of_two(float n) {
   return n >= 128 ? kInf : kPowers[static_cast<size_t>(static_cast<int>(n) + 127)];
 }
 
-// x = m·2^e with m in [√½, √2); only positive normal numbers matter.
+// x = m·2^e with m in [√½, √2), for positive normal values.
 struct Split {
   float m, e;
 };
@@ -67,7 +67,7 @@ inline Split split(float x) {
   return {m, static_cast<float>(e)};
 }
 
-// Nearest even by float64, whose division and product here are exact.
+// Rounds to nearest even in float64. Its division and product are exact here.
 inline float round_to(float x, DType dtype) {
   const DTypeInfo& f = info(dtype);
   if (std::isnan(x) || x == 0) return x;
@@ -98,7 +98,7 @@ inline bool holds(Rel rel, float a, float b) {
 
 }  // namespace scalar
 
-// Runs a lowered graph node by node over small batches; within a node every point is one scalar
+// Runs a lowered graph node by node over small batches. Each point of a node is one scalar
 // expression.
 class Reference {
  public:
@@ -183,7 +183,7 @@ class Reference {
         return each([&](size_t i) { return scalar::round_to(a[i], n.dtype()); });
       case Word::select:
         return each([&](size_t i) { return scalar::holds(n.rel(), a[i], b[i]) ? c[i] : d[i]; });
-      default:  // rsqrt, exp … erfc: lowering leaves none of them
+      default:  // rsqrt, exp … erfc: lowered graphs contain none of them
         return each([&](size_t) { return std::bit_cast<float>(0x7fa5a5a5U); });
     }
   }

@@ -1,4 +1,4 @@
-// The published page: one row for each value and derivative.
+// Writes the published page: one row per value and derivative.
 #include <cstdio>
 #include <fstream>
 
@@ -15,7 +15,7 @@ std::string fixed(double v, int digits) {
   return text.data();
 }
 
-// Ulp: two digits after the point, or a power of ten where thousands of them cancelled.
+// Ulp with two decimals, or as a power of ten after large cancellation.
 std::string ulps(double v) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), v < 1000 ? "%.2f" : "%.1e", v);

@@ -1,4 +1,4 @@
-// The conformance list against what the specification allows, enumerated here again.
+// Tests of the conformance list against an independent enumeration of the specification.
 #include "support/cases.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ using support::Case;
 using support::Column;
 using support::kColumns;
 
-// Section 1 of the specification, by hand.
+// Section 1 of the specification, written by hand.
 const std::vector<std::string> kUnary{"gelu",      "gelu_erf",   "silu", "qgelu",    "relu",
                                       "srelu",     "sigmoid",    "tanh", "softplus", "mish",
                                       "hardswish", "leaky_relu", "elu"};
@@ -31,7 +31,7 @@ const std::vector<std::string> kBiases{"-", "bias", "dbias", "bias+dbias"};
 const std::string kNorm = "l2normalization";
 const std::vector<std::string> kDropouts{"bias_dropout_add", "bias_dropout_add(inference)"};
 
-// Activations: op to whether it is gated.
+// Activations: op -> whether it is gated.
 std::map<std::string, bool> activations() {
   std::map<std::string, bool> result;
   for (const std::string& f : kUnary)
@@ -44,7 +44,7 @@ std::string requantize(const std::string& mode) { return "requantize(" + mode + 
 
 bool has_dbias(const std::string& bias) { return bias.find("dbias") != std::string::npos; }
 
-// The list, and the one for devices that compile: both keep all the rules.
+// Both lists must follow all rules: the full one, and the one for devices that compile.
 class Cases : public testing::TestWithParam<bool> {
  protected:
   static std::vector<Case> made() {
@@ -113,7 +113,7 @@ TEST_P(Cases, NoTwoAreEqualAndTheListIsStable) {
   for (size_t i = 0; i < again.size(); ++i) EXPECT_EQ(again[i].values, list()[i].values);
 }
 
-// Rows and columns of "7x13+strided", read apart from the library.
+// Parses rows and columns of "7x13+strided", independently of the library.
 std::pair<long, long> sizes(const std::string& shape) {
   const size_t x = shape.find('x');
   return {std::stol(shape.substr(0, x)), std::stol(shape.substr(x + 1))};
@@ -121,7 +121,7 @@ std::pair<long, long> sizes(const std::string& shape) {
 
 bool is_plain(const std::string& number) { return number[0] != 'e'; }
 
-// Options belong to modes.
+// Whether a mode supports an option.
 bool option_fits(const std::string& number, const std::string& mode) {
   if (number.ends_with("+swizzled")) return mode == "mxfp8";
   if (number.ends_with("+pow2")) return mode == "current";
@@ -129,7 +129,7 @@ bool option_fits(const std::string& number, const std::string& mode) {
   return true;
 }
 
-// Everything but the shape: (op, direction, mode, orientation, layout, bias), then numbers.
+// All columns except the shape: (op, direction, mode, orientation, layout, bias), then dtypes.
 bool allowed_cell(const Case& c) {
   static const std::map<std::string, bool> kActivations = activations();
   const std::string& op = c[Column::op];
@@ -209,7 +209,7 @@ TEST_P(Cases, ColumnsHaveTheValuesOfTheSpecification) {
   EXPECT_TRUE(no_rows && no_cols && strided && unaligned && long_rows);
 }
 
-// Values of a column by number, so that pairs are a few bits.
+// Indices of the values of a column, so that pairs are a few bits.
 struct Numbering {
   std::array<std::vector<std::string>, kColumns> values;
   [[nodiscard]] size_t of(size_t column, const std::string& v) const {
@@ -219,7 +219,7 @@ struct Numbering {
 };
 
 using Met = std::vector<bool>;
-constexpr size_t kMost = 128;  // values of a column
+constexpr size_t kMost = 128;  // values per column
 
 size_t pair_index(size_t a, size_t i, size_t b, size_t j) {
   return ((a * kColumns + b) * kMost + i) * kMost + j;
@@ -240,7 +240,7 @@ TEST_P(Cases, EveryTwoValuesThatMayMeetDoMeet) {
     for (size_t a = 0; a < kColumns; ++a)
       for (size_t b = a + 1; b < kColumns; ++b) met[pair_index(a, row[a], b, row[b])] = true;
   }
-  // All that is allowed, by brute force; precision and rounding combine with everything.
+  // All allowed combinations by brute force. Precision and rounding combine with everything.
   constexpr std::array kOrder{Column::op,          Column::direction, Column::mode,
                               Column::orientation, Column::layout,    Column::bias};
   std::array<size_t, kColumns> row{};
@@ -250,7 +250,7 @@ TEST_P(Cases, EveryTwoValuesThatMayMeetDoMeet) {
     k.values[static_cast<size_t>(c)] = number.values[static_cast<size_t>(c)][i];
   };
   const auto count = [&](Column c) { return number.values[static_cast<size_t>(c)].size(); };
-  // A shape is bound to the layout alone, so it is paired with the rest one by one.
+  // A shape depends only on the layout, so it is paired with each other column separately.
   constexpr auto kShape = static_cast<size_t>(Column::shape);
   const auto mark_all = [&] {
     for (size_t a = 0; a < kColumns; ++a)
@@ -295,10 +295,10 @@ TEST_P(Cases, EveryTwoValuesThatMayMeetDoMeet) {
                           << number.values[b][j];
         }
   EXPECT_EQ(missing, 0U);
-  EXPECT_GT(expected, 5000U);  // the enumeration above is not empty by mistake
+  EXPECT_GT(expected, 5000U);  // checks that the enumeration above is not empty
 }
 
-// Cells of one kernel: where the halves of one tensor lie is an argument.
+// Cells with the same kernel: the layout of the halves of one tensor is an argument.
 TEST(CaseTable, LayoutsShareKernels) {
   const auto kernels = [](const std::vector<Case>& list) {
     std::set<std::string> all;

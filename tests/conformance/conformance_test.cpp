@@ -1,6 +1,5 @@
-// Every strict step of the conformance cases against the scalar references of this folder, bit by
-// bit: words by tests/accuracy, sums by a tree of their own, quantised tensors by
-// quantize_reference.h.
+// Tests every strict step of the conformance cases bit by bit against scalar references: functions
+// of tests/accuracy, an independent tree sum, and quantize_reference.h.
 #include <atomic>
 #include <mutex>
 #include <thread>
@@ -30,7 +29,7 @@ float tree(std::vector<float> v) {
   return v[0];
 }
 
-// The order of gamma's and beta's gradients.
+// Sums in the order of the gradients of gamma and beta.
 float ordered(const std::vector<float>& v) {
   std::vector<float> blocks;
   for (size_t i = 0; i < v.size(); ++i) {
@@ -42,7 +41,7 @@ float ordered(const std::vector<float>& v) {
   return tree(std::move(blocks));
 }
 
-// Same bits after one rounding; any NaN is any NaN.
+// Equal bits after one rounding. All NaNs are equal.
 Problem compare(const View& out, int64_t r, int64_t c, float value, std::string_view what) {
   const float got = decode(out.dtype, code_at(out, r * out.stride + c));
   const float want = accuracy::scalar::round_to(value, out.dtype);
@@ -50,7 +49,7 @@ Problem compare(const View& out, int64_t r, int64_t c, float value, std::string_
   return str(what, " (", r, ", ", c, ") is ", got, ", reference ", want);
 }
 
-// What a view holds, row by row.
+// The contents of a view, row by row.
 std::vector<uint8_t> dense(const View& v) {
   const int64_t size = info(v.dtype).bytes;
   std::vector<uint8_t> out(static_cast<size_t>(v.rows * v.cols * size));
@@ -142,7 +141,7 @@ Problem check_store(const Step& step, const Store& s, const RunArgs& args,
       expect(0, 0, tree(v));
       break;
     case Store::To::amax: {
-      uint32_t most = s.join ? bits(0.25F) : 0;  // what a trial puts into the slot
+      uint32_t most = s.join ? bits(0.25F) : 0;  // initial value of the slot in a trial
       for (const float x : v) most = std::max(most, bits(x) & 0x7fffffffU);
       expect(0, 0, from_bits(most));
       break;
@@ -171,7 +170,7 @@ Problem check_step(const Step& step, const RunArgs& args) {
   }
   for (const auto& values : loads) columns.push_back({values.data()});
   std::vector<std::vector<float>> results;
-  // Totals in turn: a later one may read those before it.
+  // Totals in order: a later total may read earlier ones.
   for (uint32_t t = 0; t < step.totals().size(); ++t) {
     accuracy::Reference(*step.graph, std::span(&step.totals()[t], 1)).run(n, columns, results);
     for (size_t i = 0; i < step.loads.size(); ++i) {

@@ -1,5 +1,5 @@
-// Fuzzing of the C ABI: bytes become calls of every function, right ones and wrong ones. For
-// libFuzzer, or with TENON_FUZZ_MAIN a seeded run of its own.
+// Fuzzer of the C ABI: converts bytes to valid and invalid calls of every function. For libFuzzer,
+// or a seeded run with TENON_FUZZ_MAIN.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,11 +21,11 @@ namespace {
 
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLowest = std::numeric_limits<int64_t>::min();
-constexpr int64_t kMany = 100000;  // no side with elements is so long
+constexpr int64_t kMany = 100000;  // no side with elements is this long
 
 long calls = 0, successes = 0;
 
-// The fuzzer's bytes as choices. Behind their end everything is 0, which means: nothing special.
+// Converts the bytes of the fuzzer to choices. After their end every choice is 0, the default.
 class Bytes {
  public:
   Bytes(const uint8_t* data, size_t size) : at_(data), left_(size) {}
@@ -61,7 +61,7 @@ bool same(const tenon_view& a, const tenon_view& b) {
          (a.stride == b.stride || a.rows == 1);
 }
 
-// What the specification's table says, apart from the library.
+// The table of the specification, independent of the library.
 int64_t up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 struct Shape {
   int64_t rows, cols;
@@ -90,14 +90,14 @@ Shape scale_shape(Mode mode, int64_t m, int64_t k, bool column) {
   }
 }
 
-// updated: what is written depends on what was there.
+// updated: the result depends on the previous contents.
 enum class Use : uint8_t { read, written, updated, ignored };
 
 struct Free {
   void operator()(void* p) const { std::free(p); }
 };
 
-// Memory of exactly its size, so that a sanitizer sees the first byte beyond.
+// Memory of exact size, so that a sanitizer detects the first byte after it.
 struct Buffer {
   std::unique_ptr<uint8_t, Free> memory;
   size_t size = 0;
@@ -110,19 +110,19 @@ struct Buffer {
   }
 };
 
-// One call: its memory, its views, and what is known of its outcome.
+// One call: its memory, its views, and its expected result.
 class Call {
  public:
   explicit Call(Bytes& in) : in(in), noise_(in.number() | 1) {}
 
   Bytes& in;
   std::string what;
-  bool odd = false;   // something is not as it should be: the call may fail
-  bool must = false;  // … and has to
-  // An argument may have been left out by accident; what belongs to it is then not looked at.
+  bool odd = false;   // an argument is unusual: the call may fail
+  bool must = false;  // the call must fail
+  // An argument may be missing by chance. Its related arguments are then not checked.
   bool vague = false;
 
-  // Seldom, and then the call is no longer a right one.
+  // With probability 1/n, makes the call invalid.
   bool spoil(size_t n) {
     if (!in.one_in(n)) return false;
     odd = true;
@@ -133,7 +133,7 @@ class Call {
     buffers_.emplace_back(n);
     return buffers_.back().memory.get();
   }
-  // Numbers of noise.
+  // Memory filled with random values.
   void* filled(size_t n) {
     auto* p = static_cast<uint8_t*>(memory(n));
     fill(p, n, true);
@@ -146,7 +146,7 @@ class Call {
     return &views_.back();
   }
 
-  // A view that fits into memory of its own, or one that is spoilt.
+  // A view that fits in its own memory, or an invalid one.
   const tenon_view* view(int64_t rows, int64_t cols, int32_t dtype, Use use) {
     tenon_view v{nullptr, rows, cols, cols, dtype};
     if (spoil(40)) return spoilt(v, use);
@@ -157,7 +157,7 @@ class Call {
   }
   const tenon_view* number(Use use) { return view(1, 1, TENON_F32, use); }
 
-  // A zero-terminated text of exactly its size.
+  // A zero-terminated text in memory of exact size.
   const char* text(const std::string& s) {
     auto* p = static_cast<char*>(memory(s.size() + 1));
     std::memcpy(p, s.c_str(), s.size() + 1);
@@ -167,7 +167,7 @@ class Call {
     if (!spoil(50)) return text(s);
     const size_t kind = in.below(4);
     if (kind == 0) return nullptr;
-    vague = true;  // it may be another right one
+    vague = true;  // it may be another valid text
     switch (kind) {
       case 1: {
         std::string noise;
@@ -184,7 +184,7 @@ class Call {
     }
   }
 
-  // A struct in memory of exactly the size it announces, or of a wrong one.
+  // A struct in memory of exactly the size in its size field, or with a wrong size.
   template <class T>
   const T* sized(T value) {
     value.size = sizeof(T);
@@ -209,7 +209,7 @@ class Call {
     tenon_options o{};
     o.precision = static_cast<int32_t>(in.below(2));
     o.rounding = static_cast<int32_t>(in.below(2));
-    if (in.one_in(8)) o.stream = &o;  // of no meaning on the cpu
+    if (in.one_in(8)) o.stream = &o;  // ignored on the CPU
     if (spoil(40)) {
       constexpr std::array<int32_t, 4> kWrong{-1, 2, 99, std::numeric_limits<int32_t>::min()};
       constexpr std::array kMembers{&tenon_options::precision, &tenon_options::rounding,
@@ -220,7 +220,7 @@ class Call {
     return sized(o);
   }
 
-  // Runs f and looks at what it did.
+  // Runs f and checks its effects.
   template <class F>
   void run(F f) {
     for (Buffer& b : buffers_) b.before.assign(b.memory.get(), b.memory.get() + b.size);
@@ -349,10 +349,10 @@ class Call {
         return on_another(v, use);
     }
   }
-  // Takes no memory, so that there is nothing to compare.
+  // Has no memory, so there is nothing to compare.
   const tenon_view* keep_wild(const tenon_view& v) { return keep(v, Use::ignored); }
 
-  // Somewhere inside the memory of an earlier view.
+  // A view inside of the memory of an earlier view.
   const tenon_view* on_another(tenon_view v, Use use) {
     if (parts_.empty() || empty(v)) return own(v, use);
     const Part& other = parts_[in.below(parts_.size())];
@@ -382,7 +382,7 @@ class Call {
       f(p + (r == 0 ? 0 : r * v.stride * size), static_cast<size_t>(v.cols * size));
   }
 
-  // An output that shares a byte with something else without being exactly it is an error.
+  // It is an error if an output partially overlaps another tensor.
   void find_overlaps() {
     for (const Buffer& b : buffers_) {
       std::vector<const Part*> inside;
@@ -404,7 +404,7 @@ class Call {
     }
   }
 
-  // Results do not depend on what the outputs held: every element is written.
+  // Results must not depend on the previous contents of outputs: every element is written.
   template <class F>
   void once_more(F f) {
     std::vector<std::vector<uint8_t>> after;
@@ -423,7 +423,7 @@ class Call {
             "the same call has another result");
   }
 
-  // Nothing is written but outputs, and not even those by a call that fails.
+  // Only outputs may be written. A call that fails must not write at all.
   void unchanged(bool outputs_too) {
     for (Buffer& b : buffers_) {
       if (!outputs_too)
@@ -460,7 +460,7 @@ int64_t side(Bytes& in) {
       return 1 + static_cast<int64_t>(in.below(24));
   }
 }
-// Few elements as a rule; without any, one side may be of any length.
+// Usually few elements. Without elements, one side may have any length.
 Shape shape(Bytes& in) {
   if (in.one_in(150)) return {int64_t{1} << (20 + in.below(38)), 0};
   if (in.one_in(150)) return {0, int64_t{1} << (20 + in.below(38))};
@@ -474,7 +474,7 @@ bool endless(Shape s) { return s.rows > kMany || s.cols > kMany; }
 struct Given {
   const tenon_view* plain = nullptr;
   const tenon_tensor* encoded = nullptr;
-  // What was made, for the checks of what is written.
+  // The properties of the tensor, to check the results.
   Mode mode = none;
   bool swizzled = false, powers = false;
   int32_t dtype = 0;
@@ -508,7 +508,7 @@ Given encoded(Call& c, Shape s, Use use) {
     g.data[column] = c.view(d.rows, d.cols, g.dtype, use);
     if (g.mode == none) continue;
     const Shape n = scale_shape(g.mode, s.rows, s.cols, column);
-    // One scale may lie beside either encoding, in one place or in two.
+    // One scale may be given with either encoding, in one place or in two.
     if (single(g.mode) && column == 1 && has[0] && c.in.below(2)) {
       g.scales[1] = c.in.below(2) ? g.scales[0] : nullptr;
       continue;
@@ -543,7 +543,7 @@ Given encoded(Call& c, Shape s, Use use) {
   if (c.spoil(30)) {
     const auto wild = [&](const tenon_view*& v) {
       v = c.view(1 + static_cast<int64_t>(c.in.below(2)), 1, TENON_F32, use);
-      c.vague = true;  // it may not take part
+      c.vague = true;  // it may be unused
     };
     constexpr std::array<float, 4> kBadEps{-1, NAN, INFINITY, -1e-40F};
     constexpr std::array<int32_t, 4> kBadNumbers{-1, 3, 99, std::numeric_limits<int32_t>::min()};
@@ -554,7 +554,7 @@ Given encoded(Call& c, Shape s, Use use) {
         c.must = true;
         break;
       case 1:
-        // The view and the tensor name different numbers.
+        // The view and the tensor have different dtypes.
         t.dtype = (t.dtype + 1 + static_cast<int32_t>(c.in.below(4))) % 5;
         c.must |= t.dtype != g.dtype;
         break;
@@ -620,7 +620,7 @@ uint32_t code_at(const tenon_view& v, int64_t offset) {
   return code;
 }
 
-// What holds of every encoded tensor, whatever its numbers are.
+// Properties of every encoded tensor, independent of its values.
 void check_encoded(const Call& c, const Given& g, Shape s) {
   if (!c.ok || c.odd || !g.encoded || g.mode == none || endless(s)) return;
   const uint32_t largest = g.dtype == TENON_E4M3 ? 0x7e : 0x7b;
@@ -702,7 +702,7 @@ constexpr std::array<Act, 20> kActs{{{"relu", 1, false},
                                      {"scaled(round(x, bf16) + 1)", 1, true},
                                      {"a*max(b, 0)", 2, false}}};
 
-// The inputs that forward and backward share.
+// The common inputs of forward and backward.
 struct Inputs {
   Act act;
   const char* text = nullptr;
@@ -727,7 +727,7 @@ Inputs inputs(Call& c) {
     if (kind == 3) {
       const int64_t k = c.in.pick(kBlocks);
       if (i.y.cols % k != 0) c.odd = c.must = true;
-      // A width that nothing has is refused or, of an empty tensor, as good as any other.
+      // A width that no tensor has is rejected. For an empty tensor it is valid.
       if (k == kHuge) c.odd = true;
       i.layout = c.text_or_noise("interleaved(" + std::to_string(k) + ")");
       c.vague = c.vague || !i.layout;
@@ -749,7 +749,7 @@ Inputs inputs(Call& c) {
   return i;
 }
 
-// A place for a plain result: of its own, or exactly the input's.
+// A plain result: with its own memory, or exactly in place of the input.
 Given output(Call& c, Shape s, const Given& input) {
   if (!input.plain || c.odd || input.plain->rows != s.rows || input.plain->cols != s.cols ||
       c.in.below(6) != 1)
@@ -843,7 +843,7 @@ void delayed_update(Call& c) {
   c.run([&] { return tenon_delayed_update(history, scale, dtype, margin, recent, options); });
 }
 
-// Five numbers in memory of their own; all streams are right that hold the columns.
+// Five values in their own memory. All states that contain the columns are valid.
 uint64_t* random_state(Call& c, int64_t cols, bool training) {
   if (!training && c.in.below(2)) return nullptr;
   if (c.spoil(60)) {
@@ -935,7 +935,7 @@ constexpr std::array<FusedText, 6> kFused{{{"x", "x", 1},
                                            {"1 + 0*t", "t", 1},
                                            {"max(u, v)/w - sqrt(abs(u))", " u ,\tv,\nw", 3}}};
 
-// Views one behind the other in memory of exactly their number.
+// An array of views in memory of exact size.
 const tenon_view* list(Call& c, const std::vector<const tenon_view*>& views) {
   auto* all = static_cast<tenon_view*>(c.memory(views.size() * sizeof(tenon_view)));
   for (size_t i = 0; i < views.size(); ++i) std::memcpy(&all[i], views[i], sizeof(tenon_view));
@@ -1042,11 +1042,11 @@ void define(Call& c) {
   c.what = "tenon_define";
   constexpr std::array<const char*, 5> kFormulas{"x*x", "k*x + fuzz_a(x); k = 3",
                                                  "fuzz_b(fuzz_b(x))", "a*b", "gelu(x) - x"};
-  // Names stay for the process's lifetime, so there are few.
+  // Names live as long as the process, so there are few.
   constexpr std::array<const char*, 6> kNames{"fuzz_a", "fuzz_b", "gelu", "2x", "a b", "x"};
   const std::string formula = c.in.pick(kFormulas);
   const size_t name = c.in.below(kNames.size());
-  c.odd = true;  // what a formula calls may be too large by now, or of two inputs
+  c.odd = true;  // a called formula may be too large, or have two inputs
   if (name > 1) c.must = true;
   const char* text = c.in.one_in(20) ? nullptr : c.text(kNames[name]);
   c.must |= text == nullptr;
@@ -1057,7 +1057,7 @@ void define(Call& c) {
 
 struct ChainText {
   const char* text;
-  int64_t cols;  // of the input; 0: the chain says
+  int64_t cols;  // of the input; 0: defined by the chain
 };
 constexpr std::array<ChainText, 18> kChains{
     {{"linear(8,16) bias gelu linear(16,8) bias", 0},
@@ -1110,7 +1110,7 @@ std::vector<tenon_buffer> buffers_of(Call& c, const tenon_plan* plan) {
   return list;
 }
 
-// Bytes of a buffer as the header states them.
+// The bytes of a buffer by the formula in the header.
 int64_t bytes_of(const tenon_buffer& b, int64_t rows) {
   const int64_t count = up(up(rows * b.rows_mul, b.rows_div), b.rows_round) * b.rows_round;
   return (count + b.rows_add) * b.cols * (b.random ? 8 : size_of(b.dtype));
@@ -1132,7 +1132,7 @@ void describe(Call& c, const tenon_plan* plan, int64_t rows, bool right) {
     c.check(std::find(text.begin(), text.end(), '\0') != text.end(), "no final zero");
 }
 
-// Both passes with memory of exactly the sizes that the plan asks for.
+// Runs both passes with memory of exactly the sizes of the plan.
 enum class Backward : uint8_t { none, some, all };
 void run_plan(Call& c, const tenon_plan* plan, Backward pass, int64_t rows, bool runs) {
   constexpr int64_t kMostBytes = 1 << 24;
@@ -1170,7 +1170,7 @@ void run_plan(Call& c, const tenon_plan* plan, Backward pass, int64_t rows, bool
   const int forward = tenon_plan_run(plan, 0, rows, memory.data(), count, work, 0, nullptr);
   c.check(forward == TENON_OK, "a right forward run fails");
   const int again = tenon_plan_run(plan, 1, rows, memory.data(), count, work, unchanged, nullptr);
-  // Without any gradient that is wanted there is no backward pass.
+  // If no gradient is requested, there is no backward pass.
   c.check(again != TENON_OK || pass != Backward::none, "a backward pass that was not asked for");
   c.check(again == TENON_OK || pass != Backward::all, "a right backward run fails");
 }
@@ -1183,7 +1183,7 @@ void plan(Call& c) {
     text.clear();
     for (size_t n = 1 + c.in.below(10); n > 0; --n) text += std::string(c.in.pick(kChainOps)) + " ";
     chain.cols = c.in.one_in(4) ? static_cast<int64_t>(c.in.below(40)) : 8;
-    c.odd = true;  // widths may not fit
+    c.odd = true;  // widths may not match
   }
   tenon_plan_request r{};
   r.cols = chain.cols;
@@ -1229,7 +1229,7 @@ void plan(Call& c) {
   const bool defaults = c.in.one_in(200);
   if (defaults) c.odd = c.vague = true, r = {};
   const auto* request = defaults ? nullptr : c.sized(r);
-  // A plan for CUDA can be made anywhere, but not run.
+  // A plan for CUDA can be created on any machine, but not run.
   const bool runs = !c.in.one_in(8);
   tenon_options cuda{};
   cuda.size = sizeof cuda;
@@ -1386,7 +1386,7 @@ int main(int argc, char** argv) {
     LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
   }
   std::printf("%ld calls, %ld of them succeed\n", calls, successes);
-  // A generator that makes nothing right would test nothing.
+  // Fails if the generator makes too few valid calls.
   return calls > 0 && successes * 10 > calls ? 0 : 1;
 }
 

@@ -1,4 +1,4 @@
-// Fuzzing of chain texts: for libFuzzer, or with TENON_FUZZ_MAIN a seeded run of its own.
+// Fuzzer of chain texts, for libFuzzer, or a seeded run with TENON_FUZZ_MAIN.
 #include "tenon/chain.h"
 
 #include <array>
@@ -23,7 +23,7 @@ void check(bool holds, const char* what, std::string_view text) {
   std::abort();
 }
 
-// Only tenon::Error may leave the library; anything else ends the process.
+// Only tenon::Error may leave the library. Any other exception ends the process.
 bool reads(std::string_view text, Chain& chain) {
   try {
     chain = parse_chain(text);
@@ -34,9 +34,9 @@ bool reads(std::string_view text, Chain& chain) {
   }
 }
 
-// A plan of it for no device, described; or an Error.
+// Plans the chain for the null device and describes it, or gets an Error.
 void through_plan(const Chain& chain) {
-  constexpr size_t kMostOps = 16;  // more of them only take longer
+  constexpr size_t kMostOps = 16;  // more ops only take longer
   if (chain.size() > kMostOps) return;
   PlanRequest request;
   request.cols = 64;
@@ -51,7 +51,7 @@ void through_plan(const Chain& chain) {
   }
 }
 
-// What is read can be printed, and that reads as the same.
+// A parsed chain can be printed, and the text parses to the same chain.
 bool through_chain(std::string_view text) {
   Chain chain, back;
   if (!reads(text, chain)) return false;
@@ -78,7 +78,7 @@ using namespace tenon::test;  // NOLINT: a test program
 constexpr std::string_view kBytes = "ab().,:=<>+-\"\\# \n019eE_\0\xff";
 constexpr std::array<const char*, 8> kNames{"linear", "bias", "swiglu", "add",
                                             "eps",    "_1",   "E5",     "rmsnorm"};
-// Ops that a plan of 64 columns takes.
+// Ops that are valid in a plan of 64 columns.
 constexpr std::array<const char*, 14> kOps{
     "linear(64,64)", "bias",        "gelu",         "scale(0.5)",       "rmsnorm",
     "layernorm",     "l2norm",      "add",          "act(\"x*x\")",     "swiglu linear(32,64)",

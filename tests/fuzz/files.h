@@ -1,4 +1,4 @@
-// What the fuzzers of tensor files share: a file is read, tile by tile, or refused with an Error.
+// Common code of the fuzzers of tensor files: reads a file tile by tile, or gets an Error.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ inline void check_file(bool holds, const char* what) {
   std::abort();
 }
 
-// A tensor's elements as codes of its own width, f64 rounded to f32.
+// The elements of a tensor as codes of its own width. f64 is rounded to f32.
 inline std::string read_tiles(const cli::StoredTensor& t, int64_t tile_rows, int64_t tile_cols) {
   std::string all;
   std::vector<float> buffer;
@@ -41,7 +41,7 @@ inline std::string read_tiles(const cli::StoredTensor& t, int64_t tile_rows, int
   return all;
 }
 
-// What the file holds, or nothing where it is refused. Only tenon::Error may leave the reader.
+// The contents of the file, or nothing if it is rejected. Only tenon::Error may leave the reader.
 inline std::optional<cli::TensorFile> read_file(const std::string& name, std::string_view bytes) {
   try {
     return cli::parse_tensor_file(name, std::as_bytes(std::span(bytes)));
@@ -58,7 +58,7 @@ inline bool is_small(const cli::StoredTensor& t) {
   return t.elements() <= 4096 && t.matrix.cols > 0;
 }
 
-// All tensors by two kinds of tiles, which agree.
+// Reads all tensors with two tile sizes and compares the results.
 inline bool through_file(const std::string& name, std::string_view bytes) {
   const std::optional<cli::TensorFile> file = read_file(name, bytes);
   if (!file) return false;

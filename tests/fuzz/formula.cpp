@@ -1,4 +1,4 @@
-// Fuzzing of formula texts: for libFuzzer, or with TENON_FUZZ_MAIN a seeded run of its own.
+// Fuzzer of formula texts, for libFuzzer, or a seeded run with TENON_FUZZ_MAIN.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -30,7 +30,7 @@ void check(bool holds, const char* what, std::string_view text) {
   std::abort();
 }
 
-// Only tenon::Error may leave the library; anything else ends the process.
+// Only tenon::Error may leave the library. Any other exception ends the process.
 template <class F>
 bool succeeds(F f) {
   try {
@@ -52,7 +52,7 @@ bool same_nodes(const Formula& a, const Formula& b) {
   return true;
 }
 
-// Text to graph, derivative, lowered graph and text again.
+// Converts text to a graph, a derivative, a lowered graph, and text again.
 void through_formula(std::string_view text) {
   static const std::vector<std::string> kInputs{"x", "a", "b"};
   Formula formula;
@@ -78,7 +78,7 @@ void through_formula(std::string_view text) {
   }
 }
 
-// Text to activation, steps, and a small run.
+// Converts text to an activation and steps, and runs a small call.
 void through_activation(std::string_view text) {
   Activation f;
   if (!succeeds([&] { f = activation(text); })) return;
@@ -96,7 +96,7 @@ void through_activation(std::string_view text) {
   for (size_t i = 0; i < x.size(); ++i) x[i] = 0.75F * static_cast<float>(i) - 5;
   x[1] = INFINITY;
   x[3] = NAN;
-  // One element more than is given away: it has to keep its value.
+  // One element more than the call gets. It must keep its value.
   std::vector<float> y(kRows * kCols + 1, 42), dx(x.size() + 1, 42);
   const View scale = f.scaled ? matrix(s.data(), DType::f32, kRows, 1) : View{};
   const View in = matrix(x.data(), DType::f32, kRows, in_cols);
@@ -113,7 +113,7 @@ void through_activation(std::string_view text) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  // Kernels are kept for the process's lifetime; a run of few threads keeps the harness quick.
+  // Kernels live as long as the process. One thread keeps the fuzzer fast.
   static const bool kOneThread = [] {
     set_threads(1);
     return true;
@@ -190,7 +190,7 @@ int main(int argc, char** argv) {
     LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(text.data()), text.size());
   }
   std::printf("%ld formulas, %ld of them valid\n", iterations, parsed);
-  // A generator that makes nothing valid would test nothing.
+  // Fails if the generator makes too few valid texts.
   return parsed * 4 > iterations ? 0 : 1;
 }
 

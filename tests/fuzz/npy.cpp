@@ -1,4 +1,4 @@
-// Fuzzing of .npy files: for libFuzzer, or with TENON_FUZZ_MAIN a seeded run of its own.
+// Fuzzer of .npy files, for libFuzzer, or a seeded run with TENON_FUZZ_MAIN.
 #include <cstdint>
 
 #include "fuzz/files.h"
@@ -22,7 +22,7 @@ using namespace tenon::test;  // NOLINT: a test program
 constexpr std::string_view kBytes = "{}()[],:'\"0129-L<>|=fV TrueFalse\n\0\x93\xff";
 constexpr std::array<const char*, 7> kTypes{"<f2", "<f4", "<f8", "|V2", "<V2", "bfloat16", ">f4"};
 
-// Sizes and their product.
+// Random sizes and their product.
 std::string shape(Generator& r, size_t& elements) {
   std::string text = "(";
   for (size_t n = below(r, 5); n > 0; --n) {

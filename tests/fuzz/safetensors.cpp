@@ -1,4 +1,4 @@
-// Fuzzing of .safetensors files: for libFuzzer, or with TENON_FUZZ_MAIN a seeded run of its own.
+// Fuzzer of .safetensors files, for libFuzzer, or a seeded run with TENON_FUZZ_MAIN.
 #include <cstdint>
 
 #include "fuzz/files.h"
@@ -9,7 +9,7 @@ namespace {
 using namespace tenon;        // NOLINT: a test program
 using namespace tenon::test;  // NOLINT: a test program
 
-// What is read and written again reads as the same.
+// A file that is read and written again must read as the same.
 void write_again(const cli::TensorFile& file) {
   std::vector<std::string> data;
   std::vector<cli::NamedTensor> tensors;
@@ -91,7 +91,7 @@ std::string example(Generator& r) {
   }
   if (count == 0 && header.ends_with(',')) header.pop_back();
   header += "}";
-  // Mutations of the header alone keep its length right, so that they reach the JSON.
+  // Mutations of only the header keep its length valid, so that they reach the JSON parser.
   if (below(r, 4) == 0) header = mutated(r, header, kBytes);
   std::string text;
   for (size_t i = 0; i < 8; ++i) text += static_cast<char>(header.size() >> (8 * i) & 0xff);

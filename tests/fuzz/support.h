@@ -1,4 +1,4 @@
-// What seeded runs of the fuzzers share: choices, mutations, noise.
+// Common code of the seeded runs of the fuzzers: choices, mutations, random bytes.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ std::string pick(Generator& r, const std::array<const char*, n>& list) {
   return list[below(r, n)];
 }
 
-// A few of its characters replaced, added, taken out or doubled; new ones are of `bytes`.
+// Replaces, inserts, deletes or doubles a few characters. New characters are from `bytes`.
 inline std::string mutated(Generator& r, std::string text, std::string_view bytes) {
   for (size_t n = 1 + below(r, 4); n > 0 && !text.empty(); --n) {
     const size_t at = below(r, text.size());
@@ -52,7 +52,7 @@ inline std::string noise(Generator& r) {
   return text;
 }
 
-// A seeded run. One that makes hardly anything valid would test nothing.
+// A seeded run. Fails if too few inputs are valid.
 template <class Example, class Through>
 int seeded_run(const char* what, int argc, char** argv, Example example, Through through) {
   const long iterations = argc > 1 ? std::atol(argv[1]) : 20000;
@@ -71,7 +71,8 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t most);
 
 namespace tenon::test {
 
-// libFuzzer's own mutations, and now and then an example, since chance finds no valid header.
+// The mutations of libFuzzer, and sometimes a valid example, because mutations rarely make a valid
+// header.
 template <class Example>
 size_t mutate_or_make(uint8_t* data, size_t size, size_t most, unsigned seed, Example example) {
   if (seed % 16 != 0) return LLVMFuzzerMutate(data, size, most);

@@ -1,4 +1,4 @@
-// The tile executor against plain loops: every load, every store, every split, exact bits.
+// Tests of the tile executor against plain loops: every load, store and split, with exact bits.
 #include <bit>
 #include <functional>
 
@@ -18,7 +18,7 @@ namespace {
 using From = Load::From;
 using To = Store::To;
 
-// The kernel itself, with exactly the workspace it asks for between guard bytes.
+// Runs the kernel with exactly the workspace that it requests, with guard bytes.
 void run(const Step& step, int64_t rows, std::vector<View> in, std::vector<View> out,
          std::vector<float> parameters = {}) {
   const Chosen chosen = kernel_for(step, Device::cpu);
@@ -51,7 +51,7 @@ std::array<ColumnMap, 2> maps(Gate g, int64_t h) {
   return {{{1, 1, gated_column(g, h, 0, 0)}, {1, 1, gated_column(g, h, 1, 0)}}};
 }
 
-// Both halves and everything that broadcasts, in one formula of exactly rounded words.
+// Both halves and all broadcast loads in one formula of exactly rounded functions.
 void check_loads(Size s, Gate gate, DType dtype, int64_t pad, size_t shift) {
   const auto [rows, h] = s;
   const bool apart = gate == Gate::separate;
@@ -108,7 +108,7 @@ TEST(Executor, EveryLoadInEveryLayoutAndPlace) {
       }
 }
 
-// Every store of one pass; `a` and `b` are exactly rounded, so that all results are known.
+// Every store in one pass. `a` and `b` are exactly rounded, so all results are known.
 struct AllStores {
   Step step;
   std::vector<Mat> out;
@@ -218,7 +218,7 @@ TEST(Executor, EveryStoreInEveryLayoutAndPlace) {
     }
 }
 
-// column_sum, row_sum and sum of x itself, and where each of them lies.
+// column_sum, row_sum and sum of x, and their outputs.
 Step sums_of_x(int64_t cols) {
   StepBuilder build("sums", cols, Precision::strict);
   const Expr x = build.load({From::tile, 0, DType::f32, {}});
@@ -268,7 +268,7 @@ TEST(Executor, EmptyAndNegativeZeroSums) {
     Mat x(DType::f32, s.rows, s.cols);
     for (int64_t r = 0; r < s.rows; ++r)
       for (int64_t c = 0; c < s.cols; ++c) x.set(r, c, -0.0F);
-    check_sums(x);  // -0 added to -0 is -0, so padding by +0 would show
+    check_sums(x);  // -0 + -0 is -0, so padding with +0 would be detected
   }
   Mat sums(DType::f32, 1, 4), rows(DType::f32, 3, 1), total(DType::f32, 1, 1);
   run(sums_of_x(4), 0, {matrix(nullptr, DType::f32, 0, 4)},
@@ -280,7 +280,7 @@ TEST(Executor, EmptyAndNegativeZeroSums) {
   for (int64_t r = 0; r < 3; ++r) EXPECT_EQ(rows.code(r, 0), 0U);
 }
 
-// Two numbers of one call, each with a gradient of its own.
+// Two scalar loads in one call, each with its own gradient.
 TEST(Executor, SeveralTotalSumsStayApart) {
   const Mat x = Mat(DType::f32, 37, 41).fill(31);
   StepBuilder build("two sums", 41, Precision::strict);
@@ -410,7 +410,7 @@ TEST(Executor, EveryInstructionSetHasTheSameBits) {
   });
 }
 
-// A compiled program, run by hand over one tile.
+// Runs a compiled program on one tile.
 std::vector<float> interpret(const Step& step, const cpu::Loops& loops, const Mat& x,
                              const Mat& g) {
   const cpu::Program p = cpu::compile(step, loops);
@@ -456,7 +456,7 @@ TEST(Executor, EveryInstructionSetRunsEveryActivationToTheSameBits) {
 TEST(Executor, ForeignRoundingModesChangeNothing) {
   constexpr unsigned kOdd = 0x1f80U | 0x8000U | 0x0040U | 0x4000U;  // FTZ, DAZ, round up
   const Mat x = Mat(DType::f32, 33, 9001).fill(61, false, 0x1p-60F);
-  // Products are subnormal, differences round: every flush and every rounding shows in the sums.
+  // Products are subnormal and differences round, so the sums detect every flush and rounding.
   const Mat g = Mat(DType::f32, 33, 9001).fill(62, false, 0x1p-70F);
   const auto results = [&](unsigned mode) {
     AllStores all = all_stores({33, 9001}, Gate::separate, DType::f32, 0, 0);
@@ -482,11 +482,11 @@ TEST(Executor, ForeignRoundingModesChangeNothing) {
 }
 #endif
 
-// Outputs that are exactly inputs: within an element all loads come before all stores.
+// Outputs that alias inputs exactly: for each element, all loads come before all stores.
 TEST(Executor, InPlaceUnary) {
   for (const Size& s : kSizes)
     for (const DType d : kPlain)
-      for (const uint32_t target : {0U, 1U}) {  // over x, over grad
+      for (const uint32_t target : {0U, 1U}) {  // in place of x, in place of grad
         Mat m[2] = {Mat(d, s.rows, s.cols, 2, 1).fill(71), Mat(d, s.rows, s.cols, 1, 3).fill(72)};
         const Mat x = m[0], g = m[1];
         StepBuilder build("in place", s.cols, Precision::strict);

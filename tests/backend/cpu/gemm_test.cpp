@@ -1,4 +1,5 @@
-// Products against float64, bodies behind them against the executor, and bits against every split.
+// Tests of products against float64, of epilogues against the executor, and of bits for every
+// split.
 #include "backend/cpu/gemm.h"
 
 #include <functional>
@@ -20,7 +21,7 @@ using From = Load::From;
 using To = Store::To;
 using cpu::GemmKernel;
 
-// With exactly the workspace that the kernel asks for, between guard bytes.
+// Runs with exactly the workspace that the kernel requests, with guard bytes.
 void run(const Kernel& kernel, int64_t rows, const std::vector<View>& in,
          const std::vector<View>& out, const std::vector<float>& parameters = {},
          const uint64_t* random = nullptr) {
@@ -55,12 +56,12 @@ std::vector<const GemmKernel*> bf16_kernels() {
   return list;
 }
 
-// How one side of a product lies in memory.
+// The memory format of one operand of a product.
 struct Form {
   DType dtype = DType::f32;
   Scaling scaling = Scaling::none;
   bool column = false;      // the columnwise encoding
-  bool transposed = false;  // the product takes the tensor's transpose
+  bool transposed = false;  // the product uses the transpose of the tensor
   bool swizzled = false;
   std::optional<bool> pow2 = {};
   [[nodiscard]] std::string text() const {
@@ -69,7 +70,7 @@ struct Form {
   }
 };
 
-// A tensor in a form, and the numbers it stands for as the product sees them: rows x cols.
+// A tensor in a format, and its decoded values as the product reads them: rows x cols.
 struct Side {
   Form form;
   int64_t rows = 0, cols = 0;
@@ -108,7 +109,7 @@ std::vector<float> numbers(size_t n, unsigned seed, bool specials) {
   return v;
 }
 
-// rows x cols is the product's view of it.
+// rows x cols is the shape in the product.
 Side side(const Form& f, int64_t rows, int64_t cols, unsigned seed, int64_t pad = 0,
           size_t shift = 0, bool specials = false) {
   Side s{f, rows, cols, numbers(static_cast<size_t>(rows * cols), seed, specials), {}, {}};
@@ -147,7 +148,7 @@ Side side(const Form& f, int64_t rows, int64_t cols, unsigned seed, int64_t pad 
   return s;
 }
 
-// Inputs 0 to 3 are the two sides; what a body reads comes behind them.
+// Inputs 0 to 3 are the two operands. The inputs of the epilogue follow.
 std::vector<View> inputs(const Side& a, const Side& b) {
   return {a.codes.view(), a.scales.view(), b.codes.view(), b.scales.view()};
 }
@@ -174,21 +175,21 @@ Mat product(const Side& a, const Side& b, const GemmKernel& kernel,
   return c;
 }
 
-// Each term may carry three roundings more than the sum: its scales, and those of the product.
+// Each term may have three roundings in addition to those of the sum: its scales and the product.
 void expect_product(const Side& a, const Side& b, const Mat& c, const std::string& what) {
   constexpr double kUnit = 0x1p-24;
   const double factor = kUnit * static_cast<double>(a.cols + 6);
   for (int64_t r = 0; r < a.rows; ++r)
     for (int64_t j = 0; j < b.cols; ++j) {
       double exact = 0;
-      double magnitude = 0;  // of the finite terms
+      double magnitude = 0;  // sum of finite |terms|
       for (int64_t k = 0; k < a.cols; ++k) {
         const double term = a.at(r, k) * b.at(k, j);
         exact += term;
         if (std::isfinite(term)) magnitude += std::fabs(term);
       }
       const double got = c.at(r, j);
-      if (magnitude > 0x1p127) continue;  // fp32 may have met an infinity on the way
+      if (magnitude > 0x1p127) continue;  // fp32 may have overflowed in a partial sum
       const bool right = std::isnan(exact) ? std::isnan(got)
                          : std::isinf(exact)
                              ? got == exact
@@ -247,8 +248,7 @@ TEST(Gemm, SpecialNumbersGoThrough) {
     }
 }
 
-// One sequence of operations: every instruction set, every number of threads, every cut of rows and
-// columns gives the same bits.
+// Every instruction set, number of threads, and split of rows and columns gives the same bits.
 TEST(Gemm, BitsDependOnTheRowAndColumnAlone) {
   const Side a = side({DType::bf16}, 300, 523, 1);
   const Side b = side({DType::f32, Scaling::none, false, true}, 523, 1100, 2);
@@ -263,7 +263,7 @@ TEST(Gemm, BitsDependOnTheRowAndColumnAlone) {
     const Threads scope(threads);
     same(product(a, b, *kernels.back()), 0, 0, str(threads, " threads"));
   }
-  // Packed one block and one chunk at a time, and three.
+  // Packs one block and one chunk at a time, and three.
   for (const int64_t group : {int64_t{1}, int64_t{600000}})
     same(product(a, b, *kernels.back(), group), 0, 0, str("groups of ", group));
   const auto rows_of = [&](int64_t first, int64_t n) {
@@ -285,17 +285,17 @@ TEST(Gemm, BitsDependOnTheRowAndColumnAlone) {
     same(product(few, some, *kernel), 40, 0, std::string(kernel->isa));
 }
 
-// A body behind a product, and the same body on the product in memory.
+// An epilogue after a product, and the same formula on the product in memory.
 struct Body {
   int64_t cols = 0;
   std::function<void(StepBuilder&, From)> build;
-  std::vector<View> more;  // inputs from 4 on; with `in_place` the first output behind them
+  std::vector<View> more;  // inputs from index 4 on; with `in_place` then the first output
   std::vector<Memory> out;
   bool in_place = false;
   std::vector<float> parameters;
 };
 
-// Two steps that differ in where the product comes from write the same bytes.
+// Two steps that differ only in the source of the product must write the same bytes.
 void expect_same(const Side& a, const Side& b, const Body& body, const GemmKernel& kernel,
                  Precision precision, const std::string& what) {
   const std::vector<Memory> twin = body.out;
@@ -336,7 +336,7 @@ Memory filled(DType d, int64_t rows, int64_t cols, unsigned seed, int64_t pad = 
 
 constexpr Size kBodySizes[] = {{1, 31, 40}, {7, 520, 33}, {70, 96, 65}, {300, 1056, 70}};
 
-// Bias, gelu, dropout's numbers, the sum into what the output held, and every kind of sum.
+// Bias, gelu, dropout, accumulation into the output, and every kind of sum.
 TEST(Gemm, BodyIsTheExecutors) {
   for (const Size& s : kBodySizes)
     for (const int threads : {1, 2, 7}) {
@@ -417,7 +417,7 @@ TEST(Gemm, GatedBodiesAreEncoded) {
       }
 }
 
-// The gradient of a weight: dy^T·x, whose inner size is the call's rows, down to none.
+// The gradient of a weight: dy^T·x. The inner size is the number of rows of the call, also 0.
 TEST(Gemm, WeightGradientHasTheRowsInside) {
   for (const int64_t rows : {0, 1, 5, 300}) {
     const Side dy = side({DType::bf16, Scaling::none, false, true}, 33, rows, 1);
@@ -450,7 +450,7 @@ TEST(Gemm, WeightGradientHasTheRowsInside) {
   }
 }
 
-// What `tenon check` asks: right results pass, and one bit too far off does not.
+// The check of `tenon check`: correct results pass, a result with too large an error fails.
 TEST(Gemm, VerifyBoundsProducts) {
   for (const Precision precision : {Precision::strict, Precision::native})
     for (const Form& fb :
@@ -486,7 +486,7 @@ TEST(Gemm, NothingToDo) {
   }
 }
 
-// Numbers of bf16 units: their products are exact, so that the same bound holds.
+// Values for bf16 matrix units. Their products are exact, so the same bound holds.
 TEST(Gemm, Bf16Units) {
   const std::vector<Form> all{{DType::bf16},
                               {DType::bf16, Scaling::none, true},

@@ -1,4 +1,4 @@
-// The disk cache of kernels: what it keeps, and everything that must not be run.
+// Tests of the disk cache of kernels: valid entries, and invalid ones that must not run.
 #include "backend/cuda/cache.h"
 
 #include <fcntl.h>
@@ -81,7 +81,7 @@ TEST_F(DiskCache, EveryPartOfTheKeyCounts) {
   EXPECT_FALSE(c.find(key("b")));
 }
 
-// Any byte that changed, any length: the entry is not there.
+// An entry with a changed byte or length is treated as missing.
 TEST_F(DiskCache, ChangedAndShortenedFilesAreNotRun) {
   Cache c(folder, kLimit);
   keep(c, "source", "image");
@@ -104,11 +104,11 @@ TEST_F(DiskCache, ChangedAndShortenedFilesAreNotRun) {
   put(whole);
   EXPECT_EQ(found(c, "source"), "image");
   put("");
-  keep(c, "source", "again");  // what is broken is written anew
+  keep(c, "source", "again");  // an invalid entry is written again
   EXPECT_EQ(found(c, "source"), "again");
 }
 
-// A whole entry under another one's name.
+// A valid entry under the name of another one.
 TEST_F(DiskCache, ForeignEntriesAreNotRun) {
   Cache c(folder, kLimit);
   keep(c, "a", "image of a");
@@ -122,7 +122,7 @@ TEST_F(DiskCache, ForeignEntriesAreNotRun) {
   EXPECT_EQ(found(c, "a"), "");
 }
 
-// Nobody writes to it: opened as a file is, it would wait for ever.
+// Nobody writes to the FIFO, so a normal open would block forever.
 TEST_F(DiskCache, AFifoIsNoEntry) {
   Cache c(folder, kLimit);
   keep(c, "a", "image");
@@ -132,14 +132,14 @@ TEST_F(DiskCache, AFifoIsNoEntry) {
   auto answer = std::async(std::launch::async, [&] { return found(c, "a"); });
   const bool answered = answer.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
   EXPECT_TRUE(answered) << "still waiting for a writer";
-  if (!answered) close(open(file.c_str(), O_WRONLY | O_NONBLOCK));  // which lets it go on
+  if (!answered) close(open(file.c_str(), O_WRONLY | O_NONBLOCK));  // unblocks the reader
   EXPECT_EQ(answer.get(), "");
   EXPECT_TRUE(c.entries().empty());
   keep(c, "a", "again");
   EXPECT_EQ(found(c, "a"), "again");
 }
 
-// Writes fail as on a full disk; the old entry stays, and somebody can ask why.
+// Writes fail as on a full disk. The old entry stays, and the reason is available.
 TEST_F(DiskCache, AFullDiskLosesOnlyTheNewEntry) {
   Cache c(folder, kLimit);
   keep(c, "a", "image");

@@ -1,5 +1,5 @@
-// Products by cuBLASLt against float64: without a GPU by a library that does them on the host from
-// the same descriptions, with one by the real library too.
+// Tests of products with cuBLASLt against float64. Without a GPU, a fake library computes them on
+// the host from the same descriptors. With a GPU, the real library is also tested.
 #include "backend/cuda/cublaslt.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using From = Load::From;
 using To = Store::To;
 using cuda::LtForm;
 
-constexpr uint64_t kHost = ~uint64_t{0};  // no context
+constexpr uint64_t kHost = ~uint64_t{0};  // no CUDA context
 
 const cuda::LoadedLt& fake() {
   static const cuda::LoadedLt kFake = cuda::load_lt(cuda::Library::open(TENON_FAKE_CUBLASLT));
@@ -38,12 +38,13 @@ RunArgs args_of(int64_t rows, std::span<const View> in, std::span<const View> ou
           .stream = stream};
 }
 
-// What follows a product.
+// The epilogue of a product.
 enum class Body : uint8_t { none, rounded, bias, bias_first, add, accumulate, gelu, swiglu, dbias };
 constexpr Body kBodies[] = {Body::none,       Body::rounded, Body::bias,
                             Body::bias_first, Body::add,     Body::accumulate,
                             Body::gelu,       Body::swiglu,  Body::dbias};
-// One call does them all: loads of the result's type, no formula.
+// Whether one call computes everything: loads have the dtype of the result, and there is no
+// formula.
 bool whole(Body b) { return b < Body::gelu; }
 
 struct Case {
@@ -64,7 +65,7 @@ struct Case {
   }
 };
 
-// A step with host memory for all that it reads and writes. Inputs: a, b, bias, what is added.
+// A step with host memory for all tensors. Inputs: a, b, bias, addend.
 struct Problem {
   Step step;
   std::vector<Mat> in, out;
@@ -124,12 +125,12 @@ Problem problem(const Case& c) {
   p.step.head = Gemm{matrix(0, c.turn_a, false), matrix(1, c.turn_b, c.columnwise), c.n,
                      c.inner_is_rows ? 0 : c.k};
   if (c.inner_is_rows) p.step.rows = c.m;
-  // What is accumulated into is read and written in place; the reference reads the copy.
+  // The accumulated output is read and written in place. The reference reads the copy.
   if (c.body == Body::accumulate) p.out[0] = p.in[3];
   return p;
 }
 
-// Every pairing of types that there is, every body, layout and kind of address.
+// Every combination of types, epilogues, layouts and alignments.
 std::vector<Case> cases() {
   struct Size {
     int64_t m, n, k;
@@ -170,7 +171,7 @@ std::vector<Case> cases() {
 
 bool pairs(const Case& c) { return c.out == c.in || c.out == DType::f32; }
 
-// Host memory at a multiple of 256.
+// Host memory aligned to 256 bytes.
 struct Aligned {
   explicit Aligned(size_t bytes) : memory(bytes + 2 * cuda::kLtAlignment, 0xcd) {}
   [[nodiscard]] std::byte* data() {
@@ -234,7 +235,7 @@ TEST(CublasLt, OneProductDoesTheWholeStep) {
   EXPECT_GT(done, 80U);
 }
 
-// The product in memory, then the body by the CPU's kernels: the same two steps as on a device.
+// The product in memory, then the epilogue with CPU kernels: the same two steps as on a device.
 TEST(CublasLt, AnyBodyFollowsAProduct) {
   ASSERT_EQ(fake().why, "");
   size_t done = 0;
@@ -262,7 +263,7 @@ TEST(CublasLt, AnyBodyFollowsAProduct) {
   EXPECT_GT(done, 80U);
 }
 
-// An address that is too odd for a bias, a shape without a kernel: said, not done.
+// Reports a reason for a misaligned bias and for a shape without a kernel, and does not run.
 TEST(CublasLt, SaysWhatItDoesNotTake) {
   ASSERT_EQ(fake().why, "");
   Case c{.in = DType::bf16, .out = DType::f32, .m = 8, .n = 16, .k = 8, .body = Body::bias};
@@ -292,7 +293,7 @@ TEST(CublasLt, SaysWhatItDoesNotTake) {
   EXPECT_FALSE(cuda::choose(fake().lt, nullptr, kHost, *apart).found) << "elements at odd bytes";
 }
 
-// A result that lies in a wider tensor, and a residual in another one.
+// A result inside of a wider tensor, and a residual in another tensor.
 TEST(CublasLt, ColumnsOfATensorAreWrittenInPlace) {
   ASSERT_EQ(fake().why, "");
   const int64_t m = 12, n = 10, k = 9;
@@ -338,7 +339,7 @@ TEST(CublasLt, RefusesWithTheReason) {
   expect([](Step&) {}, "nvidia-cublas");
 }
 
-// A machine that only compiles has no cuBLASLt: the texts are those of the target's ways.
+// A machine that only compiles has no cuBLASLt. The texts are those for the target.
 TEST(CublasLt, TextsOfBodiesNeedNoLibrary) {
   Case c{.in = DType::bf16, .out = DType::bf16, .m = 64, .n = 128, .k = 96, .body = Body::gelu};
   const Step step = problem(c).step;
@@ -353,7 +354,7 @@ TEST(CublasLt, TextsOfBodiesNeedNoLibrary) {
   EXPECT_EQ(kernel_for(strict, named_target("sm_100a")).maker, "plain");
 }
 
-// The rest is for a GPU.
+// The tests below need a GPU.
 class CublasLtOnGpu : public testing::Test {
  protected:
   void SetUp() override {
@@ -362,7 +363,7 @@ class CublasLtOnGpu : public testing::Test {
     if (!cuda::cublaslt().why.empty()) FAIL() << cuda::cublaslt().why;
   }
 
-  // Copies of a problem's memory on the device, as far from a multiple of 64 as there.
+  // Copies of the tensors of a problem on the device, with the same alignment modulo 64.
   struct OnDevice {
     std::vector<std::unique_ptr<cuda::DeviceBuffer>> buffers;
     std::vector<View> in, out;
@@ -377,7 +378,7 @@ class CublasLtOnGpu : public testing::Test {
       v.data = static_cast<uint8_t*>(buffers.back()->data()) + shift;
       return v;
     }
-    // Results back to where they belong; what lies between rows too.
+    // Copies the results back, including the padding between rows.
     void fetch(const Problem& p) const {
       for (size_t i = 0; i < p.out.size(); ++i) {
         const View v = p.out[i].view();
@@ -413,7 +414,7 @@ TEST_F(CublasLtOnGpu, StepsAreRight) {
   }
 }
 
-// What is dense and aligned must have a kernel: else everything would run, slowly, elsewhere.
+// Dense, aligned products must have a kernel. Otherwise all tests would use the slow fallback.
 TEST_F(CublasLtOnGpu, TakesDenseProducts) {
   const cuda::Lt& lt = cuda::cublaslt().lt;
   const cuda::CurrentContext context;
@@ -441,7 +442,7 @@ TEST_F(CublasLtOnGpu, TakesDenseProducts) {
   lt.destroy(handle);
 }
 
-// With a lent workspace of the size that was asked for, and none at all; with no rows.
+// With a workspace of the requested size, without a workspace, and with zero rows.
 TEST_F(CublasLtOnGpu, WorkspaceIsEnoughAndNoRowsAreFine) {
   for (const Body body : {Body::none, Body::bias, Body::gelu, Body::dbias}) {
     Case c{.in = DType::bf16, .out = DType::bf16, .m = 130, .n = 72, .k = 64, .body = body};
@@ -459,14 +460,14 @@ TEST_F(CublasLtOnGpu, WorkspaceIsEnoughAndNoRowsAreFine) {
     EXPECT_TRUE(std::all_of(poison.end() - 64, poison.end(), [](uint8_t b) {
       return b == Mat::kPoison;
     })) << c.text();
-    // Sums of no rows are zeros.
+    // Sums of zero rows are zero.
     chosen.kernel->run(args_of(0, d.in, d.out));
     d.fetch(p);
     for (int64_t j = 0; body == Body::dbias && j < c.n; ++j) EXPECT_EQ(p.out[1].at(0, j), 0.0F);
   }
 }
 
-// A captured step runs when the graph does, on what the memory holds then.
+// A captured step runs with the graph, on the current contents of memory.
 TEST_F(CublasLtOnGpu, StepsAreCaptured) {
   const cuda::Driver& driver = cuda::driver();
   const cuda::CurrentContext context;
@@ -475,7 +476,7 @@ TEST_F(CublasLtOnGpu, StepsAreCaptured) {
     Problem p = problem(c);
     OnDevice d = upload(p, c);
     const Chosen chosen = kernel_for(p.step, Device::cuda);
-    // cuBLASLt loads a kernel when it first runs, which not every driver does in a capture.
+    // cuBLASLt loads a kernel at its first run. Not every driver supports this during capture.
     const OnDevice warm = upload(p, c);
     chosen.kernel->run(args_of(p.rows, warm.in, warm.out));
     cuda::Stream stream = nullptr;
@@ -500,7 +501,8 @@ TEST_F(CublasLtOnGpu, StepsAreCaptured) {
   }
 }
 
-// A bias that is no vector, elements at odd bytes: the call goes another way, in the same memory.
+// For a bias that is not a vector, or odd addresses, the call uses a fallback with the same
+// workspace.
 TEST_F(CublasLtOnGpu, EveryWayFitsTheWorkspace) {
   struct Odd {
     Body body;

@@ -1,5 +1,5 @@
-// Products by Hopper's tensor cores: which steps and calls they take, how operands are described,
-// that texts compile, all without a GPU; with one, every body and layout against float64.
+// Tests of products on Hopper tensor cores. Without a GPU: supported steps and calls, descriptors
+// of operands, compilation. With a GPU: every epilogue and layout against float64.
 #include <atomic>
 #include <functional>
 #include <future>
@@ -31,17 +31,17 @@ using To = Store::To;
 
 constexpr int64_t kProcessors = 132;
 
-// Which memory is read as which side: x·Wᵀ, x·W, xᵀ·y, xᵀ·yᵀ.
+// The layouts of the operands: x·Wᵀ, x·W, xᵀ·y, xᵀ·yᵀ.
 enum class Form : uint8_t { nt, nn, tn, tt };
 constexpr Form kForms[] = {Form::nt, Form::nn, Form::tn, Form::tt};
 constexpr const char* kFormNames[] = {"nt", "nn", "tn", "tt"};
 bool turns_a(Form f) { return f == Form::tn || f == Form::tt; }
 bool turns_b(Form f) { return f == Form::nt || f == Form::tt; }
 
-// Inputs of all bodies.
+// The inputs of all epilogues.
 enum In : uint32_t { in_a, in_b, in_bias, in_tile, in_column, in_scalar, inputs };
 
-// Where an output's numbers are, for those who make its memory.
+// The format of an output, to allocate its memory.
 struct Out {
   DType dtype = DType::f32;
   int64_t rows = 0, cols = 0;
@@ -49,7 +49,7 @@ struct Out {
 struct Made {
   StepBuilder build;
   DType out;
-  int64_t rows, cols;  // of the body
+  int64_t rows, cols;  // of the epilogue
   int64_t n;           // columns of the product
   std::array<ColumnMap, 2> halves{};
   std::vector<Out> outputs = {};
@@ -65,7 +65,7 @@ struct Made {
   Expr tile(int half = 0) {
     return build.load({From::tile, in_tile, out, halves[static_cast<size_t>(half)]});
   }
-  // Both halves of the product, through f; in this order, which a compiler may change elsewhere.
+  // Applies f to both halves of the product. Separate statements fix the order of node creation.
   Expr gate(const char* name, bool biased = false) {
     const Expr a = biased ? product(0) + bias(0) : product(0);
     const Expr b = biased ? product(1) + bias(1) : product(1);
@@ -75,14 +75,14 @@ struct Made {
     build.store({To::tile, static_cast<uint32_t>(outputs.size()), dtype, columns}, value);
     outputs.push_back({dtype, rows, cols});
   }
-  // Both halves of one tensor.
+  // Stores both halves of one tensor.
   void store_halves(Expr a, Expr b) {
     const auto arg = static_cast<uint32_t>(outputs.size());
     build.store({To::tile, arg, out, halves[0]}, a);
     build.store({To::tile, arg, out, halves[1]}, b);
     outputs.push_back({out, rows, 2 * cols});
   }
-  // Codes with one scale, and their amax.
+  // Stores codes with one scale, and their amax.
   void encode(Expr value, DType codes, Scaling scaling) {
     const auto arg = static_cast<uint32_t>(outputs.size());
     const StepBuilder::Part part{value, {}};
@@ -109,7 +109,7 @@ struct Made {
   }
 };
 
-// What follows a product. A gated one has half of its columns.
+// The epilogue of a product. A gated one has half of its columns.
 struct Body {
   const char* name;
   bool gated;
@@ -187,12 +187,12 @@ struct Case {
   const Body* body = kBodies;
   Form form = Form::nt;
   DType in = DType::bf16, out = DType::bf16;
-  int64_t m = 0, n = 0, k = 0;  // n columns of the body
+  int64_t m = 0, n = 0, k = 0;  // n columns of the epilogue
   Gate gate = Gate::stacked;
   bool inner_is_rows = false, specials = false;
   int64_t pad = 0;
   int64_t width = GemmProgram::kNarrow;
-  unsigned blocks = 1;  // at most so many: tiles follow one another
+  unsigned blocks = 1;  // maximal number of blocks, so that a block computes several tiles
 
   [[nodiscard]] std::string text() const {
     return str(body->name, " ", kFormNames[static_cast<int>(form)], " ", info(in).name, " -> ",
@@ -233,7 +233,7 @@ Problem problem(const Case& c) {
   return p;
 }
 
-// Bytes of a matrix with padding after each row, and some after the last.
+// Memory of a matrix with padding after each row, and some after the last.
 struct Array {
   static constexpr uint8_t kPoison = 0xA5;
   static constexpr size_t kGuard = 256;
@@ -261,7 +261,7 @@ struct Array {
       for (int64_t c = 0; c < at.cols; ++c) set(r, c, normal(random));
     return *this;
   }
-  // Whether padding and guard are as they were.
+  // Whether padding and guard bytes are unchanged.
   [[nodiscard]] bool guards_hold() const {
     const int64_t size = info(at.dtype).bytes;
     for (int64_t i = 0; i < static_cast<int64_t>(bytes.size()); ++i) {
@@ -305,7 +305,7 @@ Memory memory_of(const Case& c, const Problem& p) {
     spoil(m.in[in_b]);
   }
   for (const Out& o : p.outputs) m.out.push_back(o.rows ? array(o.dtype, o.rows, o.cols) : Array());
-  for (size_t k = 0; k < p.step.stores.size(); ++k)  // a history that later ones join
+  for (size_t k = 0; k < p.step.stores.size(); ++k)  // a slot of a history that later runs update
     if (p.step.stores[k].to == To::amax) m.out[p.step.stores[k].arg].set(0, 0, 0.25F);
   if (f32_tile) m.out[0] = m.in[in_tile];
   return m;
@@ -328,7 +328,7 @@ std::vector<View> views(const std::vector<Array>& all) {
   return list;
 }
 
-// Every body with every layout, at sizes around those of tiles and vectors.
+// Every epilogue with every layout, at sizes near those of tiles and vectors.
 std::vector<Case> cases() {
   struct Size {
     int64_t m, n, k;
@@ -344,7 +344,7 @@ std::vector<Case> cases() {
         for (const Gate gate : kGates) {
           if (gate == Gate::separate || (!b.gated && gate != Gate::stacked)) continue;
           if (b.gated && form != Form::nt && form != Form::tt) continue;
-          // Halves that alternate are no vectors where the body reads or writes them itself.
+          // With alternating halves, epilogues that access them directly have no vectors.
           const std::string_view name = b.name;
           if (gate == Gate::by1 && name != "swiglu" && name != "swiglu e4m3") continue;
           const Size s = kSizes[turn % std::size(kSizes)];
@@ -423,7 +423,7 @@ TEST(CudaGemm, GatedBodiesWantALayoutThatFillsTiles) {
   EXPECT_NE(refusal(c).find("inner dimension of b"), std::string::npos);
 }
 
-// The element of memory that a box's first copy brings to each place of shared memory.
+// The element of memory for each place of shared memory, for the first copy of a box.
 std::vector<int64_t> elements_of(const cuda::TensorBox& b, const void* base) {
   std::vector<int64_t> all;
   std::array<uint64_t, 5> i{};
@@ -440,7 +440,8 @@ std::vector<int64_t> elements_of(const cuda::TensorBox& b, const void* base) {
   }
 }
 
-// Lane l of a copy of b is a column of the body; four threads have lanes 2t, 2t + 1 of each eight.
+// Lane l of a copy of b is a column of the epilogue. Four threads have lanes 2t, 2t + 1 of each
+// eight.
 TEST(CudaGemm, CopiesBringEachThreadItsColumns) {
   for (const Gate gate : {Gate::stacked, Gate::swapped, Gate::by1, Gate::by8, Gate::by32})
     for (const int64_t n : {256, 200})
@@ -504,7 +505,7 @@ TEST(CudaGemm, TakesCallsWhoseAddressesSuit) {
   EXPECT_TRUE(suits([&] { out[0].stride = 264; }));
 }
 
-// Few rows go elsewhere, and the tile follows from the rounds that the multiprocessors make.
+// Few rows use another kernel. The tile is chosen by the number of waves.
 TEST(CudaGemm, ChoosesTheTileByRounds) {
   const auto widths = [](int64_t m, int64_t n, int64_t k) {
     const Case c{.m = m, .n = n, .k = k};
@@ -528,11 +529,11 @@ TEST(CudaGemm, ChoosesTheTileByRounds) {
   EXPECT_EQ(widths(8192, 4096, 14336), 0);
 }
 
-// Texts of all bodies for the architecture that they are for, each at one width, and one for an
-// architecture that has no such instructions.
+// Compiles the texts of all epilogues for their architecture, each with one width, and one for an
+// architecture without these instructions.
 TEST(CudaGemm, TextsCompile) {
   ASSERT_FALSE(cuda::why_no_nvrtc()) << *cuda::why_no_nvrtc() << "\nrun ./dev test";
-  std::map<std::string, std::string> texts;  // to a case
+  std::map<std::string, std::string> texts;  // text -> a case
   bool wide = false;
   for (const Body& b : kBodies) {
     wide = !wide;
@@ -559,7 +560,7 @@ TEST(CudaGemm, TextsCompile) {
   cuda::compile(texts.begin()->first, "sm_80");
 }
 
-// The rest is for a GPU.
+// The tests below need a GPU.
 class GemmOnGpu : public testing::Test {
  protected:
   void SetUp() override {
@@ -594,7 +595,7 @@ class GemmOnGpu : public testing::Test {
     return d;
   }
 
-  // As a kernel launches them, on few blocks.
+  // Launches like a kernel, with few blocks.
   static void launch(const GemmProgram& program, const RunArgs& args, unsigned blocks) {
     const cuda::CurrentContext context;
     for (cuda::Launch& l : program.launches(args)) {
@@ -631,7 +632,7 @@ TEST_F(GemmOnGpu, EveryBodyAndLayoutIsRight) {
     try {
       const cuda::CurrentContext context;
       (void)cuda::Source("test", programs[i].text(), programs[i].entries()[0]).load(context);
-    } catch (const std::exception&) {  // said again where it is launched
+    } catch (const std::exception&) {  // reported again at launch
     }
   });
   std::vector<Memory> memories;
@@ -665,8 +666,8 @@ TEST_F(GemmOnGpu, EveryBodyAndLayoutIsRight) {
   std::printf("%zu cases, %zu wrong\n", all.size(), bad);
 }
 
-// The order of additions depends on the inner length alone: neither on the tile, nor on how many
-// rows or blocks there are, nor on the run.
+// The order of additions depends only on the inner size. It does not depend on the tile, the number
+// of rows or blocks, or the run.
 TEST_F(GemmOnGpu, ARowsBitsDependOnNothingElse) {
   Case c{.body = &body("f32"), .m = 700, .n = 416, .k = 1000};
   const Problem p = problem(c);
@@ -687,7 +688,8 @@ TEST_F(GemmOnGpu, ARowsBitsDependOnNothingElse) {
       }
 }
 
-// Chosen by the library, captured in a graph, and calls that do not fit go on to the next maker.
+// The library chooses this kernel, it can be captured in a graph, and unsupported calls use the
+// next maker.
 TEST_F(GemmOnGpu, PlansTakeIt) {
   Case c{.body = &body("bias gelu"), .m = 1024, .n = 2048, .k = 128};
   const Problem p = problem(c);
@@ -711,7 +713,7 @@ TEST_F(GemmOnGpu, PlansTakeIt) {
     d.fetch(m);
     EXPECT_TRUE(m.out[0].bytes == once) << rows;
     const std::vector<View> in = views(m.in), out = views(m.out);
-    if (rows > 100) continue;  // the reference takes a minute for more
+    if (rows > 100) continue;  // the reference takes a minute for more rows
     const auto wrong = verify(p.step, args_of(c, p, in, out));
     EXPECT_FALSE(wrong.has_value()) << rows << ": " << *wrong;
   }

@@ -1,5 +1,5 @@
-// The CUDA kernels on the host: strict steps of conformance cases, norms and products give
-// the CPU's bits. NVRTC compiles the same texts for every architecture.
+// Tests of CUDA kernels emulated on the host: strict steps of conformance cases, norms and products
+// must give the bits of the CPU. NVRTC compiles the same texts for every architecture.
 #include <set>
 
 #include "backend/cuda/block.h"
@@ -29,13 +29,13 @@ extern const char kRowSkeleton[];
 namespace tenon::test {
 namespace {
 
-// The memory behind a view, from its first to its last element.
+// Bytes of a view from its first to its last element.
 int64_t span_bytes(const View& v) {
   if (v.rows == 0 || v.cols == 0) return 0;
   return ((v.rows - 1) * v.stride + v.cols) * info(v.dtype).bytes;
 }
 
-// A run of a step: what it read and what it wrote.
+// A run of a step: its inputs and outputs.
 struct Call {
   std::shared_ptr<Step> step;
   int64_t rows = 0;
@@ -57,7 +57,7 @@ std::vector<std::vector<uint8_t>> copied(std::span<const View> views) {
 
 class Emulated : public testing::Test {
  protected:
-  // Notes every strict step with a text that is new, until there are `most`.
+  // Records every strict step with a new text, up to `most`.
   void note(const Step& step, const RunArgs& args, const std::function<void()>& go) {
     const bool wanted = step.effective_precision() == Precision::strict && calls.size() < most &&
                         keys.insert(step.key()).second;
@@ -77,13 +77,13 @@ class Emulated : public testing::Test {
     calls.push_back(std::move(c));
   }
 
-  // The same after the run of a trial, which keeps the inputs as they were.
+  // The same after the run of a trial. The trial keeps the inputs.
   void noted(const Step& step, const RunArgs& args) {
     note(step, args, [] {});
     if (calls.empty() || calls.back().step->key() != step.key()) return;
     Call& c = calls.back();
     for (auto& bytes : c.before) std::ranges::fill(bytes, uint8_t{0xcd});
-    constexpr float kHeld = 0.25F;  // what a trial puts into the slot of a joined amax
+    constexpr float kHeld = 0.25F;  // initial value of the amax slot in a trial
     for (const Store& s : step.stores)
       if (s.join) std::memcpy(c.before[s.arg].data(), &kHeld, sizeof kHeld);
   }
@@ -105,7 +105,7 @@ class Emulated : public testing::Test {
     for (const Call& c : calls) check_on_gpu(c);
   }
 
-  // The same call on the device, by the maker that the backend chooses.
+  // Runs the same call on the device, with the maker that the backend chooses.
   static void check_on_gpu(const Call& c) {
     std::vector<std::unique_ptr<cuda::DeviceBuffer>> buffers;
     const auto upload = [&](std::vector<View> views, const std::vector<std::vector<uint8_t>>& bytes,
@@ -142,7 +142,7 @@ class Emulated : public testing::Test {
     }
   }
 
-  // How many calls a kind of program took; all must give the CPU's bits.
+  // Returns the number of calls that a kind of program supports. All must give the bits of the CPU.
   template <class Program, class Refusal>
   size_t check_all(const std::string& skeletons, Refusal refusal) {
     Emulator emulator(skeletons);
@@ -169,7 +169,7 @@ class Emulated : public testing::Test {
     return taken;
   }
 
-  // A copy of a call's memory that a program may write to.
+  // A copy of the memory of a call that a program may write to.
   struct Copy {
     std::vector<std::vector<uint8_t>> in_bytes, out_bytes;
     std::vector<View> in, out;
@@ -179,7 +179,7 @@ class Emulated : public testing::Test {
                                   std::vector<std::vector<uint8_t>>& bytes) {
     for (size_t i = 0; i < views.size(); ++i) {
       if (!views[i].data) continue;
-      // At the address of the call, as far as alignment goes.
+      // Same alignment modulo 64 as in the call.
       const size_t shift = reinterpret_cast<uintptr_t>(views[i].data) % 64;
       std::vector<uint8_t> moved(bytes[i].size() + 128);
       const size_t at = (64 - reinterpret_cast<uintptr_t>(moved.data()) % 64) % 64 + shift;
@@ -229,7 +229,7 @@ class Emulated : public testing::Test {
     return all;
   }
 
-  // Any NaN is any NaN.
+  // All NaNs are equal.
   static void compare(const View& got, const std::vector<uint8_t>& want, const Call& c, size_t o) {
     const int64_t size = info(got.dtype).bytes;
     for (int64_t r = 0; r < got.rows; ++r)
@@ -250,13 +250,13 @@ class Emulated : public testing::Test {
   std::vector<Call> calls;
   std::set<std::string> keys;
   size_t most = 60;
-  size_t vectors = 0, tiles = 0, blocks = 0, rows = 0;  // calls that these maps took
-  bool few_add = false;  // partial sums, a warp a block: more than one turn each
+  size_t vectors = 0, tiles = 0, blocks = 0, rows = 0;  // calls that each map supports
+  bool few_add = false;  // partial sums with one warp per block: more than one iteration each
   std::string where;
 };
 
-// Activations on whole vectors: every way to store that the vector map and the tiled map have, with
-// tiles that are whole and tiles that are not.
+// Activations on whole vectors: every store of the vector map and the tiled map, with whole and
+// partial tiles.
 TEST_F(Emulated, MapsGiveTheBitsOfActivations) {
   most = 200;
   set_observer([this](const Step& s, const RunArgs& a, const Options&,
@@ -306,7 +306,7 @@ TEST_F(Emulated, MapsGiveTheBitsOfActivations) {
   EXPECT_GT(tiles, 20U);
 }
 
-// One activation with scales of blocks.
+// An activation with block scales.
 struct BlockCase {
   Scaling mode;
   const char* act;
@@ -314,7 +314,7 @@ struct BlockCase {
   int sides;  // 1 rowwise, 2 columnwise, 3 both
   int64_t rows, cols;
   bool dbias;
-  size_t turn;  // chooses what else may vary
+  size_t turn;  // selects the other properties
 
   [[nodiscard]] std::string text() const {
     return str(act, backward ? " bwd " : " ", info(mode).name, " sides ", sides, " ", rows, "x",
@@ -350,7 +350,7 @@ struct BlockCase {
   }
 };
 
-// Scales of blocks: every mode, side and way to fill the tiles, whole or not.
+// Block scales: every mode and side, with whole and partial tiles.
 TEST_F(Emulated, BlocksGiveTheBitsOfActivations) {
   most = 200;
   set_observer([this](const Step& s, const RunArgs& a, const Options&,
@@ -378,7 +378,7 @@ TEST_F(Emulated, BlocksGiveTheBitsOfActivations) {
   EXPECT_EQ(blocks, 36U);
 }
 
-// Threads beyond the edge of a tile read the last row again, so it must still be there.
+// Threads outside of a tile read the last row again, so outputs must not overwrite inputs.
 TEST(Blocks, LeaveWhatLiesInPlaceOfAnInputToTheOtherKernel) {
   constexpr int64_t kRows = 150, kCols = 256;
   std::vector<uint16_t> x(kRows * kCols), b = x, g = x, db = x;
@@ -404,8 +404,8 @@ TEST(Blocks, LeaveWhatLiesInPlaceOfAnInputToTheOtherKernel) {
   }
 }
 
-// Halves of a tensor whose blocks have columns of both: the first half ends with the block, before
-// it or far into it, or the tensor has no other.
+// Halves that share a block of columns. The first half ends at the end of the block, before it, or
+// far into it, or there is only one half.
 TEST_F(Emulated, BlocksGiveTheBitsOfHalvesThatShareABlock) {
   most = 200;
   set_observer([this](const Step& s, const RunArgs& a, const Options&,
@@ -416,7 +416,7 @@ TEST_F(Emulated, BlocksGiveTheBitsOfHalvesThatShareABlock) {
       for (const int sides : {1, 2, 3}) {
         ++turn;
         const BlockCase c{.mode = mode,
-                          .act = turn % 2 ? "swiglu" : "reglu",  // a long formula, a short one
+                          .act = turn % 2 ? "swiglu" : "reglu",  // a long formula, a short formula
                           .backward = true,
                           .sides = sides,
                           .rows = turn % 3 ? 128 + 22 * static_cast<int64_t>(turn % 2) : 33,
@@ -431,8 +431,8 @@ TEST_F(Emulated, BlocksGiveTheBitsOfHalvesThatShareABlock) {
   EXPECT_EQ(blocks, 45U);
 }
 
-// Sums over more tiles than threads add at once, in narrow strips; and in strips of a line, of
-// which one has columns of both halves and another columns that are not there.
+// Sums over more tiles than threads add at once, in narrow strips. Also strips of one line: one has
+// columns of both halves, another has missing columns.
 TEST_F(Emulated, SumsGiveTheBitsOfStrips) {
   most = 200;
   set_observer([this](const Step& s, const RunArgs& a, const Options&,
@@ -459,7 +459,7 @@ TEST_F(Emulated, SumsGiveTheBitsOfStrips) {
   EXPECT_EQ(blocks, 3U);
 }
 
-// Norms on whole vectors: short and long rows, one vector a thread or several.
+// Norms on whole vectors: short and long rows, with one or several vectors per thread.
 TEST_F(Emulated, RowsGiveTheBitsOfNorms) {
   struct Case {
     const char* chain;
@@ -475,7 +475,7 @@ TEST_F(Emulated, RowsGiveTheBitsOfNorms) {
                         {"rmsnorm", 3, 5000, DType::bf16},
                         {"add rmsnorm", 40, 96, DType::bf16},
                         {"layernorm", 16500, 40, DType::bf16},  // more sums than one launch adds
-                        // What a product reads is quantised, rowwise and columnwise.
+                        // The input of a product is quantised, rowwise and columnwise.
                         {"rmsnorm linear(64,32)", 40, 64, DType::bf16, "delayed"},
                         {"layernorm linear(264,32)", 36, 264, DType::bf16, "current"},
                         {"rmsnorm linear(160,32)", 40, 160, DType::bf16, "mxfp8"},
@@ -500,7 +500,7 @@ TEST_F(Emulated, RowsGiveTheBitsOfNorms) {
   EXPECT_GE(rows, 16U);
 }
 
-// Cases far apart in the list have little in common.
+// Cases that are far apart in the list have little in common.
 TEST_F(Emulated, GivesTheBitsOfConformanceCases) {
   const std::vector<support::Case> cases = support::cases();
   constexpr size_t kStride = 149;
@@ -559,7 +559,7 @@ TEST_F(Emulated, GivesTheBitsOfPlans) {
   check();
 }
 
-// One text with every kind of kernel, for every generation that matters.
+// One text with every kind of kernel, for every relevant generation.
 TEST(CudaTexts, CompilesForEveryArchitecture) {
   if (const auto why = cuda::why_no_nvrtc())
     FAIL() << *why << "\nrun ./dev test, which installs it";

@@ -1,4 +1,4 @@
-// CUDA kernels as text: NVRTC compiles them without a GPU, and what cannot run says why.
+// Tests of CUDA kernel texts: NVRTC compiles them without a GPU. Calls that cannot run report why.
 #include <cstdlib>
 #include <cstring>
 
@@ -19,7 +19,7 @@
 namespace tenon::test {
 namespace {
 
-// NVRTC is part of what `./dev test` installs, so its absence is a failure and not a skip.
+// `./dev test` installs NVRTC, so without it the test fails instead of being skipped.
 bool have_nvrtc() {
   const auto why = cuda::why_no_nvrtc();
   if (!why) return true;
@@ -47,7 +47,7 @@ void expect_compiles(const Step& step, const char* arch) {
   }
 }
 
-// A call of an activation; dtypes, layout, bias and precision rotate with `turn`.
+// A call of an activation. Dtypes, layout, bias and precision rotate with `turn`.
 Step step_of(const std::string& act, bool backward, size_t turn, Precision precision) {
   const auto dtype = [&](size_t i) { return kPlain[(turn + i) % 3]; };
   const Activation f = activation(act);
@@ -109,7 +109,7 @@ TEST(Cuda, EveryWordLoadAndRoundingCompiles) {
   for (const DType d : {DType::f16, DType::bf16, DType::e4m3, DType::e5m2}) all = all + round(x, d);
   all = select(x < y, all, x) + select(x <= y, all, y) + select(x > y, all, z) +
         select(x >= y, z, all) + select(x == y, all, s) + select(x != y, p, all);
-  // Constants that a careless printer loses.
+  // Constants that are hard to print exactly.
   all = all + max(x, -kInf) + max(y, 0x1p-149F) + max(z, -0.0F) + max(s, kNan);
   build.store({Store::To::tile, 0, DType::bf16, {1, 1, 32}}, all);
   const Step step = build.finish();
@@ -137,7 +137,7 @@ TEST(Cuda, BrokenTextAndUnknownArchitecturesAreErrors) {
                {"nvrtc", "sm_90a", "error"});
   expect_error([] { cuda::compile("", "gfx90a"); }, Code::invalid_argument, {"gfx90a", "sm_90a"});
   expect_error([] { cuda::compile("", "sm_20"); }, Code::unsupported, {"sm_20", "sm_80", "cpu"});
-  // A future architecture gets PTX.
+  // A future architecture uses PTX.
   EXPECT_TRUE(cuda::compile("extern \"C\" __global__ void f() {}", "sm_990").is_ptx);
 }
 
@@ -173,7 +173,7 @@ TEST(Cuda, QuantisedAndTooManyAccessesAreRefused) {
   EXPECT_NE(std::get<Refusal>(second).why.find("201"), std::string::npos);
 }
 
-// What the flat map does not do, the plain kernels do.
+// Steps that the flat map does not support use the plain kernels.
 TEST(Cuda, EveryStepHasAKernel) {
   const Step sums = [] {
     StepBuilder build("sums", 8, Precision::native);
@@ -184,7 +184,7 @@ TEST(Cuda, EveryStepHasAKernel) {
   EXPECT_EQ(kernel_for(sums, Device::cuda).maker, "plain");
 }
 
-// Strict, in place: the GPU's bits are the CPU's.
+// Strict, in place: the GPU gives the bits of the CPU.
 void expect_same_bits_in_place() {
   constexpr int64_t kRows = 37, kCols = 101;
   const Options strict{.precision = Precision::strict};
@@ -203,8 +203,8 @@ void expect_same_bits_in_place() {
   EXPECT_EQ(std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(float)), 0);
 }
 
-// A native call over every bf16 number, first beside ordinary gradients and linear halves, then
-// beside special ones; what is stored is checked against float64.
+// A native call for every bf16 value, first with ordinary gradients and linear halves, then with
+// special ones. The stored values are checked against float64.
 struct NativeCall {
   std::string where;
   bool backward = false;
@@ -277,8 +277,8 @@ void run_on_gpu(const NativeCall& call) {
   for (size_t i = 0; i < call.out.size(); ++i) buffers[first + i]->to_host(call.out[i].data);
 }
 
-// What is infinite has no bound, so strict precision says where it stays infinite; finite numbers
-// may overflow there where native formulas have other products.
+// Infinite values have no bound, so strict precision defines which must stay infinite. Finite
+// values may overflow if native formulas have other products.
 void expect_infinities(const NativeCall& call) {
   const View &out = call.out[0], x = call.memory[0]->view(), g = call.memory[1]->view();
   const auto infinite = [&](int64_t i) {
@@ -307,17 +307,17 @@ void expect_infinities(const NativeCall& call) {
     }
 }
 
-// On a GPU by its approximations, else by exact functions in their place, which shows mistakes of
-// the formulas.
+// On a GPU with its approximations, else with exact functions instead. This finds errors in the
+// formulas.
 TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
   std::vector<std::unique_ptr<NativeCall>> calls;
   std::vector<std::string> names = activation_names();
-  // Zeros in the place of what a select hides would not do for all of these.
+  // For these formulas, zeros in place of the value hidden by a select would be wrong.
   for (const char* name : {"select(x < -1, 0, tanh(x))", "select(x < -1, 0, exp(min(x, 3)))",
                            "select(x < 1, 0, exp(min(x, 3)))", "max(x, -2)*sigmoid(x)"})
     names.emplace_back(name);
-  // Quotients that may be products and others, guards that join and others, slopes of products with
-  // their own sigmoid, and numbers of parameters that the host finds.
+  // Quotients with and without conversion to products, guards with and without merging, slopes of
+  // products with their own sigmoid, and values of parameters that the host computes.
   for (const char* name :
        {"x/3", "max(x, -1)/7", "max(x, -1)*clamp(x, -1, 5)/10", "(x/6)*(x/6)", "abs(x/6) + x/6",
         "x*(clamp(x, -4, 1) + 4)/6", "clamp(x, -p, p); p = 0.3", "clamp(x, -p, p); p = -2",
@@ -331,7 +331,7 @@ TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
         "max(x, -1e38)*sigmoid(100*max(x, -1e38))", "max(x, -3)*sigmoid(1.7*max(x, -3))",
         "max(x, -128/p)*sigmoid(p*max(x, -128/p)); p = 1.5",
         "max(b, -9)*sigmoid(max(b, -9))*a*p; p = 1e-30",
-        // Slopes between two bounds, alone and beside others.
+        // Slopes between two bounds, alone and with others.
         "max(min(x, 5), -9)*sigmoid(max(min(x, 5), -9))",
         "max(min(x, 5), 1)*sigmoid(max(min(x, 5), 1))",
         "max(min(x, -5), -1)*sigmoid(max(min(x, -5), -1))",
@@ -340,7 +340,7 @@ TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
         // The sigmoid keeps a product finite.
         "a*1e38*max(b, -90)*sigmoid(3*max(b, -90))",
         "a*1e38*max(min(b, 5), -90)*sigmoid(3*max(min(b, 5), -90))",
-        // The word between two quotients is spent once.
+        // The error budget of the function between two quotients is used once.
         "max(x/0.814954937, -5)*(x/0.81638509)/9 - 0.440996915",
         "max(x/1.50831211, -5)*(x/3.03507614)/9 - 0.054610882"})
     names.emplace_back(name);
@@ -371,8 +371,7 @@ TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
   }
 }
 
-// Numbers of parameters that overflow, and signs that the lines do not expect, are another
-// kernel's.
+// Parameter values that overflow or have unexpected signs use another kernel.
 TEST(Cuda, ParametersThatDoNotSuitTheLinesGoToAnotherKernel) {
   using Case = std::pair<const char*, bool>;
   for (const auto& [name, backward] :
@@ -381,14 +380,14 @@ TEST(Cuda, ParametersThatDoNotSuitTheLinesGoToAnotherKernel) {
         Case{"max(min(x, p), -9/q)*sigmoid(q*max(min(x, p), -9/q)); p = -9; q = 2", true}}) {
     const auto call = native_call(name, backward, DType::bf16);
     EXPECT_FALSE(cuda::VectorProgram(*call->step).fits(call->args())) << name;
-    // What they go to, as formulas of one element at a time.
+    // The formulas of that kernel, one element at a time.
     const std::string lines =
         cuda::native_lines(*call->step->graph, call->step->roots(), call->step->native_error());
     EXPECT_EQ(lines.find("in[" + std::to_string(call->step->loads.size())), std::string::npos);
   }
 }
 
-// Squares of squares have more factors than there is time for.
+// Squares of squares have exponentially many factors.
 TEST(Cuda, DeepProductsAreLoweredAtOnce) {
   Graph graph;
   Expr e = graph.load(0);
@@ -397,7 +396,7 @@ TEST(Cuda, DeepProductsAreLoweredAtOnce) {
   EXPECT_NE(cuda::native_lines(graph, std::span(&root, 1), 0x1p-12), "");
 }
 
-// One block walks over everything, where rows lie side by side and where there are gaps.
+// One block processes everything, with contiguous rows and with padded rows.
 TEST(Cuda, AWalkSeesEveryVector) {
   StepBuilder build("amax", 24, Precision::native);
   build.store({Store::To::amax, 0, DType::f32, {}},
@@ -430,8 +429,8 @@ TEST(Cuda, AWalkSeesEveryVector) {
   }
 }
 
-// A launch has at most 65535 rows of blocks; the next one goes on above them, and the last has
-// those behind the tiles.
+// A launch has at most 65535 rows of blocks. The next launch continues after them, and the last one
+// includes the rows after the tiles.
 TEST(Tiles, MayBeMoreThanOneLaunchHas) {
   constexpr int64_t kTiles = 70000, kBehind = 128, kRows = 16;
   cuda::TileHead head;
@@ -440,7 +439,7 @@ TEST(Tiles, MayBeMoreThanOneLaunchHas) {
   const std::vector<cuda::Launch> all =
       cuda::launches_of_tiles(0, 3, kTiles + kBehind, kRows, 128, head, {}, {});
   ASSERT_EQ(all.size(), 2U);
-  int64_t above = kTiles;  // tiles that no launch has
+  int64_t above = kTiles;  // tiles not yet launched
   for (const cuda::Launch& l : all) {
     cuda::TileHead own;
     std::memcpy(&own, l.arguments.data(), sizeof own);
@@ -453,7 +452,7 @@ TEST(Tiles, MayBeMoreThanOneLaunchHas) {
   EXPECT_EQ(above, -kBehind);
 }
 
-// With a GPU a call runs; without one it says why and touches nothing.
+// With a GPU a call runs. Without one it reports why and writes nothing.
 TEST(Cuda, ACallRunsOrSaysWhyNot) {
   const View nothing = matrix(nullptr, DType::f32, 0, 8);
   forward(activation("gelu"), {.x = nothing, .y = nothing}, {.device = Device::cuda});

@@ -1,4 +1,4 @@
-// Every kernel text that plans and public calls need, compiled without a GPU.
+// Compiles every kernel text that plans and public calls need, without a GPU.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kArchs[] = {"sm_80", "sm_90a", "sm_100a", "sm_120a"};
 
-// A few texts at a time; `look` sees each and the local memory of its kernels.
+// Compiles a few texts at a time. `look` gets each text and the local memory of its kernels.
 using Look = std::function<void(const std::string& text, std::string_view arch, int local_bytes)>;
 void compile_all(
     const std::set<std::string>& texts, const std::vector<const char*>& archs,
@@ -77,7 +77,7 @@ TEST(CudaTexts, OfGoldenPlansCompileForEveryArchitecture) {
   }
 }
 
-// The fast kernels, each with the names of its cases: tiles that all have their rows, and others.
+// The fast kernels with the names of their cases, for whole and for partial tiles.
 std::map<std::string, std::set<std::string>> bench_texts() {
   std::map<std::string, std::set<std::string>> cases;
   Options options;
@@ -104,7 +104,7 @@ TEST(CudaTexts, OfBenchCasesCompileForTheOldestArchitecture) {
   compile_all(keys(bench_texts()), {kArchs[0]});
 }
 
-// On the architecture that they are made for nothing spills but a few long formulas.
+// On their target architecture, only a few long formulas spill registers.
 TEST(CudaTexts, OfBenchCasesHaveNoLocalMemory) {
   const std::set<std::string> spill{"layernorm.bwd bf16", "layernorm bf16 -> e4m3 mxfp8 rowcol",
                                     "swiglu.bwd bf16 -> e5m2 current rowcol +dbias"};

@@ -1,5 +1,5 @@
-// cuBLASLt's functions on host memory: the product in float64 by the descriptions it was given, and
-// a refusal or an error for what the real one would not take.
+// A fake cuBLASLt on host memory. It computes the product in float64 from its descriptors, and
+// returns an error for calls that the real library would not accept.
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kInvalid = 7, kNotSupported = 15;
 constexpr int kF32 = 0, kF16 = 2, kBF16 = 14;
-constexpr uint64_t kNoKernel = 77;  // a count of rows that no kernel does
+constexpr uint64_t kNoKernel = 77;  // a row count without a kernel
 
 struct Descriptor {
   int32_t transa = 0, transb = 0;
@@ -25,7 +25,7 @@ struct Preference {
   uint32_t reductions = 7;
   uint32_t alignment[4] = {256, 256, 256, 256};
 };
-// What the heuristic knew; the product must keep to it.
+// The data of the heuristic. The product must match it.
 struct Algorithm {
   uint64_t rows, cols;
   uint32_t alignment[4];
@@ -66,7 +66,7 @@ bool fits(const Descriptor& t, const Layout& a, const Layout& b, const Layout& c
     if (l->rows == 0 || l->cols == 0 || l->ld < static_cast<int64_t>(l->rows)) return false;
   return inner == k && d.rows == m && d.cols == n && c.rows == m && c.cols == n;
 }
-// One type of factors; the result has it too, or fp32.
+// Both factors have the same type. The result has this type or fp32.
 bool supported(const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
   return a.type == b.type && c.type == d.type && (d.type == a.type || d.type == kF32);
 }

@@ -1,5 +1,6 @@
-// On a GPU: graphs of every kind of step, tensors beyond 32 bits, threads, streams and
-// contexts at once, and what a launch costs. Without one, every test is skipped with the reason.
+// Tests on a GPU: graphs of every kind of step, tensors with more than 2^32 elements, concurrent
+// threads, streams and contexts, and the cost of a launch. Without a GPU every test is skipped with
+// the reason.
 #include <chrono>
 #include <cstdio>
 #include <set>
@@ -41,7 +42,7 @@ Bytes normal_numbers(DType dtype, size_t count, unsigned seed) {
   return bytes;
 }
 
-// A plan whose buffers are on the device.
+// A plan with buffers on the device.
 class DevicePlan {
  public:
   DevicePlan(const std::string& chain, PlanRequest request, int64_t rows)
@@ -84,7 +85,7 @@ class DevicePlan {
       plan_.run(pass, rows_, memory, workspace_.data(), {.stream = stream});
   }
 
-  // Every buffer's bytes, one behind the other.
+  // The bytes of every buffer.
   [[nodiscard]] std::vector<Bytes> contents() const {
     std::vector<Bytes> all;
     for (const auto& b : buffers_) {
@@ -135,7 +136,7 @@ class DevicePlan {
   int64_t rows_;
   cuda::DeviceBuffer workspace_;
   std::vector<std::unique_ptr<cuda::DeviceBuffer>> buffers_;
-  std::vector<Bytes> first_;  // what they start with
+  std::vector<Bytes> first_;  // initial contents
 };
 
 struct Subject {
@@ -178,7 +179,7 @@ Step step_of(const std::string& act) {
   return activation_step(activation(act), form);
 }
 
-// Needs NVRTC only.
+// Needs only NVRTC.
 TEST(JoinedTexts, HoldTheKernelsOfAll) {
   if (const auto why = cuda::why_no_nvrtc()) GTEST_SKIP() << *why;
   std::vector<std::string> texts;
@@ -196,7 +197,7 @@ TEST(JoinedTexts, HoldTheKernelsOfAll) {
   EXPECT_EQ(image.find("part3_"), std::string::npos);
 }
 
-// A replay leaves what the run left, and again after the memory was set back.
+// A replay gives the result of the run, also after the memory was reset.
 TEST_F(Gpu, GraphsOfEveryKindOfStepReplay) {
   std::set<std::string> makers;
   for (const Subject& s : kSubjects) {
@@ -220,7 +221,7 @@ TEST_F(Gpu, GraphsOfEveryKindOfStepReplay) {
     EXPECT_TRUE(makers.contains(maker)) << maker;
 }
 
-// The state is in device memory and goes forward there, so no two replays have the same mask.
+// The state is in device memory and advances there, so every replay has another mask.
 TEST_F(Gpu, ReplaysOfDropoutDrawAnew) {
   const Subject s{"dropout(0.5) bias dropout(0.1)", 64, 256, DType::f32, "none"};
   DevicePlan plan(s.chain, request_of(s), s.rows);
@@ -243,9 +244,9 @@ TEST_F(Gpu, ReplaysOfDropoutDrawAnew) {
   EXPECT_FALSE(eager[1] == eager[2]);
 }
 
-// ---- More than 2^31 elements ----
+// More than 2^31 elements.
 
-// Elements all over a large tensor, most of them at places where a 32-bit index would go wrong.
+// Samples of a large tensor, mostly at indices that fail with 32 bits.
 std::vector<int64_t> samples(int64_t elements) {
   std::mt19937_64 random(5);
   std::vector<int64_t> all{0, 1, elements - 1, elements - 2};
@@ -257,7 +258,7 @@ std::vector<int64_t> samples(int64_t elements) {
   return all;
 }
 
-// A tensor of one byte again and again, with other numbers at the samples.
+// A tensor filled with one byte value, with other values at the samples.
 class Large {
  public:
   Large(DType dtype, int64_t elements)
@@ -291,7 +292,7 @@ class Large {
 
 uint32_t sample_code(size_t i) { return 0x3c00U + static_cast<uint32_t>(i * 7 % 0x400U); }
 
-// f of one bf16 number, by the CPU.
+// f of one bf16 value on the CPU.
 uint32_t on_cpu(const Activation& f, uint32_t code) {
   uint32_t result = 0;
   const View x = matrix(&code, DType::bf16, 1, 1), y = matrix(&result, DType::bf16, 1, 1);
@@ -301,7 +302,7 @@ uint32_t on_cpu(const Activation& f, uint32_t code) {
 
 constexpr Options kStrictCuda{.precision = Precision::strict, .device = Device::cuda};
 
-// In place: one row of an odd length for the flat map, rows of vectors for the vector map.
+// In place: one row of odd length for the flat map, rows of whole vectors for the vector map.
 TEST_F(Gpu, MapsOfMoreThan2To31Elements) {
   const Activation f = activation("gelu");
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, (int64_t{1} << 31) + 7},
@@ -326,9 +327,9 @@ TEST_F(Gpu, MapsOfMoreThan2To31Elements) {
   }
 }
 
-// ---- More than 2^32 elements: eighteen gigabytes ----
+// More than 2^32 elements: 18 GB.
 
-// gelu(x), rowwise and columnwise too if asked for. A multiplier is what memory starts with.
+// gelu(x), rowwise and optionally columnwise. The initial contents of memory are the multiplier.
 BandCall encoded(const Format& format, bool both) {
   return [=](Tensors& results, const View& x, const Options& options) {
     const auto encoding = [&](Orientation o) -> Encoding {
@@ -355,7 +356,7 @@ NormForm rms_form(const View& x, const Options& options) {
   return form;
 }
 
-// RMSNorm with its column to save; gamma is what memory starts with.
+// RMSNorm with its saved column. The initial contents of memory are gamma.
 void rms_norm(Tensors& results, const View& x, const Options& options) {
   NormForm form = rms_form(x, options);
   form.rstdev = true;
@@ -369,7 +370,8 @@ void rms_norm(Tensors& results, const View& x, const Options& options) {
           options);
 }
 
-// Its gradient for x itself as the incoming one; returns gamma's, a sum of no negative numbers.
+// Its gradient with x as the incoming gradient. Returns the gradient of gamma, a sum of
+// non-negative values.
 View rms_norm_backward(Tensors& results, const View& x, const Options& options) {
   NormForm form = rms_form(x, options);
   form.grad = x.dtype;
@@ -402,7 +404,7 @@ TEST_F(Gpu, TilesBlocksAndRowsOfMoreThan2To32Elements) {
       expect("tenon_block_kernel", encoded({.dtype = DType::e4m3, .scaling = scaling}, both));
   expect("tenon_row_kernel", rms_norm);
 
-  // Sums depend on all rows: 32 in order and a tree of less than 20 levels, twice.
+  // Sums depend on all rows: 32 in order and a tree of fewer than 20 levels, twice.
   Tensors large(Device::cuda), small(Device::cpu);
   std::vector<View> sums;
   expect_bands(
@@ -422,9 +424,9 @@ TEST_F(Gpu, TilesBlocksAndRowsOfMoreThan2To32Elements) {
   }
 }
 
-// ---- Threads, streams, contexts ----
+// Threads, streams, contexts.
 
-// A backward call with quantised results and a bias gradient, over and over in one stream.
+// Repeats a backward call with quantised results and a bias gradient in one stream.
 void run_often(unsigned seed) {
   constexpr int64_t kRows = 130, kCols = 256;
   const Activation f = activation("gelu");
@@ -492,9 +494,9 @@ TEST_F(Gpu, EightThreadsWithStreamsInTwoContexts) {
   for (const std::string& e : errors) EXPECT_EQ(e, "");
 }
 
-// ---- What a launch costs on the host ----
+// The host cost of a launch.
 
-// The least of several rounds, in microseconds a call.
+// The minimum of several rounds, in microseconds per call.
 template <class Call>
 double host_cost(const GpuStream& stream, Call call) {
   constexpr int kRounds = 20, kCalls = 200;
@@ -509,7 +511,7 @@ double host_cost(const GpuStream& stream, Call call) {
   return least;
 }
 
-// The bound is loose; the figures are printed for those who look at them.
+// The bound is loose. The measured values are printed.
 TEST_F(Gpu, AWarmCallCostsLittleMoreThanItsLaunch) {
   constexpr int64_t kCols = 1024;
   const GpuStream stream;
