@@ -1,4 +1,6 @@
-"""The package of this checkout with the library of its build tree, unless others are installed."""
+"""Uses the package of this checkout with the library of its build tree, unless others are
+installed.
+"""
 
 import importlib.util
 import os
@@ -6,20 +8,20 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# TENON_TEST_DEVICE=cuda runs the tests of torch and JAX on the GPU; else they are the CPU's, also
-# on machines where JAX would choose a GPU.
+# TENON_TEST_DEVICE=cuda runs the tests of torch and JAX on the GPU. Otherwise they run on the CPU,
+# also on machines where JAX would choose a GPU.
 _ON_CUDA = os.environ.get("TENON_TEST_DEVICE") == "cuda"
 os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if _ON_CUDA else "cpu")
-# Several devices, of the CPU, for what is sharded; read when JAX starts.
+# Several CPU devices, for the sharding tests. JAX reads the variable at startup.
 os.environ["XLA_FLAGS"] = " ".join(
     ["--xla_force_host_platform_device_count=8", *os.environ.get("XLA_FLAGS", "").split()]
 )
 if _ON_CUDA:
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch needs memory too
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave memory for torch
     import torch
 
     torch.set_default_device("cuda")
-    # Tensors of the CPU that pretend to be elsewhere.
+    # It uses CPU tensors that report another device.
     collect_ignore = ["test_torch_routing.py"]
 
 _PYTHON = Path(__file__).resolve().parents[1]
@@ -27,7 +29,7 @@ _BUILT = _PYTHON.parent / "build" / "lib" / "libtenon.so"
 
 if importlib.util.find_spec("tenon") is None:
     sys.path.insert(0, str(_PYTHON))
-    # Programs that tests start find it too.
+    # For programs that tests start.
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(_PYTHON), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
@@ -42,18 +44,19 @@ def pytest_configure(config):
 
 
 def pytest_runtestloop(session):
-    """On CUDA most of the time goes into compiling, which tests one by one leave to one core.
+    """Runs marked tests first in parallel, to compile kernels. On CUDA only.
 
-    Marked tests, whose arguments are all parameters, run once before the others, many at a time;
-    what they say is heard when they run again, in their turn.
+    On CUDA most of the time is compilation, and a single test uses one core. All arguments of
+    marked tests are parameters. Their results are ignored here and reported when they run again in
+    order.
     """
     items = [i for i in session.items if i.get_closest_marker("compiles")]
     if not _ON_CUDA or session.config.option.collectonly or not items:
         return
 
     def run(item):
-        torch.set_default_device("cuda")  # a setting of the thread
-        with torch.autograd.set_multithreading_enabled(False):  # gradients too are this thread's
+        torch.set_default_device("cuda")  # the setting is per thread
+        with torch.autograd.set_multithreading_enabled(False):  # runs gradients in this thread
             item.function(**item.callspec.params)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -1,5 +1,7 @@
-"""The JAX front end on a GPU against its own CPU handlers: run by test_gpu.py, exits 77 without a
-GPU."""
+"""Compares the JAX front end on a GPU with its CPU handlers.
+
+test_gpu.py runs it. It exits with 77 without a GPU.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,10 @@ def numbers(*shape, dtype=jnp.float32, seed=0):
 
 
 def same(function, *arrays):
-    """function(*arrays), compiled, has the same bits on both devices; called thrice, so that a
-    command buffer is recorded and replayed."""
+    """Checks that the compiled function(*arrays) has the same bits on both devices.
+
+    It is called three times, so that a command buffer is recorded and replayed.
+    """
     compiled = jax.jit(function)
     here = jax.tree.leaves(compiled(*jax.device_put(arrays, CPU)))
     for _ in range(3):
@@ -91,7 +95,7 @@ def gradients():
 
 
 def among_other_ops():
-    """Several calls in one program, between XLA's own kernels."""
+    """Several calls in one program, between kernels of XLA."""
 
     def layers(x):
         for _ in range(3):
@@ -114,7 +118,7 @@ for test in (plain, sums_and_amax, quantised, gradients, among_other_ops):
     try:
         test()
         print(f"passed  {test.__name__}", flush=True)
-    except Exception as e:  # the next one is tried all the same
+    except Exception as e:  # continue with the next test
         failed += 1
         print(f"failed  {test.__name__}: {type(e).__name__}: {e}", flush=True)
 sys.exit(int(failed > 0))

@@ -1,6 +1,6 @@
-"""What tests on a CUDA device share: the same call on both devices, and bits compared.
+"""Common code of the tests on a CUDA device: runs the same call on both devices and compares bits.
 
-TENON_TEST_DEVICE=cpu runs them without a GPU, against the CPU itself, to try the tests out.
+TENON_TEST_DEVICE=cpu runs them without a GPU, against the CPU itself, to check the tests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 class Skipped(Exception):
-    """Why a test cannot run here."""
+    """The reason why a test cannot run."""
 
 
 def skip(why):
@@ -40,7 +40,7 @@ def needs_cuda():
 
 
 def numbers(*shape, dtype=None, seed=0, special=False):
-    """Normal numbers on the CPU; with the ones that are easily lost if `special`."""
+    """Normally distributed values on the CPU. With `special`, also values that are easily lost."""
     made = 3 * torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
     made = made.to(dtype or torch.float32)
     if special:
@@ -51,7 +51,7 @@ def numbers(*shape, dtype=None, seed=0, special=False):
 
 
 def same(there, here, what=""):
-    """The bits of a CUDA tensor are those of a CPU tensor; any NaN is any NaN."""
+    """Checks that a CUDA tensor has the bits of a CPU tensor. All NaNs are equal."""
     assert (there.device.type, here.device.type) == (DEVICE, "cpu"), f"{what}: {there.device}"
     there = there.detach().cpu()
     here = here.detach()
@@ -67,7 +67,7 @@ def same(there, here, what=""):
 
 
 def close(there, here, relative, what=""):
-    """Equal up to `relative` of the largest number."""
+    """Checks equality up to `relative` times the largest value."""
     assert there.device.type == DEVICE and there.shape == here.shape, what
     there, here = there.detach().cpu().double(), here.detach().double()
     most = (there - here).abs().max().item() if there.numel() else 0.0
@@ -80,7 +80,7 @@ def leaf(t, device):
 
 
 def both(function, *tensors):
-    """(values, gradients) of function(*tensors) on both devices, with one gradient for all."""
+    """(values, gradients) of function(*tensors) on both devices, with the same output gradient."""
     found = []
     for device in (DEVICE, "cpu"):
         given = [None if t is None else leaf(t, device) for t in tensors]
@@ -106,9 +106,10 @@ def raises(kind, text, call):
 
 
 def on_both(model, x, *extras, relative=None, what="", dtype=None):
-    """A module, and its gradients, on both devices; equal bits unless `relative` is given.
+    """Compares a module and its gradients on both devices. Bits must be equal unless `relative` is
+    given.
 
-    Of another dtype the CPU takes the same numbers in float32.
+    For another dtype, the CPU uses the same values in float32.
     """
     results = []
     for device in (DEVICE, "cpu"):
@@ -129,7 +130,7 @@ def on_both(model, x, *extras, relative=None, what="", dtype=None):
 
 
 def main(tests, wanted):
-    """Every test among the names, or those whose names hold one of the words; 1 if one failed."""
+    """Runs all tests, or those whose names contain one of the words. Returns 1 if one failed."""
     if WHY_NOT:
         print(f"skipped: {WHY_NOT}")
         return 0

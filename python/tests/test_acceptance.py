@@ -1,4 +1,4 @@
-"""The five programs that a user of Transformer Engine tries first, as they would write them."""
+"""Five typical first programs of a user of Transformer Engine."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The picture of shares: well-formed, and with every case that ran."""
+"""Tests of the picture of shares: well-formed, and with every case that ran."""
 
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -53,7 +53,7 @@ def test_has_a_bar_of_its_share_for_each_case(monkeypatch):
 
 
 def extent(element):
-    """From where to where a text reaches at most: digits of DejaVu Sans, the widest common font."""
+    """The maximal extent of a text: digits of DejaVu Sans, the widest common font."""
     letter = {"g": 0.70 * 11, "v": 0.64 * 10}.get(element.get("class"), 0.64 * 11)
     x, width = float(element.get("x")), letter * len(element.text)
     return (x - width, x) if element.get("text-anchor") == "end" else (x, x + width)

@@ -1,4 +1,4 @@
-"""The module for ctypes is that of the header, and has its layout."""
+"""Tests that the generated ctypes module matches the header and its struct layout."""
 
 import ctypes
 import importlib.util
@@ -48,7 +48,7 @@ def test_what_the_tool_does_not_know_is_an_error(declaration):
 
 
 def structs():
-    """C names of the structs with their classes."""
+    """The C names of the structs with their classes."""
     names = tool.re.findall(r"typedef struct (\w+) \{", HEADER)
     return {name: getattr(_c_abi, tool.camel(name)) for name in names}
 

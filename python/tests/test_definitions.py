@@ -1,4 +1,4 @@
-"""A name means the definition that it had when an op was built or traced."""
+"""Tests that a name keeps the definition that it had when an op was built or traced."""
 
 import ctypes
 import threading
@@ -47,7 +47,7 @@ def test_jax_gated_keys():
 
 
 def test_torch_threads_see_one_definition():
-    """Values and gradients belong to one definition, whatever another thread defines."""
+    """Values and gradients use the same definition, also if another thread redefines the name."""
     tenon.define("zz", "1*x")
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What the library says of scaling modes and of a plan's buffers."""
+"""Tests of the library's data on scaling modes and buffers of a plan."""
 
 import pytest
 import tenon
@@ -76,7 +76,7 @@ def test_activation_info():
     assert found["inputs"] == 2 and found["scaled"] is True
     parameters = {p["name"]: p for p in found["parameters"]}
     assert list(parameters) == ["limit", "alpha", "offset"]
-    assert parameters["alpha"]["value"] == 1.7  # and not that of the float32
+    assert parameters["alpha"]["value"] == 1.7  # not the value rounded to float32
     assert parameters["limit"]["least"] > 0 and parameters["limit"]["most"] is None
     assert list(found) == ["name", "inputs", "scaled", "parameters", "formula"]
     assert tenon.activation_info("x*k; k = 1e-3")["parameters"] == [

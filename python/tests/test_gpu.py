@@ -1,6 +1,6 @@
-"""The front ends on a CUDA device: strict results are the CPU's bit for bit.
+"""Tests of the front ends on a CUDA device: strict results have the bits of the CPU.
 
-pytest runs it like any other file; `python3 python/tests/test_gpu.py [NAME…]` needs no pytest.
+pytest runs it like any other file. `python3 python/tests/test_gpu.py [NAME…]` needs no pytest.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_native_against_float64():
         assert ((y - exact).abs() <= exact.abs() * 8 * half + 1e-7).all(), dtype
     y = functional.silu(x.bfloat16().to(DEVICE)).cpu().double()
     exact = torch.nn.functional.silu(x.bfloat16().double())
-    # Half a bf16 step, and what native precision may add.
+    # Half a bf16 step, plus the error of native precision.
     assert ((y - exact).abs() <= exact.abs() * (2.0**-8 + 2.0**-11) + 1e-30).all()
 
 
@@ -192,7 +192,7 @@ def test_ops():
     scales = numbers(24, seed=2)
     biased = ops.Bias(64)
     torch.nn.init.normal_(biased.bias)
-    # Without a product float32 results are strict ones.
+    # Without a product, float32 results are strict.
     on_both(ops.Sequential(biased, ops.GELU(), ops.ConstantScale(2.0)), x, what="bias gelu scale")
     on_both(ops.Sequential(biased, ops.AddExtraInput()), x, extra, what="bias add")
     on_both(ops.Sequential(ops.RMSNorm(64), ops.SwiGLU()), x, what="norm swiglu")
@@ -216,7 +216,7 @@ def test_sequential():
     from tenon.torch.ops import _gemm
 
     chosen = _gemm.torch_multiplies
-    for plans in (False, True):  # torch's products, and those of plans
+    for plans in (False, True):  # products of torch, products of plans
         _gemm.torch_multiplies = lambda dtype, on_cpu: not plans  # noqa: B023
         try:
             for dtype, relative in ((torch.float32, 2.0**-18), (torch.bfloat16, 2.0**-5)):
@@ -270,13 +270,13 @@ def test_jit_functions():
 
 
 def test_side_stream():
-    """A call belongs to the current stream: it reads what the stream wrote before."""
+    """A call runs in the current stream: it reads earlier writes of the stream."""
     needs_cuda()
     x = torch.zeros(1 << 20, device=DEVICE)
     value = numbers(1 << 20).to(DEVICE)
     expected = functional.gelu(value)
     grad = torch.ones_like(x)
-    functional.activation("gelu", leaf(x, DEVICE)).backward(grad)  # compiled before the race
+    functional.activation("gelu", leaf(x, DEVICE)).backward(grad)  # compile before the race
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -310,7 +310,7 @@ def test_nothing_waits():
 
 
 def _captured(run):
-    """A graph of run(), after the warm-up that capture wants, and what it returned."""
+    """A captured graph of run(), after the warm-up that capture needs, and its result."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -350,7 +350,7 @@ def test_graphs():
         seen.append(y.clone())
     assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
 
-    # A plan with a dropout, and a step with products; seeds are torch's.
+    # A plan with a dropout, and a step with products. Seeds are drawn by torch.
     plan = ops.Sequential(ops.Bias(64), ops.Dropout(0.5), ops.ConstantScale(2.0))
     mlp = ops.Sequential(ops.Linear(64, 64), ops.GELU(), ops.Dropout(0.5))
     for model, whole in ((plan.to(DEVICE), True), (mlp.to(DEVICE), False)):
@@ -465,7 +465,7 @@ def _mistakes():
 
 
 def _arrays(name, to_device, to_host, low):
-    """The functions of `tenon` on another library's CUDA arrays; `low` is a 16-bit dtype."""
+    """Tests functions of `tenon` on CUDA arrays of another library. `low` is a 16-bit dtype."""
     import numpy as np
 
     x = numbers(24, 64).numpy()
@@ -559,7 +559,7 @@ def _jax(flags):
 
 
 def test_jax():
-    """A process of its own, where JAX may choose the GPU; without and with command buffers."""
+    """Uses a separate process in which JAX may choose the GPU. With and without command buffers."""
     for flags in ("", f"{COMMAND_BUFFERS} --xla_gpu_graph_min_graph_size=1"):
         done = _jax(flags)
         if "Unknown flag" in done.stderr:

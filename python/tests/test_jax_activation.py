@@ -1,4 +1,4 @@
-"""tenon.jax without quantisation: values and gradients against plain JAX in float64."""
+"""Tests of tenon.jax without quantisation: values and gradients against plain JAX in float64."""
 
 import functools
 import subprocess
@@ -18,7 +18,7 @@ from tenon.jax.cpp_extensions.activation import (  # noqa: E402
     DActLuDBiasQuantizePrimitive,
 )
 
-# Compiling is most of what these tests do; LLVM's better code is of no use to them.
+# These tests mostly compile, so LLVM optimisations would only cost time.
 jax.config.update("jax_disable_most_optimizations", True)
 sigmoid = jax.nn.sigmoid
 UNARY = {
@@ -50,7 +50,7 @@ def clamped(limit=7.0, alpha=1.702, offset=1.0):
     return f
 
 
-# Key: the same in plain JAX.
+# Key -> the same function in plain JAX.
 REFERENCES = {(name,): f for name, f in UNARY.items()}
 REFERENCES |= {(name, "linear"): gated(UNARY[name]) for name in (*TE_UNARY, "mish", "elu")}
 REFERENCES |= {
@@ -62,12 +62,12 @@ REFERENCES |= {
     ("x*sigmoid(beta*x); beta = 3", "linear"): gated(lambda x: x * sigmoid(3 * x)),
     ("tanh(a)*exp(b)",): lambda a, b: jnp.tanh(a) * jnp.exp(b),
 }
-# Relative error of one rounding, with room for the words' own errors.
+# The relative error of one rounding, plus the errors of the formula functions.
 TOLERANCE = {jnp.float32: 3e-6, jnp.float16: 1.5e-3, jnp.bfloat16: 1.2e-2}
 
 
 def numbers(shape, dtype=jnp.float32, seed=0):
-    # Away from 0, where relu and its kin have no derivative.
+    # Away from 0, where relu and similar functions have no derivative.
     x = np.random.default_rng(seed).normal(size=shape) * 2
     return jnp.asarray(np.where(np.abs(x) < 0.05, 0.3, x).astype(dtype))
 
@@ -122,7 +122,7 @@ def test_values_and_gradients(key):
         np.testing.assert_array_equal(both, grad)
         assert dbias.shape == (inputs, 7) and dbias.dtype == dtype
         close(dbias, dx.reshape(-1, inputs, 7).sum(0), dtype)
-    # Eager, and one row.
+    # Without jit, and one row.
     np.testing.assert_array_equal(act_lu(x[0, 0, 0], key), got[0, 0, 0])
 
 
@@ -171,7 +171,7 @@ def test_parameters():
     ):
         close(act_lu(x, key, act_params=params), want, jnp.float32)
         close(jax.jit(lambda x: activation(x, key, act_params=params))(x), want, jnp.float32)  # noqa: B023
-    # Equal numbers must not be taken for one.
+    # Equal parameter values must stay separate parameters.
     close(act_lu(x, key, act_params=(1, 1, 1)), reference(clamped(1, 1, 1), x), jnp.float32)
 
 
@@ -214,7 +214,7 @@ def test_transformations_compose():
     np.testing.assert_array_equal(rows, want)
     np.testing.assert_array_equal(jax.grad(lambda x: jax.checkpoint(f)(x).sum())(x), want)
     np.testing.assert_array_equal(jax.vmap(jax.grad(lambda x: f(x).sum()))(x), want)
-    # Differentiating beside an undifferentiable call is fine.
+    # Another, non-differentiable call does not prevent differentiation.
     assert jax.grad(lambda s: (s * act_lu(x, ("gelu", "linear"))).sum())(1.0) != 0
 
 
@@ -313,7 +313,7 @@ X1, X2 = jnp.ones((3, 1, 4)), jnp.ones((3, 2, 4))
 def test_mistakes_are_named(call, error, text):
     with pytest.raises(error, match=text):
         call()
-    # While tracing, not while running.
+    # The error is raised during tracing, not at run time.
     with pytest.raises(error, match=text):
         jax.eval_shape(call)
 

@@ -1,4 +1,4 @@
-"""The FFI handlers themselves: what they refuse, and that initialising touches nothing."""
+"""Tests of the FFI handlers: errors, and initialisation without memory access."""
 
 import ctypes
 
@@ -23,7 +23,7 @@ from test_jax_quantize import (  # noqa: E402
 
 
 def call(target, x, **changes):
-    """The forward handler as XLA sees it, with attributes and results of one's own."""
+    """Calls the forward handler like XLA, with custom attributes and results."""
     results = changes.pop("results", [(x.shape[0], x.shape[-1]), (0,), (0,), (0,), (1,)])
     dtypes = changes.pop("dtypes", [x.dtype] * 2 + [np.float32] * 3)
     attributes = dict(
@@ -72,7 +72,7 @@ def test_a_transposed_copy_without_scaling():
     shapes = [(3, 8), (8, 3), (0,), (0,), (1,)]
     y, turned, _, _, amax = call("tenon_act_lu_ffi", x, quantize_layout=2, results=shapes)
     np.testing.assert_array_equal(turned, y.T)
-    assert amax[0] == 1  # what was given, where none is asked for
+    assert amax[0] == 1  # the given value, because no amax is requested
     none = [(0,), *shapes[1:]]
     got = call("tenon_act_lu_ffi", x, quantize_layout=1, results=none)
     np.testing.assert_array_equal(got[1], y.T)
@@ -116,7 +116,7 @@ class CallFrame(ctypes.Structure):
 
 
 def without_data(handler, frame):
-    """What a handler answers before XLA has memory for its buffers."""
+    """The result of a handler before XLA has memory for its buffers."""
     sides = (frame.contents.args, frame.contents.rets)
     buffers = [side.all[i].contents for side in sides for i in range(side.count)]
     data = [b.data for b in buffers]
@@ -130,7 +130,7 @@ def without_data(handler, frame):
 
 @pytest.fixture
 def on_cpu():
-    """Also where JAX has a GPU."""
+    """Uses the CPU, also if JAX has a GPU."""
     with jax.default_device(jax.devices("cpu")[0]):
         yield
 
@@ -138,7 +138,7 @@ def on_cpu():
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("mode", ["delayed", "current", "mxfp8", "block1x128", "block128x128"])
 def test_initialising_touches_nothing(mode, monkeypatch):
-    # XLA initialises on CUDA only, so here the executing handler is asked to do both.
+    # XLA initialises only on CUDA, so this test uses the executing handler for both stages.
     handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))
     seen, kept = [], []
     for target, symbol in (
@@ -153,7 +153,7 @@ def test_initialising_touches_nothing(mode, monkeypatch):
         execute, initialise = map(handler, address)
 
         def both(frame, execute=execute, initialise=initialise, symbol=symbol):
-            if not frame.contents.extension:  # else XLA asks for metadata
+            if not frame.contents.extension:  # otherwise XLA requests metadata
                 stage = frame.contents.stage
                 frame.contents.stage = stage - 1
                 seen.append((symbol, without_data(initialise, frame) or initialise(frame)))
@@ -184,7 +184,7 @@ def test_initialising_touches_nothing(mode, monkeypatch):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_workspace_for_cuda_changes_nothing(mode, monkeypatch):
-    """Where JAX has a GPU, results have a place for what CUDA's kernels need."""
+    """If JAX has a GPU, results include a workspace for the CUDA kernels."""
     monkeypatch.setattr(_workspace, "_has_cuda", lambda: True)
     q = MODES[mode](FP8[0], QuantizeLayout.ROWWISE_COLWISE)
     x, dz = numbers((300, 2, 40)), numbers((300, 40), seed=1)
@@ -200,5 +200,5 @@ def test_a_workspace_for_cuda_changes_nothing(mode, monkeypatch):
     want = backward("gated(silu)", dz, x, q)
     np.testing.assert_array_equal(dbias, want.pop("dbias"))
     same(dx, want)
-    # Sums over blocks of at most 128 rows are kept in fp32.
+    # Sums over blocks of at most 128 rows are stored in fp32.
     assert len(seen) == 2 and seen[1] >= 3 * 80 * 4

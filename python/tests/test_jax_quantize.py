@@ -1,4 +1,4 @@
-"""tenon.jax with quantizers: every mode, layout and dtype has the bits of the C ABI."""
+"""Tests of tenon.jax with quantizers: every mode, layout and dtype has the bits of the C ABI."""
 
 import ctypes
 import functools
@@ -23,10 +23,10 @@ from tenon.jax import (  # noqa: E402
     quantize_dact_dbias,
 )
 
-# Compiling is most of what these tests do; LLVM's better code is of no use to them.
+# These tests mostly compile, so LLVM optimisations would only cost time.
 jax.config.update("jax_disable_most_optimizations", True)
 LAYOUTS = list(QuantizeLayout)
-# The C ABI runs on the CPU, and a GPU has its bits in strict precision only.
+# The C ABI runs on the CPU. A GPU has the same bits only in strict precision.
 PRECISION = "strict" if os.environ.get("TENON_TEST_DEVICE") == "cuda" else "native"
 act_lu, activation, quantize_dact_dbias = (
     functools.partial(f, precision=PRECISION) for f in (act_lu, activation, quantize_dact_dbias)
@@ -50,7 +50,7 @@ KEYS = {("gelu",): "gelu", ("silu", "linear"): "gated(silu)"}
 
 
 def bits(a):
-    """As integers: a NaN is not equal to itself."""
+    """The bits as integers, because NaN is not equal to itself."""
     a = np.asarray(a)
     return a.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[a.itemsize])
 
@@ -66,7 +66,7 @@ def code(a):
 
 
 class Reference:
-    """One call of the C ABI on NumPy arrays; keeps what its pointers point to."""
+    """One call of the C ABI on NumPy arrays. Keeps the memory of its pointers alive."""
 
     def __init__(self):
         self.kept = []
@@ -141,7 +141,7 @@ def same(got, want):
         assert (getattr(got, name) is None) == (name not in want), name
 
 
-@functools.cache  # so that JAX compiles it once for equal arguments
+@functools.cache  # JAX compiles once for equal arguments
 def both_passes(key):
     def run(x, dz, q):
         return act_lu(x, key, q), quantize_dact_dbias(dz, x, key, True, q)
@@ -179,7 +179,7 @@ def test_dequantize(mode):
         y = act_lu(x, ("gelu",), MODES[mode](FP8[0], layout))
         assert y.dequantize().dtype == jnp.bfloat16
         got = np.asarray(y.dequantize(jnp.float32))
-        # Half a step of e4m3, and what its smallest number is with one scale for the tensor.
+        # Half a step of e4m3, and its smallest value with one scale for the tensor.
         np.testing.assert_allclose(got, exact, rtol=2**-4 + 2**-8, atol=5e-3)
         if mode in ("delayed", "current"):
             data = y.data if layout == 0 else jnp.moveaxis(y.columnwise_data, 0, -1)
@@ -231,7 +231,7 @@ def test_gradients_pass_straight_through():
         y, pull = jax.vjp(lambda x, q=q: activation(x, ("gelu",), q), x)
         np.testing.assert_array_equal(y, act_lu(x, ("gelu",), q).dequantize())
         np.testing.assert_array_equal(pull(jnp.ones_like(y))[0], plain)
-    # The amax leaves with the quantizer's cotangent.
+    # The amax is returned in the cotangent of the quantizer.
     q = DelayedScaleQuantizer()
     dq = jax.jit(jax.grad(lambda q, x: activation(x, ("gelu",), q).sum()))(q, x)
     assert dq.amax_history[0] == act_lu(x, ("gelu",), q).amax[0]
@@ -256,13 +256,13 @@ def test_delayed_update(length, algo):
     history, scale = np.zeros((length, 1), np.float32), np.ones((1, 1), np.float32)
     for amax in (3.3, 0.0, 17.25, np.inf, 1e-3, np.nan, *rng.lognormal(size=8) * 10):
         r = Reference()
-        history[0, 0] = amax  # an update leaves 0 there
+        history[0, 0] = amax  # an update sets it to 0
         views = r.view(history, length, 1), r.view(scale, 1, 1)
         _lib.check(_lib.lib.tenon_delayed_update(*views, 4, 1, algo == "most_recent", None))
         q = step(q, jnp.full(1, amax, jnp.float32))
         np.testing.assert_array_equal(q.amax_history, history[:, 0])
         np.testing.assert_array_equal(bits(q.scale), bits(scale[0]))
-    # Slot 0 counts too, as do several numbers at once.
+    # Slot 0 also counts, and so do several values at once.
     q = DelayedScaleQuantizer(amax_history=jnp.array([2.0, 0, 0, 0]))
     assert q.update().scale == 224 and q.update(jnp.array([1.0, 4.0])).scale == 112
 
@@ -277,7 +277,7 @@ def test_delayed_quantizer_in_a_scan():
     q, (scale_inv, amax) = jax.lax.scan(step, DelayedScaleQuantizer(), xs)
     want = [np.abs(act_lu(x, ("gelu",))).max() for x in xs]
     np.testing.assert_array_equal(amax, want)
-    # Each step has the scale of those before it.
+    # Each step uses the scale of the steps before it.
     top = np.maximum.accumulate(np.float32(want))
     np.testing.assert_allclose(scale_inv, [1, *(top[:-1] / 448)], rtol=1e-6)
     assert q.scale == np.float32(448) / top[-1]

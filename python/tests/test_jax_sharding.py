@@ -1,4 +1,6 @@
-"""tenon.jax on sharded arrays, eight devices of the CPU: the unsharded bits, without gathering."""
+"""Tests of tenon.jax on sharded arrays with eight CPU devices: the unsharded bits, without
+gathering.
+"""
 
 import functools
 import re
@@ -22,13 +24,13 @@ from tenon.jax import (  # noqa: E402
     quantize_dact_dbias,
 )
 
-# Compiling is most of what these tests do; LLVM's better code is of no use to them.
+# These tests mostly compile, so LLVM optimisations would only cost time.
 jax.config.update("jax_disable_most_optimizations", True)
 DEVICES = jax.devices("cpu")
 pytestmark = pytest.mark.skipif(len(DEVICES) < 8, reason="JAX started with fewer than 8 devices")
 STRICT = {"precision": "strict"}
 KEYS = (("gelu",), ("silu", "linear"))
-# Of x [B, T, inputs, H]; the last two split what a call needs whole, or its columns.
+# Specs for x [B, T, inputs, H]. The last two split axes that a call needs whole, or its columns.
 SPECS = (
     P("d"),
     P(None, "d"),
@@ -54,7 +56,7 @@ def mesh_of(kind=AxisType.Auto):
 
 @pytest.fixture(autouse=True)
 def on_cpu():
-    """Also where JAX has a GPU."""
+    """Uses the CPU, also if JAX has a GPU."""
     with jax.default_device(DEVICES[0]):
         yield
 
@@ -64,7 +66,7 @@ def numbers(shape, dtype=jnp.float32, seed=0):
 
 
 def same(got, want):
-    """The same bits, leaf by leaf."""
+    """Checks for equal bits, leaf by leaf."""
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         a, b = np.asarray(a), np.asarray(b)
         assert a.shape == b.shape and a.dtype == b.dtype
@@ -77,7 +79,7 @@ def put(x, mesh, spec):
 
 
 def communication(function, *arrays):
-    """The collectives of a compiled function."""
+    """The collectives in a compiled function."""
     text = jax.jit(function).lower(*arrays).compile().as_text()
     named = r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
     return set(re.findall(named, text))
@@ -124,7 +126,7 @@ def test_rows_are_not_gathered(spec):
     assert is_split(forward(x), mesh, spec)
     assert communication(jax.grad(value), x) == set()
     assert is_split(jax.jit(jax.grad(value))(x), mesh, spec)
-    assert communication(jax.value_and_grad(value), x) == {"all-reduce"}  # of the value
+    assert communication(jax.value_and_grad(value), x) == {"all-reduce"}  # for the value
     back = functools.partial(quantize_dact_dbias, activation_type=key)
     assert communication(back, dz, x) == {"all-reduce"}
     dx, dbias = jax.jit(back)(dz, x)
@@ -161,7 +163,7 @@ def test_a_layer_in_a_sharded_step():
 
 
 def test_partial_sums_are_added_before_they_are_rounded():
-    """Sums of bfloat16 gradients on eight devices, each of which would round to a coarse number."""
+    """Sums of bfloat16 gradients on eight devices. Each partial sum would round coarsely."""
     mesh = mesh_of()
     dz = np.ones((8, 64), np.float32)
     dz[:, :33] = 1.0078125  # the next bfloat16 after 1
@@ -179,7 +181,7 @@ def test_parts_of_unequal_size_are_never_summed_with_their_padding():
     mesh = mesh_of()
     x, dz = numbers((16, 1, 6)), numbers((16, 6), seed=1)
     xs, dzs = put(x, mesh, P("d")), put(dz, mesh, P("d"))
-    key = ("x + 1e6",)  # far from 0 where nothing was
+    key = ("x + 1e6",)  # far from 0 for padding
 
     @jax.jit
     def run(dz, x):
@@ -197,7 +199,7 @@ def test_parts_of_unequal_size_are_never_summed_with_their_padding():
 def test_quantised_results_are_those_of_the_whole(mode, layout):
     mesh = mesh_of()
     x, dz = numbers((8, 4, 2, 32)), numbers((8, 4, 32), seed=1)
-    x = x.at[5, 3].multiply(16)  # one shard has the largest number
+    x = x.at[5, 3].multiply(16)  # one shard has the largest value
     q = QUANTIZERS[mode](layout)
 
     @jax.jit
@@ -218,7 +220,7 @@ def test_quantised_results_are_those_of_the_whole(mode, layout):
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda k: k.name)
 def test_the_amax_of_a_gradient_is_the_largest(kind):
-    """The cotangent of a DelayedScaleQuantizer, which all shards share."""
+    """The cotangent of a DelayedScaleQuantizer that all shards share."""
     mesh = mesh_of(kind)
     x = numbers((16, 1, 6)).at[9].multiply(8)
 
@@ -327,7 +329,7 @@ def test_inside_shard_map(kind, axes, check_vma):
     with jax.set_mesh(mesh):
         for placed in (P(), P("d"), P("d", "t"), P(None, None, None, "t")):
             if kind is AxisType.Explicit and tuple(placed)[: len(spec)] != tuple(spec):
-                continue  # such a shard_map takes what is split as it says
+                continue  # such a shard_map requires matching shardings
             xs = put(x, mesh, placed)
             same(jax.jit(shard(jax.grad(value), out_specs=spec))(xs), want)
             total = shard(lambda x: jax.lax.psum(value(x), tuple(axes)), out_specs=P())
@@ -345,7 +347,7 @@ def test_inside_shard_map(kind, axes, check_vma):
 
 
 def test_results_vary_as_operands_do():
-    """A result that differs between devices must not pass for one that does not."""
+    """A result that differs between devices must have a type that varies over devices."""
     mesh = mesh_of()
     x = numbers((8, 1, 6))
     wrong = jax.shard_map(lambda x: act_lu(x, ("gelu",)), mesh=mesh, in_specs=P("d"), out_specs=P())
@@ -357,7 +359,7 @@ def test_results_vary_as_operands_do():
     )
     with pytest.raises(ValueError, match="replication|varying"):
         wrong(x)
-    # What is the same everywhere meets what is not.
+    # Replicated operands combined with varying ones.
     mixed = jax.shard_map(
         lambda dz, x: dact_lu(dz, x, ("gelu",), **STRICT),
         mesh=mesh,
@@ -388,7 +390,7 @@ def test_one_device_has_one_call():
         text = jax.jit(run).lower(*arrays).compile().as_text()
         entry = text[text.index("ENTRY") :]
         found = set(re.findall(r" ([a-z][a-z-]*)\(", entry))
-        extra = {"copy"} if "scaling_mode = 2" in entry else set()  # of the amax it starts from
+        extra = {"copy"} if "scaling_mode = 2" in entry else set()  # copy of the initial amax
         assert (
             found <= {"parameter", "constant", "custom-call", "get-tuple-element", "tuple"} | extra
         )

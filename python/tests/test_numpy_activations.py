@@ -1,4 +1,4 @@
-"""Activations on arrays against float64, forward and backward."""
+"""Tests of activations on arrays against float64, forward and backward."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), BF16]
-# Half a unit in the last place, and what native precision may add.
+# Half a unit in the last place, plus the error of native precision.
 RELATIVE = {"float32": 3e-6, "float16": 2**-11 + 2**-13, "bfloat16": 2**-8 + 2**-11}
 
 erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -76,7 +76,7 @@ def slope(f, x, h=1e-6):
 
 
 def numbers(shape, dtype=np.float32, seed=0):
-    """Values of the dtype, away from kinks by more than the step of the derivative."""
+    """Values of the dtype. Their distance to kinks is larger than the step of the derivative."""
     x = np.random.default_rng(seed).normal(size=shape) * 2
     x = np.asarray(x + np.copysign(0.01, x)).astype(dtype)
     x[np.abs(x) == 3] = 2.5
@@ -93,7 +93,7 @@ def close(found, wanted, dtype=None, more=1.0):
 
 
 def test_every_built_in_activation_has_a_reference():
-    # In a process of its own: other tests define names.
+    # In a separate process, because other tests define names.
     code = "import tenon; print(*tenon.names())"
     builtin = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -281,7 +281,7 @@ def test_from_text_and_functions():
     close(gate(x, x), wanted * (exact + 1))
     tenon.define("mine_step", "x + 1")
     close(tenon.mine_step(x), exact + 1)
-    close(defined(x), wanted)  # what was built stays what it was
+    close(defined(x), wanted)  # an existing activation does not change
     close(gate(x, x), wanted * (exact + 1))
     tenon.define("mine_gate", "gated(elu(alpha=0.5))")
     np.testing.assert_array_equal(
@@ -397,7 +397,7 @@ def test_definitions_hold_for_what_was_built_before():
     ]
     for f, wanted in built:
         np.testing.assert_array_equal(f(x), wanted)
-    tenon.define("held", "x + held(x)")  # the one before
+    tenon.define("held", "x + held(x)")  # refers to the previous definition
     for f, wanted in built:
         np.testing.assert_array_equal(f(x), wanted)
     np.testing.assert_array_equal(tenon.held(x), 3 * x)

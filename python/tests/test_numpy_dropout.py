@@ -1,4 +1,4 @@
-"""Dropout against a reference of its random stream, and the L2 normalisation of rows."""
+"""Tests of dropout against a reference of its random stream, and of L2 normalisation of rows."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Traced functions: their texts, values, broadcasts and gradients."""
+"""Tests of traced functions: their texts, values, broadcasting and gradients."""
 
 import copy
 import math
@@ -58,10 +58,10 @@ TEXTS = [
 def test_texts(function, text):
     assert trace(function, ("x", "y")) == text
     assert tenon.fuse(function).formula == text
-    tenon.fuse(function)(numbers(2, 3), numbers(2, 3))  # the library reads it
+    tenon.fuse(function)(numbers(2, 3), numbers(2, 3))  # the library parses it
 
 
-# Random expressions: what Python computes in float64 is what the text means.
+# Random expressions: the text must have the value that Python computes in float64.
 _leaf = st.sampled_from(["x", "y", "0.5", "2", "-1.25"])
 _tree = st.recursive(
     _leaf,
@@ -94,7 +94,7 @@ def test_random_expressions(source):
         assert "where" in str(e) or "float" in str(e)
         return
     scale = np.maximum(np.abs(wanted), 1)
-    # Near a comparison the two may differ: compare where they are not decided by rounding.
+    # Near a comparison the two may differ because of rounding, so some elements are allowed to.
     assert np.mean(np.abs(found - wanted) > 1e-4 * scale) < 0.2
 
 

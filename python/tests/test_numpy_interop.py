@@ -1,4 +1,4 @@
-"""DLPack in and out, the module itself, the command, threads."""
+"""Tests of DLPack import and export, the module, the command, and threads."""
 
 import copy
 import os
@@ -68,7 +68,7 @@ def test_memory_stays_alive():
 def test_jax_arrays():
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
-    here = jax.devices("cpu")[0]  # results elsewhere are not NumPy's
+    here = jax.devices("cpu")[0]  # NumPy cannot read results on other devices
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
         y = tenon.swiglu(jnp.asarray(X, dtype, device=here))
         assert y.dtype == dtype and y.shape == (3, 4)

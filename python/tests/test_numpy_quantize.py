@@ -1,4 +1,4 @@
-"""FP8 tensors against a NumPy reference of the rules, for every mode and orientation."""
+"""Tests of FP8 tensors against a NumPy reference of the rules, for every mode and orientation."""
 
 import ml_dtypes
 import numpy as np
@@ -287,7 +287,8 @@ def test_given_amax():
     x = np.ones((4, 8), np.float32)
     with pytest.raises(ValueError, match="amax=-3.0; it is the largest"):
         tenon.quantize(x, "current", amax=-3.0)
-    assert tenon.quantize(x, "current", amax=float("nan")).scale_inv[0] == 1  # as the spec says
+    # Defined by the specification.
+    assert tenon.quantize(x, "current", amax=float("nan")).scale_inv[0] == 1
     with pytest.raises(ValueError, match="current finds its scale by itself"):
         tenon.quantize(x, "current", scale=2.0)
     with pytest.raises(TypeError, match="set them in the Format"):

@@ -1,4 +1,4 @@
-"""The Python programs of the README and of docs/python.md, as they stand there."""
+"""Runs the Python programs of the README and of docs/python.md."""
 
 import re
 import subprocess

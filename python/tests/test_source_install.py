@@ -1,4 +1,4 @@
-"""pip install .[jax] with a compiler and CMake alone: what a user without a wheel does."""
+"""Tests pip install .[jax] with only a compiler and CMake, for users without a wheel."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What arrives in a backward pass is checked before any kernel reads it."""
+"""Tests that the inputs of a backward pass are checked before a kernel reads them."""
 
 import pytest
 
@@ -18,7 +18,7 @@ REFUSED = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
 
 class Wrong(ops.BasicOperation):
-    """The identity, with a gradient of one's own."""
+    """The identity with a custom gradient."""
 
     def __init__(self, gradient):
         super().__init__()
@@ -68,7 +68,7 @@ def test_gradients_of_user_ops(before, gradient):
 
 
 class Fewer(ops.BasicOperation):
-    """Gives fewer rows than it gets, and a gradient of as many."""
+    """Returns fewer rows than its input, and a gradient with as many."""
 
     def op_forward(self, ctx, input_, **unused):
         return input_[:2]
@@ -125,7 +125,7 @@ class ChannelGradient(ops.BasicOperation):
 @pytest.mark.parametrize("change", [lambda g: g[:1], lambda g: g[:1, :1], lambda g: g.sum()])
 @pytest.mark.parametrize("planned", [False, True])
 def test_gradients_of_channels(change, planned):
-    """One of another shape would be broadcast, or read beyond its end."""
+    """A gradient of another shape would be broadcast, or read past its end."""
     made, add = ops.MakeExtraOutput(), ChannelGradient(change)
     made.set_extra_output_channel(0, "r", output_to_caller=False)
     add.set_extra_input_channel(0, "r")
@@ -183,7 +183,7 @@ def test_saved_tensors_that_come_back_as_others(call, unpack):
     model = CALLS[call]()
     x = torch.randn(ROWS, COLS, requires_grad=True)
     change = UNPACKS[unpack]
-    # Each saved tensor on its own, then all of them.
+    # Each saved tensor separately, then all of them.
     count = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: count.append(t) or t, lambda t: t):
         model(x)
@@ -220,7 +220,7 @@ def test_parameters_that_change_between_the_passes(call):
 
 
 def test_hooks_that_change_only_strides():
-    """Numbers are read where they are, whatever the strides."""
+    """Saved tensors may have any strides."""
 
     def spread(t):
         if not t.dim():
@@ -230,7 +230,7 @@ def test_hooks_that_change_only_strides():
         return wide[..., ::2]
 
     for name, make in CALLS.items():
-        if name in ("quantised", "cached"):  # 8-bit numbers have no strided writes in torch
+        if name in ("quantised", "cached"):  # torch has no strided writes of 8-bit types
             continue
         model = make()
         x = torch.randn(ROWS // 4, 4, COLS, requires_grad=True)
@@ -244,7 +244,7 @@ def test_hooks_that_change_only_strides():
             y = model(x)
         try:
             (found,) = torch.autograd.grad(y, x, g)
-        except ValueError as e:  # a random state must be in a row
+        except ValueError as e:  # a random state must be contiguous
             assert "random" in str(e)
             continue
         torch.testing.assert_close(found, wanted)
@@ -272,7 +272,7 @@ def test_quantised_tensors_whose_parts_changed(quantizer):
             if name == "none" and part == "data":
                 q.columnwise_data = None
             if name == "none" and part == "scale_inv":
-                q.columnwise_scale_inv = None  # one scale serves both
+                q.columnwise_scale_inv = None  # both encodings share one scale
             setattr(q, part, change(t))
             with pytest.raises((*REFUSED, AttributeError)):
                 q.dequantize()

@@ -1,4 +1,4 @@
-"""Gradients through channels and extra tensors, against plain torch in float64."""
+"""Tests of gradients through channels and extra tensors, against plain torch in float64."""
 
 import itertools
 
@@ -44,7 +44,7 @@ def _halves(x, f, g=lambda b: b):
 
 
 class UserScale(ops.BasicOperation):
-    """y = x·s, written as for Transformer Engine: it computes only the gradients asked for."""
+    """y = x·s as for Transformer Engine: computes only the requested gradients."""
 
     num_extra_inputs = 1
 
@@ -63,7 +63,7 @@ class UserScale(ops.BasicOperation):
 
 
 class UserSine(ops.BasicOperation):
-    """An op that asks whether its input needs a gradient; opaque to every plan."""
+    """An op that checks whether its input needs a gradient. Plans cannot include it."""
 
     def op_forward(self, ctx, input_, **unused):
         ctx.wanted = input_.requires_grad
@@ -87,7 +87,9 @@ def read(op, name):
 
 
 def compare(model, reference, x, *, frozen=(), x_grad=True):
-    """Value, extra outputs and every gradient; `reference(x, *parameters)` is plain torch."""
+    """Compares value, extra outputs and all gradients. `reference(x, *parameters)` is plain
+    torch.
+    """
     torch.manual_seed(1)
     for i, p in enumerate(model.parameters()):
         with torch.no_grad():
@@ -196,7 +198,7 @@ def test_a_residual_and_two_readers_of_one_channel(trained, opaque, shown):
 
 
 def test_a_channel_before_everything_that_is_trained():
-    """What was made before the first trained parameter needs no gradient."""
+    """Values before the first trained parameter need no gradient."""
     asked = []
 
     class Asks(UserScale):
@@ -235,7 +237,7 @@ def test_the_callers_tensors_are_left_alone():
     x = torch.randn(ROWS, 1, requires_grad=True)
 
     class Hands(ops.BasicOperation):
-        """Gives its input and its extra input on as they are."""
+        """Returns its input and its extra input unchanged."""
 
         num_extra_inputs = num_extra_outputs = 1
 
@@ -262,7 +264,7 @@ def test_the_callers_tensors_are_left_alone():
 
 
 def test_nothing_is_kept_alive():
-    """A value that an op asked about is freed with its graph."""
+    """A value whose requires_grad was read is freed with its graph."""
     import gc
     import weakref
 

@@ -1,4 +1,6 @@
-"""torch.compile around Tenon: one clean break, right values and gradients; other tracers refuse."""
+"""Tests of torch.compile around Tenon: one graph break, correct values and gradients. Other
+tracers raise errors.
+"""
 
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from tenon.torch import jit  # noqa: E402
 
 
 class Counter:
-    """A backend that runs graphs as they are, and counts them."""
+    """A backend that runs graphs unchanged and counts them."""
 
     def __init__(self):
         self.graphs = []
@@ -58,7 +60,7 @@ fused = jit.lazy_compile(lambda x: torch.tanh(x) * x)
 mxfp8 = tt.MXFP8Quantizer("e4m3")
 current = tt.Float8CurrentScalingQuantizer("e4m3")
 
-# Each reads x, and the torch operations around Tenon's are graphs of their own.
+# Each reads x. The torch operations around those of Tenon are separate graphs.
 CASES = {
     "two blocks": (TwoBlocks(), 3),
     "one block": (block(), 0),
@@ -97,14 +99,14 @@ def test_one_break_for_each_call(name, count):
     assert len(count.graphs) == graphs, count.graphs
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
-            if name == "fuse":  # inlined: torch's own operations
+            if name == "fuse":  # inlined as torch operations
                 torch.testing.assert_close(a, b)
             else:
                 assert torch.equal(a, b)
 
 
 def test_a_compiled_training_step(count):
-    """Backward runs inside the compiled function, and is not traced either."""
+    """Backward runs inside of the compiled function, and is also not traced."""
     model, twin = block(), block()
     twin.load_state_dict(model.state_dict())
     data = torch.randn(8, 16)
@@ -135,7 +137,7 @@ def test_eager_calls_do_not_load_the_compiler():
     assert out.stdout.strip() == "False"
 
 
-# --- what cannot run a kernel says so
+# Calls that cannot run a kernel raise an error.
 
 CALLS = {
     "Linear \\+ GELU": ops.Sequential(ops.Linear(4, 4), ops.GELU()),

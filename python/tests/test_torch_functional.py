@@ -1,4 +1,4 @@
-"""tenon.torch.functional against torch in float64, forward and backward."""
+"""Tests of tenon.torch.functional against torch in float64, forward and backward."""
 
 import gc
 import math
@@ -14,7 +14,7 @@ from tenon.torch import _call, jit  # noqa: E402
 from tenon.torch.quantizer import Float8Quantizer, MXFP8Quantizer, delayed_update  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# One rounding, and what native precision allows the words (2^-12.5 for bf16, 2^-15.5 for f16).
+# One rounding, plus the error of functions in native precision (2^-12.5 for bf16, 2^-15.5 for f16).
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 5e-3, torch.float16: 7e-4}
 
 
@@ -69,8 +69,8 @@ GATED = {
 
 def leaf(*shape, dtype=torch.float32, spread=2.0):
     x = (spread * torch.randn(*shape)).to(dtype)
-    if not x.is_cpu:  # the numbers of another generator may meet hardswish's corners, where
-        x[x.abs() == 3] = 2.5  # it has no derivative and torch takes the other side's
+    if not x.is_cpu:  # another generator may give values at the kinks of hardswish,
+        x[x.abs() == 3] = 2.5  # where torch uses the other one-sided derivative
     return x.requires_grad_()
 
 
@@ -84,7 +84,7 @@ def close(got, expected, dtype, rows=1):
 
 
 def compare(ours, reference, inputs, dtype, rows=1):
-    """Value and all gradients of ours(*inputs) beside reference(*inputs in float64)."""
+    """Compares value and all gradients of ours(*inputs) with reference(*inputs in float64)."""
     wide = [None if t is None else t.detach().double().requires_grad_() for t in inputs]
     y, expected = ours(*inputs), reference(*wide)
     close(y, expected, y.dtype)
@@ -98,7 +98,7 @@ def compare(ours, reference, inputs, dtype, rows=1):
 
 
 def test_every_registered_name_has_a_reference():
-    # Other tests may have defined names of their own, which come last.
+    # Other tests may have defined names. These come last.
     names = _call.names()
     assert set(names[: len(UNARY) + len(GATED)]) == {*UNARY, *GATED}
     assert {"gelu", "swiglu", "dropout"} <= set(dir(F))
@@ -165,7 +165,7 @@ def test_two_tensors(dtype):
 
     def ours(x, bias):
         a, b = x.chunk(2, -1)
-        assert _call.foldable(a) is a and not a.is_contiguous()  # read where it lies
+        assert _call.foldable(a) is a and not a.is_contiguous()  # read without a copy
         return F.swiglu(a, b=b, bias=bias)
 
     compare(ours, reference, [x, bias], dtype, rows=24)
@@ -293,7 +293,7 @@ def test_strided_tensors(kind):
 def test_dense_tensors_are_not_copied():
     x = torch.randn(5, 7).t()
     y = F.gelu(x)
-    assert y.stride() == x.stride()  # as torch's own
+    assert y.stride() == x.stride()  # same as in torch
     assert _call.foldable(torch.randn(4, 5, 8)[..., :3]).stride() == (40, 8, 1)
     assert _call.foldable(torch.randn(4, 1, 8)[:, :, 2:]).stride()[0] == 8
 
@@ -438,7 +438,7 @@ def test_bias_dropout_add(dtype, shape):
     torch.manual_seed(5)
     x, bias, residual = leaf(*shape, dtype=dtype), leaf(40, dtype=dtype), leaf(*shape, dtype=dtype)
     torch.manual_seed(7)
-    kept = F.dropout(torch.ones(shape), 0.25)  # the same draw
+    kept = F.dropout(torch.ones(shape), 0.25)  # the same mask
     assert set(kept.unique().tolist()) <= {0.0, kept.max().item() if kept.numel() else 0.0}
     torch.manual_seed(7)
     compare(
@@ -473,7 +473,7 @@ def test_dropout_with_a_state_of_ones_own():
     assert torch.equal(x.grad != 0, y != 0)
     again = F.dropout(x, 0.5, random=torch.tensor([1234, 0, 0, 0, 16]))
     assert torch.equal(y, again)
-    # A shard draws what the whole would.
+    # A shard draws the same bits as the whole tensor.
     shard = F.dropout(x[2:, 8:], 0.5, random=torch.tensor([1234, 0, 2, 8, 16]))
     assert torch.equal(shard, y[2:, 8:])
 
@@ -588,7 +588,7 @@ def test_forward_mode_is_refused(name):
             dual = forward_ad.make_dual(x.clone().requires_grad_(needed), torch.ones_like(x))
             with pytest.raises(NotImplementedError, match="tangent would be lost; use backward"):
                 f(dual)
-            f(x)  # others are none of its business
+            f(x)  # other warnings are not affected
     with pytest.raises(NotImplementedError, match="tangent would be lost"):
         torch.func.jvp(f, (x,), (x,))
 
@@ -651,7 +651,7 @@ def test_expanded_and_negated_views():
 
 
 def test_every_argument_may_have_the_negative_bit():
-    """Then its memory holds the opposite numbers; gelu and the like are not odd."""
+    """With the negative bit, memory holds the negated values. gelu and similar are not odd."""
 
     def negative(t):
         return torch._neg_view(-t.detach()).requires_grad_(t.requires_grad)

@@ -1,4 +1,4 @@
-"""tenon.torch.jit against torch in float64, and what is decided about functions."""
+"""Tests of tenon.torch.jit against torch in float64, and of the compilation decisions."""
 
 import functools
 import sys
@@ -179,7 +179,7 @@ def words(x, bias):
 
 
 def bounds(x, bias):
-    bias = bias + 0.0123  # no ties: torch would split the gradient
+    bias = bias + 0.0123  # avoids ties: torch would split the gradient
     return torch.maximum(x, bias) + torch.minimum(x, bias).clamp(-1.0, 0.5) + x.clamp(min=0.3)
 
 
@@ -230,7 +230,7 @@ def test_one_kernel(function, dtype, shapes):
     y.backward(g)
     expected.backward(g.double())
     for t, w in zip(inputs, wides, strict=True):
-        if w.grad is None:  # only compared with
+        if w.grad is None:  # only used in comparisons
             assert not t.grad.any()
         else:
             close(t.grad, w.grad, dtype)
@@ -286,7 +286,7 @@ def test_second_derivatives_of_kernels_are_refused():
         dx.sum().backward()
 
 
-# Functions that do not.
+# Functions that do not become one kernel.
 
 
 def softmax(x):
@@ -325,7 +325,7 @@ def long(x):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """torch.compile that only says that it was asked."""
+    """Replaces torch.compile and records its calls."""
     seen = []
 
     def fake(function, **options):
@@ -360,7 +360,7 @@ def test_other_functions_go_to_torch_compile(compiled, function, why):
     assert fused.how.startswith("torch.compile: ") and why in fused.how
     torch.testing.assert_close(got, expected, equal_nan=True)
     fused(x.clone())
-    assert compiled == [function]  # once
+    assert compiled == [function]  # compiled once
 
 
 def test_arguments_that_no_kernel_takes(compiled):
@@ -368,7 +368,7 @@ def test_arguments_that_no_kernel_takes(compiled):
     x = torch.randn(3, 4, dtype=torch.float64)
     assert torch.equal(fused(x, x), bias_gelu(x, x)) and "float64" in fused.how
     y = torch.randn(3, 4)
-    close(fused(y, y), bias_gelu(y, y), torch.float32)  # another signature, its own decision
+    close(fused(y, y), bias_gelu(y, y), torch.float32)  # another signature has its own decision
     assert fused.how.startswith("tenon: ")
 
 

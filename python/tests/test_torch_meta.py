@@ -1,4 +1,4 @@
-"""Ops made on the meta device: they have no numbers until someone gives them some."""
+"""Tests of ops on the meta device: their parameters have no values until they are initialised."""
 
 import pytest
 
@@ -14,7 +14,7 @@ OPS = {
     "LayerNorm": lambda **to: ops.LayerNorm(8, **to),
     "RMSNorm": lambda **to: ops.RMSNorm(8, zero_centered_gamma=True, **to),
 }
-# What the parameters are after reset_parameters, where that is one number.
+# The parameters after reset_parameters, if all elements are equal.
 STARTS = {"Bias": (0.0,), "LayerNorm": (1.0, 0.0), "RMSNorm": (0.0,)}
 AROUND = {
     "alone": lambda op: op,
@@ -54,7 +54,7 @@ def test_memory_then_values(name):
     with torch.device("meta"):
         op = OPS[name]()
     assert all(p.is_meta for p in op.parameters())
-    op.reset_parameters()  # of nothing, as torch.nn's
+    op.reset_parameters()  # does nothing on meta, like torch.nn
     assert all(p.is_meta for p in op.parameters())
     op.to_empty(device=DEVICE)
     parameters = list(op.parameters())
@@ -70,7 +70,7 @@ def test_memory_then_values(name):
     assert y.isfinite().all()
     y.backward(torch.randn_like(y))
     start = [p.detach().clone() for p in parameters]
-    optimizer.step()  # it knows the parameters that the op uses
+    optimizer.step()  # the optimizer has the parameters that the op uses
     assert all(p is q for p, q in zip(parameters, op.parameters(), strict=True))
     assert all((p != q).any() for p, q in zip(parameters, start, strict=True))
     assert (op(x) != y).any()

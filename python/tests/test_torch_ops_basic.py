@@ -1,4 +1,4 @@
-"""Every basic op against plain torch in float64: values and gradients."""
+"""Tests of every basic op against plain torch in float64: values and gradients."""
 
 import copy
 import math
@@ -12,7 +12,7 @@ import tenon.torch.ops as ops  # noqa: E402
 
 F = torch.nn.functional
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Values carry one rounding; gradients of f16 and bf16 inputs too.
+# Values have one rounding. Gradients of f16 and bf16 inputs too.
 TOLERANCE = {
     torch.float32: {"rtol": 2e-5, "atol": 2e-5},
     torch.float16: {"rtol": 4e-3, "atol": 4e-3},
@@ -109,7 +109,7 @@ def close(actual, expected, dtype, factor=1.0):
 
 
 def check(op, reference, x, *extra, factor=1.0):
-    """Values, dtype, and the gradients of x, of extra inputs and of parameters."""
+    """Compares values, dtype, and the gradients of x, extra inputs and parameters."""
     y = op(x, *extra)
     x64, extra64 = double(x), [double(e) for e in extra]
     parameters = {n: double(p) for n, p in op.named_parameters()}
@@ -442,7 +442,7 @@ def test_make_extra_output():
     torch.testing.assert_close(x.grad, torch.full((3, 4), 5.0))
     x = data((3, 4), torch.float32)
     y, extra = ops.MakeExtraOutput()(x)
-    extra.sum().backward()  # y is not used
+    extra.sum().backward()  # y is unused
     torch.testing.assert_close(x.grad, torch.ones(3, 4))
 
 
@@ -561,7 +561,7 @@ def test_mixed_dtypes(dtype):
     torch.testing.assert_close(y, (x.float() + bias.bias).to(dtype))
     y.sum().backward()
     assert bias.bias.grad.dtype == torch.float32
-    linear = ops.Linear(4, 2)  # computes in the weight's dtype, as Transformer Engine does
+    linear = ops.Linear(4, 2)  # computes in the dtype of the weight, like Transformer Engine
     assert linear(x).dtype == torch.float32
     linear(x).sum().backward()
     assert x.grad.dtype == dtype
@@ -608,7 +608,7 @@ def test_definition_of_the_forward_pass():
     tenon.define("ops_defined", "x*c*c; c = 5")
     for y in results:
         assert (torch.autograd.grad(y.sum(), x)[0] == 2).all()
-    # An op is what its name meant when it was built; a new one has the new meaning.
+    # An op keeps the definition at its construction. A new op has the new definition.
     for model in models:
         assert (torch.autograd.grad(model(x).sum(), x)[0] == 2).all()
     op.c = 3.0

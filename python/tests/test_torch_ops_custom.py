@@ -1,4 +1,4 @@
-"""Operations and fusions of the user's own, among ours."""
+"""Tests of operations and fusions of users, together with built-in ones."""
 
 import contextlib
 
@@ -76,7 +76,7 @@ def test_overridden_ops_are_respected():
             return super().op_forward(ctx, input_) + 1
 
     class Quiet(ops.GELU):
-        """Overrides nothing that runs."""
+        """Overrides no method that runs."""
 
     def model(linear=ops.BasicLinear, bias=ops.Bias, activation=ops.GELU):
         return ops.Sequential(linear(4, 4), bias(4), activation())
@@ -189,7 +189,7 @@ def test_custom_op_with_extra_tensors():
 
 
 class ForwardDoubleGelu(ops.FusedOperation):
-    """Forward only; saves what the basic ops save."""
+    """Forward only. Saves the same tensors as the basic ops."""
 
     calls = 0
 
@@ -203,7 +203,7 @@ class ForwardDoubleGelu(ops.FusedOperation):
 
 
 class BackwardDoubleGelu(ops.FusedOperation):
-    """Backward only; reads what the basic ops save."""
+    """Backward only. Reads the tensors that the basic ops save."""
 
     calls = 0
 
@@ -217,7 +217,7 @@ class BackwardDoubleGelu(ops.FusedOperation):
 
 
 class BothDoubleGelu(ForwardDoubleGelu):
-    """Both directions; saves what it likes."""
+    """Both directions. May save any tensors."""
 
     calls = 0
 
@@ -278,7 +278,7 @@ def test_user_fusions(kind, cls, calls, prepend):
     cls.calls = 0
     function = fusion(cls, with_recipe=prepend)
     with registered(kind, function, prepend=prepend):
-        compare(model, expected, x)  # an existing fuser picks it up
+        compare(model, expected, x)  # an existing fuser uses it
         assert cls.calls == calls
         names = stages(model)
         name = f"{cls.__name__}(Double, GELU)"
@@ -292,7 +292,7 @@ def test_user_fusions(kind, cls, calls, prepend):
 
 
 def test_user_fusions_before_ours():
-    """A backward fusion of the user's takes [Bias, GELU] away from ours, and finds x + b saved."""
+    """A user's backward fusion takes [Bias, GELU] before the built-in one, and x + b is saved."""
 
     class Mine(ops.FusedOperation):
         def fuser_backward(self, basic_op_ctxs, grad_output, **kwargs):
@@ -448,7 +448,7 @@ def test_keywords_of_fused_ops_are_checked():
             model(x, op_kwargs={op: {"wrong": 1}})
 
 
-# --- what each op saves: the contract of fusions that run in one direction only
+# The tensors that each op saves. Fusions in one direction depend on them.
 
 
 def _stats(x, eps=1e-5):
@@ -475,7 +475,7 @@ def _swiglu(x):
     return F.silu(x[..., :4]) * x[..., 4:]
 
 
-# Each op, y and what it saves, in plain torch; parameters follow x, extra inputs follow them.
+# Each op, y and its saved tensors in plain torch. Arguments: x, parameters, extra inputs.
 SAVED = {
     "BasicLinear": (lambda: ops.BasicLinear(8, 5), lambda x, w: (F.linear(x, w), (x, w))),
     "Bias": (lambda: ops.Bias(8), lambda x, b: (x + b, ())),

@@ -1,4 +1,6 @@
-"""Classes that schemas make, against the classes that their ops have, and float64."""
+"""Tests of classes generated from schemas, against hand-written classes of the same ops and
+float64.
+"""
 
 import copy
 import inspect
@@ -11,7 +13,7 @@ import torch
 from tenon.torch.ops import from_schema
 
 SCHEMAS = {op.name: op for op in tenon.ops()}
-# Module level, so that they can be pickled.
+# At module level, so that they can be pickled.
 MadeBias = from_schema.class_of(SCHEMAS["bias"], "MadeBias")
 MadeScale = from_schema.class_of(SCHEMAS["scale"], "MadeScale")
 MadeAdd = from_schema.class_of(SCHEMAS["add"], "MadeAdd")
@@ -20,7 +22,7 @@ MadeDropout = from_schema.class_of(SCHEMAS["dropout"], "MadeDropout")
 MadeReshape = from_schema.class_of(SCHEMAS["reshape"], "MadeReshape")
 MadeExtra = from_schema.class_of(SCHEMAS["make_extra_output"], "MadeExtra")
 
-# bfloat16 has 8 bits; two roundings may differ by one of them.
+# bfloat16 has 8 bits. Two roundings may differ by one unit.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-7}
 
 
@@ -67,7 +69,7 @@ def test_made_class_is_own_class(made, own, extras, dtype):
     x, *given = torch.randn(1 + extras, 2, 3, 16).to(dtype)
     made, own = filled(made(dtype)), filled(own(dtype))
     expect_same(gradients(made, x, *given), gradients(own, x, *given), dtype)
-    # Between products it is part of their plan.
+    # Between products the op is part of their plan.
     around = [ops.Linear(16, 16, dtype=dtype), ops.Linear(16, 8, bias=False, dtype=dtype)]
     chains = [ops.Sequential(around[0], op, around[1]) for op in (made, own)]
     expect_same(*[gradients(chain, x, *given) for chain in chains], dtype)
@@ -104,7 +106,7 @@ def test_no_grad_copies_and_pickles():
         y = norm(x)
     assert not y.requires_grad
     assert torch.equal(copy.deepcopy(norm)(x), y)
-    from_schema.MadeNorm = MadeNorm  # where pickle looks for it
+    from_schema.MadeNorm = MadeNorm  # pickle looks it up here
     try:
         assert torch.equal(pickle.loads(pickle.dumps(norm))(x), y)
     finally:

@@ -1,4 +1,4 @@
-"""What is fused by itself, and that it computes what the ops one by one do."""
+"""Tests of the built-in fusions: what is fused, and equality with the ops one by one."""
 
 import pytest
 
@@ -19,13 +19,13 @@ def gelu(x):
 
 
 def stages(model):
-    """Names of the fused lists of the only fuser."""
+    """The names of the fused lists of the only fuser."""
     ((fuser, _),) = model.groups()
     return fuser.describe()
 
 
 def compare(model, reference, *inputs):
-    """Model against a function of (inputs, parameters), both in float32; returns the output."""
+    """Compares a model with a function of (inputs, parameters) in float32. Returns the output."""
     mine = [t.detach().clone().requires_grad_() for t in inputs]
     theirs = [t.detach().clone().requires_grad_() for t in inputs]
     model.zero_grad()

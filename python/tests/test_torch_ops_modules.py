@@ -1,4 +1,4 @@
-"""Operations as modules: their parameters under torch's tools, and their hooks."""
+"""Tests of operations as modules: torch tools that change parameters, and hooks."""
 
 import copy
 import io
@@ -20,7 +20,7 @@ def gelu(x):
 
 
 def twins(bias=True, **options):
-    """An ops.Linear and a torch.nn.Linear with the same numbers."""
+    """An ops.Linear and a torch.nn.Linear with the same parameters."""
     mine, theirs = ops.Linear(6, 5, bias, **options), torch.nn.Linear(6, 5, bias, **options)
     for p in theirs.parameters():
         torch.nn.init.normal_(p)
@@ -29,7 +29,7 @@ def twins(bias=True, **options):
 
 
 def same(mine, theirs, steps=2):
-    """Values, every gradient by name, and training agree with torch's own module."""
+    """Compares values, all gradients by name, and training steps with the torch module."""
     torch.manual_seed(1)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (mine, theirs)]
     for _ in range(steps):
@@ -137,7 +137,7 @@ def test_parametrized_basic_ops(fused):
 
 
 class Times(ops.BasicOperation):
-    """An op of the user's with two parameters."""
+    """A user's op with two parameters."""
 
     def __init__(self):
         super().__init__()
@@ -286,7 +286,7 @@ def test_main_grad_of_a_parametrized_weight():
         y.sum().backward()
 
 
-# --- hooks
+# Hooks.
 
 
 def block():
@@ -314,7 +314,7 @@ def test_forward_hooks_of_inner_ops():
     model(x)
     assert len(seen) == 1 and len(model.groups()) == 1
     assert "called by itself" not in tt.explain(model)
-    # What a hook returns is what the chain goes on with.
+    # The chain continues with the result of a hook.
     model[1].register_forward_pre_hook(lambda m, args: (2 * args[0],))
     model[2].register_forward_hook(lambda m, args, out: -out)
     z = F.linear(2 * x, model[1].weight, model[1].bias)
@@ -370,7 +370,7 @@ def test_hooks_of_the_parts_of_a_linear():
 
 
 def test_hooked_ops_with_extra_tensors():
-    """Channels, extra inputs, extra outputs and keywords go around the cut."""
+    """Channels, extra inputs, extra outputs and keywords work around a hooked op."""
 
     class Plus(ops.BasicOperation):
         def op_forward(self, ctx, input_, *, amount=0.0):
@@ -469,7 +469,7 @@ def _fully_shard(rank, world, port, failed):
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_fully_sharded_ops(world):
-    """FSDP2 works by hooks: on the whole chain, and on ops inside it."""
+    """FSDP2 uses hooks: on the whole chain, and on ops inside of it."""
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("torch was built without gloo")
     import socket

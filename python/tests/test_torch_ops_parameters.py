@@ -1,4 +1,4 @@
-"""A backward pass uses the parameters that its forward pass read."""
+"""Tests that a backward pass uses the parameters of its forward pass."""
 
 import copy
 

@@ -1,4 +1,6 @@
-"""Quantised tensors between ops: who writes them, who reads them, and what is saved."""
+"""Tests of quantised tensors between ops: which op writes them, which reads them, and what is
+saved.
+"""
 
 import subprocess
 import sys
@@ -38,7 +40,7 @@ def gelu(x):
 
 
 class Probe(ops.BasicOperation):
-    """Wants quantised neighbours, and notes what it gets."""
+    """Has quantizers for both neighbours, and records its inputs."""
 
     def __init__(self, quantizer=None, grad_quantizer=None):
         super().__init__()
@@ -104,7 +106,7 @@ def test_bias_gradient_in_the_same_pass(mode):
         z = F.linear(v, w, b)
         f = gelu(z) if isinstance(activation, ops.GELU) else F.silu(z[:, :16]) * z[:, 16:]
         f.backward(g.double())
-        # The bias gradient is summed before the rounding to 8 bits.
+        # The bias gradient is summed before rounding to 8 bits.
         torch.testing.assert_close(bias.bias.grad.double(), b.grad, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(x.grad.double(), v.grad, rtol=0.3, atol=0.2)
 
@@ -153,7 +155,7 @@ def test_quantize_op():
     x.grad = None
     ops.Quantize(forward=False, backward=True, grad_quantizer=g)(x).backward(grad)
     torch.testing.assert_close(x.grad, g(grad).dequantize())
-    # The op before writes the codes; the one behind reads them.
+    # The previous op writes the codes. The next op reads them.
     model = ops.Sequential(ops.GELU(), ops.Quantize(quantizer=q), ops.SiLU())
     torch.testing.assert_close(model(x), F.silu(q(gelu(x.detach())).dequantize()),
                                rtol=1e-4, atol=1e-5)  # fmt: skip
@@ -172,7 +174,7 @@ def test_quantised_input(mode):
         y, expected = op(encoded), f(exact)
         torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
         g = torch.randn_like(y)
-        (actual,) = torch.autograd.grad(y, x, g, retain_graph=True)  # straight through
+        (actual,) = torch.autograd.grad(y, x, g, retain_graph=True)  # straight-through
         (wanted,) = torch.autograd.grad(expected, exact, g)
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
 
@@ -180,7 +182,7 @@ def test_quantised_input(mode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(37,), (2, 130), (3, 1, 32), (0, 4)])
 def test_cache_quantized_input(shape, dtype):
-    torch.manual_seed(0)  # a number below the least code would change its derivative
+    torch.manual_seed(0)  # a value below the smallest code would change its derivative
     packed = []
     for name, f in (("GELU", gelu), ("ReLU", F.relu), ("Activation", F.mish)):
         args = ("mish",) if name == "Activation" else ()
@@ -220,7 +222,9 @@ def test_nothing_is_cached_without_gradients(monkeypatch):
 
 
 def test_cached_input_behind_a_bias():
-    """A cached input is that of the activation, so bias and activation are not one kernel."""
+    """The cached tensor is the input of the activation, so bias and activation are separate
+    kernels.
+    """
     model = ops.Sequential(ops.Bias(128), ops.GELU(cache_quantized_input=True))
     torch.nn.init.normal_(model[0].bias)
     x = torch.randn(4, 128, requires_grad=True)
@@ -278,7 +282,7 @@ WRITES = [_by_data, _by_numpy, _by_new_data, _by_a_fused_optimizer, _in_inferenc
 @pytest.mark.parametrize("make", [ops.BasicLinear, ops.Linear])
 @pytest.mark.parametrize("write", WRITES)
 def test_a_weight_is_encoded_in_every_forward(make, write):
-    """Writes that torch does not count are seen as well."""
+    """Also detects writes that do not change torch's version counter."""
     op = make(32, 32)
     basic = op if make is ops.BasicLinear else op.basic_ops[0]
     basic.set_quantizer("forward", 1, MXFP8Quantizer("e4m3"))
@@ -292,7 +296,7 @@ def test_a_weight_is_encoded_in_every_forward(make, write):
 
 
 def test_a_delayed_scale_changes_under_an_unchanged_weight():
-    """The scale of the first forward is 1, and most of such a weight is lost in it."""
+    """The scale of the first forward is 1, which loses most of this weight."""
     scale, amax = torch.ones(1), torch.zeros(1)
     op = ops.BasicLinear(32, 32)
     op.set_quantizer("forward", 1, Float8Quantizer(scale, amax, "e4m3"))
@@ -306,7 +310,7 @@ def test_a_delayed_scale_changes_under_an_unchanged_weight():
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_training_with_a_quantised_weight_follows_the_weight(fused):
-    """After each step the output is that of the weight as it is then."""
+    """After each step the output uses the current weight."""
     torch.manual_seed(0)
     quantizer = MXFP8Quantizer("e4m3")
     model = ops.Sequential(ops.Linear(32, 32), ops.Linear(32, 32))
@@ -365,7 +369,7 @@ torch.testing.assert_close(torch.tensor(apart), torch.tensor(alone), rtol=1e-5, 
 
 
 def test_a_sharded_weight_is_encoded_in_every_forward(tmp_path):
-    """FSDP gathers the weight into memory that it uses again, and counts nothing."""
+    """FSDP gathers the weight into reused memory without a version change."""
     if not torch.distributed.is_available():
         pytest.skip("torch without torch.distributed")
     command = [sys.executable, "-c", _FSDP, str(tmp_path / "store")]

@@ -1,4 +1,4 @@
-"""Sequential: a list, one node of autograd, and what torch expects of a module."""
+"""Tests of Sequential as a list, as one autograd node, and as a torch module."""
 
 import copy
 import pickle
@@ -267,7 +267,7 @@ def test_autocast(dtype):
     with torch.autocast(torch.get_default_device().type, dtype):
         with torch.autocast(torch.get_default_device().type, enabled=False):
             assert model(x).dtype == torch.float32
-    # Backward inside autocast computes in the dtypes of the forward pass.
+    # Backward inside of autocast uses the dtypes of the forward pass.
     plain, inside = mlp(), mlp()
     plain(x).sum().backward()
     with torch.autocast(torch.get_default_device().type, enabled=False):
@@ -383,7 +383,7 @@ def test_save_on_cpu():
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
         model(x)
-    # x, two weights, two gated or hidden values, the encoded input in its parts, the random state
+    # x, two weights, two gated or hidden values, the parts of the encoded input, the random state
     assert any(t.dtype == torch.float8_e4m3fn for t in packed)
     assert any(t.dtype == torch.int64 for t in packed)
 

@@ -1,4 +1,4 @@
-"""Runs of operations as plans: one call forward, one backward, and everything around them."""
+"""Tests of sequences of operations as plans: one call forward, one backward, and special cases."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ EPS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8
 
 @pytest.fixture(autouse=True)
 def plans_multiply(monkeypatch):
-    """Linears belong to plans on every CPU."""
+    """Makes plans include linears on every CPU."""
     monkeypatch.setattr(_gemm, "torch_multiplies", lambda dtype, on_cpu: False)
 
 
@@ -66,7 +66,7 @@ def l2(x, eps=1e-6):
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps)
 
 
-# (ops, the same as functions of (x, next parameter, next extra input)), by name. A function takes
+# Name -> (ops, the same as functions of (x, next parameter, next extra input)). A function takes
 # what it needs from the iterators p and e.
 def linear(n, m):
     return ops.BasicLinear(n, m), lambda x, p, e: x @ next(p).T
@@ -97,7 +97,7 @@ def norm():
 
 
 def scaled_norm(kind, n, centered=False, eps=1e-3):
-    """LayerNorm or RMSNorm, written out."""
+    """LayerNorm or RMSNorm in plain torch."""
 
     def reference(x, p, e):
         if kind is ops.LayerNorm:
@@ -234,9 +234,10 @@ def doubled(tensors):
 
 
 def close(mine, exact, dtype, depth, terms=1):
-    """Each stored value is off by half a unit in the last place; `depth` of them follow in turn.
+    """Each stored value has an error of half a unit in the last place. `depth` of them follow in
+    turn.
 
-    Off the CPU, whose sums are trees, `terms` products are added in fp32 in any order.
+    CPU sums are trees. On other devices `terms` products are added in fp32 in any order.
     """
     order = 0.0 if mine.is_cpu else math.sqrt(terms) * EPS[torch.float32]
     bound = (depth * EPS[dtype] + order) * max(float(exact.abs().max()), 1e-3)
@@ -245,7 +246,7 @@ def close(mine, exact, dtype, depth, terms=1):
 
 
 def check(model, reference, x, extras, depth=None):
-    """Forward and all gradients against float64."""
+    """Compares forward and all gradients with float64."""
     depth = depth or 4 + len(model)
     x64, *extras64 = doubled([x, *extras])
     parameters = list(model.parameters())
@@ -341,7 +342,7 @@ def test_strided_inputs_and_gradients():
 
 
 def test_the_same_bits_as_op_by_op(monkeypatch):
-    """Without products nothing is rounded in float32 that the ops one by one would not round."""
+    """Without products, a plan in float32 rounds exactly like the ops one by one."""
     torch.manual_seed(0)
     x = torch.randn(33, 40, requires_grad=True)
     r = torch.randn(33, 40, requires_grad=True)
@@ -372,9 +373,9 @@ def test_the_same_bits_as_op_by_op(monkeypatch):
 
 @pytest.mark.parametrize("dtype", EPS, ids=str)
 def test_dropout_draws_what_it_always_drew(dtype, monkeypatch):
-    """The same seeds drop the same elements, with plans and without, whatever is around."""
+    """The same seeds drop the same elements, with and without plans, and with any other ops."""
     torch.manual_seed(0)
-    # Products of torch in half precision need instructions that not every machine really has.
+    # torch products in half precision need instructions that not every machine has.
     first, second = ops.Linear(16, 24), ops.Linear(24, 16)
     if dtype != torch.float32:
         first, second = ops.Bias(16), ops.SwiGLU()
@@ -451,12 +452,12 @@ def test_channels_and_extra_outputs(shown, runs):
     for a, b in zip([x, *model.parameters()], [x64, *p64], strict=True):
         close(a.grad, b.grad, torch.float32, 16)
     assert runs == [False, True]
-    # An output that nobody uses has no gradient of its own.
+    # An unused output has no gradient.
     assert torch.autograd.grad(model(x)[-1].sum(), x)[0].shape == x.shape
 
 
 class Triple(ops.BasicOperation):
-    """An op of the user's: it cuts a run in two."""
+    """A user's op. It splits a sequence of ops into two plans."""
 
     def op_forward(self, ctx, input_, **kwargs):
         return 3 * input_
@@ -567,7 +568,7 @@ def test_saved_tensors_go_through_hooks(runs):
         seen.append(t.clone())
         return len(seen) - 1
 
-    def unpack(i):  # the same numbers, but columns first
+    def unpack(i):  # the same values, column-major
         t = seen[i]
         return t.t().contiguous().t() if t.dim() == 2 else t
 
@@ -580,7 +581,7 @@ def test_saved_tensors_go_through_hooks(runs):
         for a, b in zip(torch.autograd.grad(y.sum(), tensors), expected, strict=True):
             assert torch.equal(a, b)
     assert runs == [False, True] * 3
-    # x, two weights, and one tensor for what the plan saves.
+    # x, two weights, and one tensor for everything that the plan saves.
     assert len(seen) == 4 and sum(t.numel() for t in seen[-1:]) == 18 * (64 + 32)
     y = model(x)
     with torch.no_grad():
@@ -618,7 +619,7 @@ def test_main_grad(overwrite, runs):
 
 @pytest.mark.parametrize("planned", [True, False])
 def test_main_grad_of_another_dtype(planned, monkeypatch):
-    """It gets the sum in its own dtype, not one that was rounded to the weight's."""
+    """It gets the sum in its own dtype, without rounding to the dtype of the weight."""
     if not planned:
         without_plans(monkeypatch)
     torch.manual_seed(0)
@@ -634,15 +635,15 @@ def test_main_grad_of_another_dtype(planned, monkeypatch):
         close(main_grad, exact, torch.float32 if dtype == torch.float64 else dtype, 64)
     linear_.weight.main_grad = torch.zeros(4, 8, dtype=torch.bfloat16)
     y = model(x)
-    linear_.weight.main_grad = torch.zeros(4, 8)  # another one than forward knew
+    linear_.weight.main_grad = torch.zeros(4, 8)  # not the tensor of the forward pass
     y.backward(g)
     close(linear_.weight.main_grad, g.double().T @ x.double(), torch.bfloat16, 4)
 
 
 def negative(t):
-    """The same numbers, whose memory holds the opposite ones."""
+    """The same values with the negative bit, so that memory holds the negated ones."""
     seen = torch._neg_view(-t.detach())
-    # Memory between saved tensors may hold anything, also NaN.
+    # Memory between saved tensors is uninitialised and may hold NaN.
     assert seen.is_neg() and torch.equal(seen.nan_to_num(), t.nan_to_num())
     return seen
 
@@ -678,7 +679,7 @@ def test_gradients_of_extra_outputs_with_the_negative_bit():
 
 
 def test_what_a_plan_does_not_serve(runs):
-    """Today's ops run instead, with the semantics and the messages they have."""
+    """The ops run instead of a plan, with their semantics and error messages."""
     with torch.autocast(torch.get_default_device().type, torch.bfloat16):
         small = ops.Sequential(ops.Linear(4, 4), ops.GELU())
         assert small(torch.randn(2, 4)).dtype == torch.bfloat16
@@ -742,7 +743,7 @@ def test_parameters_of_ops_may_change():
     y = model(x)
     model[0].alpha, model[1].scale = 0.5, 3.0
     torch.testing.assert_close(model(x), 3 * F.elu(x, 0.5))
-    # Backward is that of its forward.
+    # Backward matches its forward.
     (dx,) = torch.autograd.grad(y.sum(), x)
     (expected,) = torch.autograd.grad((2 * F.elu(x)).sum(), x)
     torch.testing.assert_close(dx, expected)
@@ -773,7 +774,7 @@ def test_cached_inputs_are_saved_in_fp8(runs):
     y.sum().backward()
     x64 = x.detach().double().requires_grad_()
     gelu(x64).sum().backward()
-    # An e4m3 input is off by 1/16 of itself, and gelu's second derivative is below 1.2.
+    # An e4m3 input has a relative error of 1/16. The second derivative of gelu is below 1.2.
     error = (x.grad.double() - x64.grad).abs()
     assert bool((error <= 1.2 * x64.detach().abs() / 16 + 1e-2).all()) and float(error.max()) > 1e-4
     torch.testing.assert_close(y.detach(), gelu(x.detach()))
@@ -824,7 +825,7 @@ def test_many_threads_at_once():
 
 
 def test_products_of_torch(monkeypatch, runs):
-    """Where torch multiplies, linears are its own and plans lie between them."""
+    """If torch multiplies, linears use torch and plans are between them."""
     monkeypatch.setattr(_gemm, "torch_multiplies", lambda dtype, on_cpu: True)
     model = ops.Sequential(
         *(ops.Linear(8, 16), ops.GELU(), ops.L2Normalization(), ops.ConstantScale(2.0)),
@@ -876,7 +877,7 @@ on_cpu = pytest.mark.skipif(
 
 @on_cpu
 def test_saved_memory_is_used_again():
-    """A later forward gets the memory of a backward that is done, never that of one that is not."""
+    """A later forward reuses the memory of a completed backward, never of a pending one."""
     model = ops.Sequential(ops.Linear(64, 4096), ops.GELU(), ops.Linear(4096, 64))
     x = torch.randn(1024, 64)
     reference = [torch.randn(1024, 64) for _ in range(3)]
@@ -901,7 +902,7 @@ def test_saved_memory_is_used_again():
 
 @on_cpu
 def test_memory_that_is_not_kept(monkeypatch):
-    """Workspaces above the limit live as long as their call, and idle blocks stay below it."""
+    """Workspaces above the limit are freed after their call. Cached blocks stay below the limit."""
     model = ops.Sequential(ops.Linear(64, 4096), ops.GELU(), ops.Linear(4096, 64))
     x = torch.randn(1024, 64)
 
@@ -957,7 +958,7 @@ def test_explain_shows_the_plan():
         assert "backward: " not in tt.explain(model, torch.randn(5, 8))
     assert "chain" not in tt.explain(model, torch.randn(5, 8, dtype=torch.float64))
     assert "chain" not in tt.explain(ops.GELU(), torch.randn(5, 8))
-    # A second plan behind an op whose output nobody knows.
+    # A second plan after an op whose output shape is unknown.
     model = ops.Sequential(ops.Linear(8, 16), Triple(), ops.Linear(16, 8), ops.GELU())
     told = tt.explain(model, torch.randn(5, 8))
     assert "input   5 x 8" in told and "chain   linear(16,8) bias gelu" in told
@@ -968,14 +969,14 @@ def test_notebooks_show_the_plan():
     model = ops.Sequential(ops.Linear(8, 16), make, ops.GELU())
     shown = model._repr_html_()
     assert shown.startswith("<pre") and "<iframe srcdoc=" in shown and "linear(8,16)" in shown
-    make.set_extra_output_channel(0, "later")  # to look changed nothing
+    make.set_extra_output_channel(0, "later")  # explain changed nothing
     assert model._groups is None
     assert "<iframe" in ops.Linear(8, 16)._repr_html_()
     for module in (ops.GELU(), ops.Sequential(), ops.Sequential(torch.nn.Linear(2, 2)), Triple()):
         assert module._repr_html_().startswith("<pre")
     model = ops.Sequential(ops.Linear(8, 16), ops.AddExtraInput())
     model[1].set_extra_input_channel(0, "nobody writes this")
-    assert model._repr_html_().startswith("<pre")  # whatever is wrong with it
+    assert model._repr_html_().startswith("<pre")  # for any error in it
 
 
 def test_plans_for_everybody():

@@ -1,7 +1,7 @@
-"""Random chains of torch operations against float64 autograd: the value and every gradient.
+"""Compares random chains of torch operations with float64 autograd: the value and every gradient.
 
-TENON_TEST_CHAINS chains (500 by default) are drawn, each from its number. A failure prints the
-number and the chain; TENON_TEST_CHAIN=number runs that one alone.
+TENON_TEST_CHAINS chains (500 by default) are generated, each from its number. A failure prints the
+number and the chain. TENON_TEST_CHAIN=number runs only that one.
 """
 
 import math
@@ -22,11 +22,11 @@ BLOCKS = 10
 ULP = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 
 
-# --- the reference: plain torch in any dtype
+# The reference: plain torch in any dtype.
 
 
 class Reference:
-    """One evaluation of a chain: where its numbers come from, and whether it can be trusted."""
+    """One evaluation of a chain: the source of its values, and whether it is reliable."""
 
     def __init__(self, parameters, extras, masks):
         self.parameters, self.extras, self.masks = parameters, iter(extras), iter(masks)
@@ -34,7 +34,7 @@ class Reference:
         self.risky = False
 
     def near(self, x, *kinks):
-        """Rounding may take an element to the other side of a kink, where the slope is another."""
+        """Rounding may move an element across a kink, where the derivative differs."""
         for kink in kinks:
             away = (x.detach() - kink).abs()
             self.risky |= bool(((away > 0) & (away < 1e-4 * (1 + abs(kink)))).any())
@@ -62,7 +62,7 @@ def clamped(a, b, limit=1.0, alpha=1.702, offset=1.0):
 
 
 def halves(x, k):
-    """a and b of a gated input, side by side or in groups of k columns."""
+    """a and b of a gated input, as halves or in groups of k columns."""
     half = x.shape[-1] // 2
     if k is None:
         return x[..., :half], x[..., half:]
@@ -127,7 +127,7 @@ def philox(seed, count):
 
 
 def factors(seed, shape, p):
-    """What a dropout multiplies with: 0, or the float32 factor of kept elements."""
+    """The factors of a dropout: 0, or the float32 factor of kept elements."""
     t = round(65536 * p)  # half to even
     if t == 65536:
         return torch.zeros(shape, dtype=torch.float64)
@@ -141,11 +141,11 @@ def test_the_stream_of_the_reference():
     assert philox(0, 8).tolist() == [h for w in words for h in (w & 0xFFFF, w >> 16)]
 
 
-# --- ops and fusions of the user's
+# Ops and fusions of users.
 
 
 class Square(ops.BasicOperation):
-    """Gives its gradient alone."""
+    """Returns only its gradient."""
 
     def op_forward(self, ctx, input_, **kwargs):
         ctx.save_for_backward(input_)
@@ -157,7 +157,7 @@ class Square(ops.BasicOperation):
 
 
 class Gain(ops.BasicOperation):
-    """Has a parameter, and asks what is wanted."""
+    """Has a parameter, and checks which gradients are needed."""
 
     def __init__(self, width, dtype):
         super().__init__()
@@ -194,7 +194,7 @@ class Mixer(ops.BasicOperation):
 
 
 class ForwardBiasGelu(ops.FusedOperation):
-    """Saves what the basic ops would."""
+    """Saves the same tensors as the basic ops."""
 
     def fuser_forward(self, basic_op_ctxs, input_, **unused):
         z = input_ + self.basic_ops[0].bias.detach().to(input_.dtype)
@@ -203,7 +203,7 @@ class ForwardBiasGelu(ops.FusedOperation):
 
 
 class BackwardBiasGelu(ops.FusedOperation):
-    """Reads what the basic ops save."""
+    """Reads the tensors that the basic ops save."""
 
     def fuser_backward(self, basic_op_ctxs, grad_output, **unused):
         (z,) = basic_op_ctxs[1].saved_tensors
@@ -218,7 +218,7 @@ class BothBiasGelu(ForwardBiasGelu):
 
 
 class ForwardScales(ops.FusedOperation):
-    """Two constant factors as one; saves nothing."""
+    """Two constant factors as one. Saves nothing."""
 
     def fuser_forward(self, basic_op_ctxs, input_, **unused):
         return input_ * (self.basic_ops[0].scale * self.basic_ops[1].scale), [(), ()]
@@ -246,17 +246,17 @@ SCALES = fusion(ops.ConstantScale, ops.ConstantScale, ForwardScales)
 
 
 class Tanh(torch.nn.Module):
-    """No operation: the chain is cut here."""
+    """Not an operation: it splits the chain."""
 
     def forward(self, x):
         return torch.tanh(x)
 
 
-# --- drawing
+# Generation of chains.
 
 
 class Chain:
-    """A chain, drawn op by op; `shape` is that of the value after the last one."""
+    """A chain, generated op by op. `shape` is the shape after the last op."""
 
     def __init__(self, seed):
         self.draw = random.Random(seed)
@@ -269,7 +269,7 @@ class Chain:
         self.input_shape = self.shape
         self.modules, self.steps, self.said = [], [], []
         self.extra_shapes, self.dropouts = [], []
-        self.channels = {}  # name: shape, of those that later ops can read
+        self.channels = {}  # name -> shape of channels that later ops can read
         self.names = 0
         for _ in range(draw.randint(1, 5 if self.smooth else 9)):
             self.add()
@@ -304,7 +304,7 @@ class Chain:
         self.draw.choice(kinds)()
 
     def routed(self):
-        """A number for each row, made by ops of the chain, is a scale further on."""
+        """One value per row, computed by ops of the chain, is used as a scale later."""
         kind = self.draw.choice(["", "user", "dropout"])
         self.linear(1)
         self.make(self.draw.random() < 0.3)
@@ -503,7 +503,7 @@ class Chain:
 
 
 class Case:
-    """A chain with numbers."""
+    """A chain with values."""
 
     def __init__(self, chain, seed):
         self.chain, self.seed = chain, seed
@@ -526,7 +526,7 @@ class Case:
         self.extras = [
             numbers(s, 0.5, 0.5).requires_grad_(draw.random() < 0.7) for s in chain.extra_shapes
         ]
-        # The gradient of each output; None: the caller does not use it.
+        # The gradient of each output. None: the caller does not use the output.
         self.cotangents = None
         self.g, self.draw = g, draw
 
@@ -549,7 +549,7 @@ class Case:
         return leaf.expand(shape) if view == "expanded" else leaf
 
     def masks(self):
-        """What Tenon draws: a seed of torch's for each dropout."""
+        """The masks of Tenon: torch draws a seed for each dropout."""
         torch.manual_seed(self.seed)
         made = []
         for shape, p in self.chain.dropouts if self.chain.training else ():
@@ -592,7 +592,7 @@ class Case:
         return outputs, self.gradients(outputs, self.leaves())
 
     def reference(self, dtype):
-        """(outputs, gradients, whether they can be trusted) in plain torch."""
+        """(outputs, gradients, whether they are reliable) in plain torch."""
         leaves = [t.detach().to(dtype).requires_grad_(t.requires_grad) for t in self.leaves()]
         count = len(self.extras)
         x, extras, flat = leaves[0], leaves[1 : 1 + count], iter(leaves[1 + count :])
@@ -605,7 +605,7 @@ class Case:
         return outputs, self.gradients(outputs, leaves), r.risky
 
     def tolerance(self):
-        """Relative, of the largest number: an ulp for each rounding and each term of a sum."""
+        """Relative to the largest value: one ulp per rounding and per term of a sum."""
         terms = math.prod(self.chain.input_shape[:-1]) + 64
         return ULP[self.chain.dtype] * (4 * len(self.chain.steps) + 4) * math.sqrt(terms)
 
@@ -621,7 +621,7 @@ def compare(case, name, mine, exact, torchs, scale):
         return
     theirs = 0.0 if torchs is None else (torchs.double() - exact).abs().max().item()
     off = (mine.double() - exact).abs().max().item()
-    # Rounding errors of large numbers remain where they cancel.
+    # After cancellation, the rounding errors of large values remain.
     allowed = case.tolerance() * max(exact.abs().max().item(), scale / 4) + 8 * theirs
     assert off <= allowed, f"{name}: off by {off:.3g}, allowed {allowed:.3g}\n{mine}\n{exact}"
 
@@ -678,5 +678,5 @@ def test_random_chains(block):
     alone = os.environ.get("TENON_TEST_CHAIN")
     seeds = range(block, COUNT, BLOCKS) if alone is None else [int(alone)] if block == 0 else []
     done = sum(checked(seed) for seed in seeds)
-    # Few chains stay near a kink whatever the numbers.
+    # Few chains are near a kink for all values.
     assert done >= 0.9 * len(seeds)

@@ -1,4 +1,4 @@
-"""Quantizers and quantised tensors against the rules of the formats, written out in torch."""
+"""Tests of quantizers and quantised tensors against the rules of the formats, written in torch."""
 
 import copy
 import pickle
@@ -27,7 +27,7 @@ MODES = {
     "block128x128": Float8BlockQuantizer,
 }
 USAGES = [(True, False), (False, True), (True, True)]
-# Half a step of the format, at the worst place of a block's range.
+# Half a step of the format, at the worst place of the range of a block.
 STEP = {"e4m3": 2.0**-4, "e5m2": 2.0**-3}
 
 
@@ -59,7 +59,7 @@ def test_round_trip(mode, fp8, rowwise, columnwise, shape):
     assert t.shape == x.shape and t.dtype == x.dtype and t.scaling == mode
     assert t.fp8_dtype == FP8[fp8][0]
     back = t.dequantize()
-    # A block's step is relative to a number, or to the block's largest one for subnormal codes.
+    # A step is relative to the value or, for subnormal codes, to the largest value of the block.
     torch.testing.assert_close(back, x, rtol=STEP[fp8], atol=1e-2)
 
 
@@ -73,7 +73,7 @@ def test_delayed_codes_scales_and_amax(fp8):
     assert t.scale_inv.item() == 0.5 and t.columnwise_scale_inv is t.scale_inv
     assert amax.item() == x.abs().max().item()
     Float8Quantizer(scale, amax, fp8)(x / 100)
-    assert amax.item() == x.abs().max().item()  # joined, not replaced
+    assert amax.item() == x.abs().max().item()  # maximum with the previous value
 
 
 @pytest.mark.parametrize("fp8", FP8)

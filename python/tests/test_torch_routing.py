@@ -1,4 +1,4 @@
-"""How calls on CUDA are made, without a GPU: tensors of the CPU that say they are elsewhere."""
+"""Tests how calls on CUDA are made, without a GPU: CPU tensors that report another device."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ STREAM = 0x55
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """What calls of the C ABI were given: functions and options; plans: their devices."""
+    """Records the arguments of C ABI calls: functions and options, and the devices of plans."""
     seen = []
     monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda t: False))
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
@@ -139,7 +139,7 @@ def test_workspaces_are_torchs(monkeypatch):
 
 
 class _Somewhere:
-    """A tensor as far as its device goes."""
+    """An object with only the device of a tensor."""
 
     def __init__(self, device):
         self.device = torch.device(device)
@@ -168,7 +168,9 @@ def test_devices_must_agree():
 
 
 def test_the_update_without_the_library():
-    """On CUDA torch's kernels update delayed scales; on the CPU they give the library's bits."""
+    """On CUDA, torch kernels update delayed scales. On the CPU they give the bits of the
+    library.
+    """
     history = torch.rand(6, 5) * 10
     history[0, 1], history[0, 2], history[2, 3], history[0, 4] = 0, torch.inf, torch.nan, 1e-42
     for algorithm in ("max", "most_recent"):

@@ -1,4 +1,4 @@
-"""Second derivatives: refused with a message, never silently 0."""
+"""Tests that second derivatives raise an error and are never silently 0."""
 
 import pytest
 
@@ -15,7 +15,7 @@ TOLD = "a second derivative was asked for, and only the first one exists"
 
 
 class Square(ops.BasicOperation):
-    """An op of the user's own."""
+    """A user's op."""
 
     def op_forward(self, ctx, input_, **unused):
         ctx.save_for_backward(input_)
@@ -27,7 +27,7 @@ class Square(ops.BasicOperation):
 
 
 class Cube(ops.BasicOperation):
-    """One that keeps its numbers as attributes."""
+    """A user's op that keeps tensors as attributes."""
 
     def op_forward(self, ctx, input_, **unused):
         ctx.slope = 3 * input_.detach() ** 2
@@ -122,7 +122,7 @@ def test_functional_vhp_and_hvp(model, create_graph):
 
 
 def test_with_respect_to_a_tensor_between(model):
-    """The tensor that is asked about is neither a leaf nor the op's own input."""
+    """The tensor of the derivative is neither a leaf nor the input of the op."""
     leaf = torch.randn(4, 32, requires_grad=True)
     between = leaf * 1.5
     (dx,) = torch.autograd.grad(model(between + 0.5).sum(), between, create_graph=True)
@@ -150,11 +150,11 @@ def test_first_derivatives_are_unchanged(model):
     torch.manual_seed(1)
     model(v).sum().backward(create_graph=True)
     assert torch.equal(plain, v.grad)
-    v.grad = None  # a cycle of torch's making
+    v.grad = None  # breaks a reference cycle of torch
 
 
 def test_of_parameters():
-    """Through weights alone: the input needs no gradient."""
+    """Through weights only: the input needs no gradient."""
     x = torch.randn(4, 32)
     for made in (
         ops.Sequential(ops.Linear(32, 32), ops.GELU()),
@@ -183,7 +183,7 @@ def test_of_extra_inputs_and_outputs():
 
 
 def test_through_the_gradient():
-    """The gradient that arrives may itself depend on what is differentiated."""
+    """The incoming gradient may depend on the tensor of the derivative."""
     for f in (ops.GELU(), tf.gelu, lambda x: tf.dropout(x, 0.5), ops.Bias(32)):
         x = torch.randn(4, 32, requires_grad=True)
         g = torch.randn(4, 32, requires_grad=True)
@@ -193,7 +193,7 @@ def test_through_the_gradient():
 
 
 def test_derivatives_as_functions():
-    """The derivative functions of jit are once computed; none of their arguments is forgotten."""
+    """Differentiating a derivative function of jit by any argument raises an error."""
     x, r = torch.randn(4, 32), torch.rand(4, 1)
     for call, tensors in (
         (jit.dgelu_fused, (torch.randn(4, 32), x)),
@@ -207,14 +207,14 @@ def test_derivatives_as_functions():
 
 
 def test_linear_functions_are_torchs():
-    """Where the second derivative is 0, torch's 0 may come back, or the refusal."""
+    """If the second derivative is 0, the result is torch's 0, or an error."""
     for f in (lambda x: tf.dropout(x, 0.5), lambda x: tf.bias_dropout_add(x, bias, x, 0.5)):
         found = A.hessian(total(f), torch.randn(2, 32))
         assert (found == 0).all()
     q = MXFP8Quantizer("e4m3")
     x = torch.randn(1, 32)
     found = A.hessian(lambda x: (tf.dequantize(tf.quantize(x, q)) ** 2).sum(), x)
-    assert torch.equal(found.reshape(32, 32), 2 * torch.eye(32))  # straight through
+    assert torch.equal(found.reshape(32, 32), 2 * torch.eye(32))  # straight-through
 
 
 def test_func_transforms_are_refused(request, model):
@@ -230,7 +230,7 @@ def test_func_transforms_are_refused(request, model):
 
 
 def test_nothing_is_kept_alive():
-    """What makes the refusal possible holds no memory of inputs and no cycle."""
+    """The mechanism for the error keeps no input alive and makes no cycle."""
     import gc
     import weakref
 

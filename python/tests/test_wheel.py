@@ -1,4 +1,4 @@
-"""What the installed package promises: size, import time, types, the command."""
+"""Tests of the installed package: size, import time, types, the command."""
 
 import email
 import re
@@ -35,7 +35,7 @@ def test_the_wheel_is_small_and_for_every_python():
 
 @needs_wheel
 def test_the_wheel_names_its_licence():
-    """pip show prints the field License, or its expression; the text is a file."""
+    """pip show prints the field License, or its expression. The text is a file."""
     (wheel,) = DIST.glob("*.whl")
     files = zipfile.ZipFile(wheel)
     (info,) = (n for n in files.namelist() if n.endswith(".dist-info/METADATA"))
@@ -62,7 +62,7 @@ def test_python_m_tenon_runs_the_command():
 
 @pytest.mark.parametrize("other", ["torch", "jax"])
 def test_other_libraries_may_be_loaded_after_it(other):
-    # The C++ runtime inside libtenon must not answer for theirs.
+    # Symbols of the C++ runtime inside of libtenon must not replace those of other libraries.
     pytest.importorskip(other)
     result = run(sys.executable, "-c", f"import tenon, {other}; print(tenon.names()[0])")
     assert result.returncode == 0, result.stderr

@@ -696,8 +696,7 @@ TEST(Opaque, WhateverIsThrownComesBackWithTheName) {
         pass, [] { fail(Code::unsupported, "not on mondays"); }, Code::unsupported,
         "mine1: not on mondays");
     expect_named(
-        // NOLINT: tests an exception that is not a std::exception.
-        pass, [] { throw 7; }, Code::runtime,
+        pass, [] { throw 7; }, Code::runtime,  // NOLINT: tests a type other than std::exception
         "mine1: it threw something that is no std::exception");
   }
 }
