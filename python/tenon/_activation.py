@@ -94,9 +94,7 @@ def names() -> list[str]:
 
 
 def pinned(text: str) -> str:
-    """Appends `@` and a tag of the definition to each user-defined name, so that the meaning is
-    fixed.
-    """
+    """Tags each user-defined name with `@` and its definition, so that the meaning is fixed."""
     if isinstance(text, str) and len(text) > _LONG_TEXT:  # too many spaces, or an invalid text
         text = text.strip()
     known = _PINNED
@@ -248,9 +246,7 @@ class Activation:
         return {p["name"]: p["value"] for p in activation_info(self.text)["parameters"]}
 
     def _parts(self) -> tuple[str, str, bool]:
-        """The outer calls ("gated(", "scaled(gated(", …), the core, and whether the core is a
-        name.
-        """
+        """The outer calls, e.g. "scaled(gated(", the core, and whether the core is a name."""
         around, core = "", self.text
         while True:
             for outer in ("gated", "scaled"):
@@ -383,12 +379,11 @@ class Activation:
         rounding: str = "once",
         **parameters: float,
     ) -> Gradients:
-        """Computes dx = grad*f'(x + bias)*scale, db, dbias (column sums of dx) and dscale in one
-        pass.
+        """Computes dx = grad*f'(x + bias)*scale, db, dbias and dscale in one pass.
 
-        db is computed if b is given. dbias and dscale are computed if bias and scale are given, or
-        as requested with `dbias` and `dscale`. dx has the layout of x and, by default, its dtype.
-        `quantize` writes dx and db in FP8.
+        dbias is the column sums of dx. db is computed if b is given. dbias and dscale are computed
+        if bias and scale are given, or as requested with `dbias` and `dscale`. dx has the layout of
+        x and, by default, its dtype. `quantize` writes dx and db in FP8.
         """
         if parameters:
             return self._with(parameters).backward(
@@ -431,9 +426,7 @@ class Activation:
         return found
 
     def show(self, backward: bool = False) -> _html.Text:
-        """The formula, derivative, error bound and code. With `backward`, the code of the
-        derivative.
-        """
+        """The formula, derivative, error bound and code (with `backward`, of the derivative)."""
         return _html.Text(text_of(lib.tenon_show, self.text.encode(), int(backward)))
 
     def __repr__(self) -> str:

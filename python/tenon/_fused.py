@@ -1,6 +1,4 @@
-"""Fused functions: a Python function of arrays, traced once and run as one kernel with its
-gradient.
-"""
+"""Fused functions: Python functions of arrays, traced and run as one kernel with a gradient."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Loads libtenon with ctypes and handles errors and strings. It does not depend on an array
-library.
-"""
+"""Loads libtenon with ctypes and handles errors and strings, without an array library."""
 
 from __future__ import annotations
 

@@ -147,9 +147,7 @@ class Plan:
             check(code)
 
     def describe(self, rows: int | None = None) -> str:
-        """A text for both passes: reads and writes of each step, bytes, saved tensors, and
-        reasons.
-        """
+        """A text for both passes: reads and writes of each step, bytes, saved tensors, reasons."""
         return Text(self._text("text", rows))
 
     def json(self, rows: int | None = None) -> Any:

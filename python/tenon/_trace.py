@@ -36,9 +36,7 @@ __all__ = [
 
 
 def _word(function: Callable[..., Expr]) -> Callable[..., Any]:
-    """Makes a formula function that also accepts arrays and numbers. These run in their own
-    kernel.
-    """
+    """Makes a formula function that also accepts arrays and numbers, with its own kernel."""
 
     @functools.wraps(function)
     def word(*arguments: Any) -> Any:

@@ -138,8 +138,7 @@ class QuantizedTensor:
 
     @one_break
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """x = data*scale_inv as a plain tensor of `dtype`, by default the dtype of the original
-        tensor.
+        """x = data*scale_inv as a plain tensor of `dtype`, by default that of the original tensor.
 
         Its gradient is passed unchanged to the tensor that was quantised.
         """

@@ -1,6 +1,4 @@
-"""Checks that a backward pass gets the tensors of its forward pass. Kernels trust addresses and
-sizes.
-"""
+"""Checks the tensors of a backward pass, because kernels trust addresses and sizes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Creates a class for every op of the registry without its own class. Each runs as a plan of one
-op.
-"""
+"""Creates a class for every op of the registry that has none. Each runs as a plan of one op."""
 
 from __future__ import annotations
 

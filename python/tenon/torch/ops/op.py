@@ -442,9 +442,7 @@ class PartOperation(BasicOperation):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Its own parameters, or those of the module that owns them. Parents count them only
-        there.
-        """
+        """Its own parameters, or those of its owner. Parents count them only there."""
         if self._whole is None:
             yield from super().named_parameters(prefix, recurse, remove_duplicate)
             return

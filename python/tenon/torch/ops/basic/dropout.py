@@ -40,9 +40,7 @@ class Dropout(BasicOperation):
         return f"dropout({self.p!r})" if self.training and self.p else "identity"
 
     def draw(self, ctx: OperationContext, x: torch.Tensor) -> torch.Tensor | None:
-        """Draws a random state for this call and saves it for backward. None: nothing is
-        dropped.
-        """
+        """Draws and saves a random state for this call. None: nothing is dropped."""
         if not self.training or self.p == 0:
             return None
         state = random_state(x.shape[-1] if x.dim() else 1, x)

@@ -102,9 +102,7 @@ class Norm(BasicOperation):
         return found
 
     def _versions(self, ctx: OperationContext) -> list[int]:
-        """The in-place version of each parameter. Parameters are read again in backward, not
-        saved.
-        """
+        """The in-place version of each parameter. Backward reads parameters again."""
         found = [self.parameter(ctx, name) for name, _ in self.weights.values()]
         return [0 if p.is_inference() else p._version for p in found]
 

@@ -16,8 +16,7 @@ __all__ = ["Quantize"]
 
 
 class Quantize(BasicOperation):
-    """y = decode(encode(x)) with the forward quantizer, dx = decode(encode(g)) with the backward
-    one.
+    """y = decode(encode(x)), dx = decode(encode(g)), with the forward and the backward quantizer.
 
     Between two ops the encoded tensor is passed without decoding. If possible, the previous op
     writes it directly. If a direction is off or has no quantizer, the op is the identity in it.
