@@ -13,8 +13,7 @@
 namespace tenon::test {
 namespace {
 
-const std::string kFile = std::string(__FILE__).substr(0, std::string(__FILE__).rfind('/')) +
-                          "/../golden/strict_hashes.txt";
+const std::string kFile = TENON_GOLDEN_DIR "/strict_hashes.txt";
 
 std::string line(const std::string& name, uint64_t hash) {
   char digits[17];
