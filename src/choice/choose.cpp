@@ -79,14 +79,14 @@ Chosen make(const Step& step, const Target& target) {
 
 }  // namespace
 
-size_t Way::Halves::buffer_bytes(const Step& step, int64_t rows) const {
-  const int64_t elements = split.count * split.stride * step.body_rows(rows);
+size_t Way::Halves::buffer_bytes(int64_t rows) const {
+  const int64_t elements = split.count * split.stride * between(rows);
   return aligned(static_cast<size_t>(elements * info(split.dtype).bytes));
 }
 
 void Choice::each_half(const Way::Halves& halves, const RunArgs& call, const Part& f) const {
   const Split& split = halves.split;
-  const int64_t rows = step_.body_rows(call.rows);
+  const int64_t rows = halves.between(call.rows);
   std::vector<View> in(call.in.begin(), call.in.end()), out(call.out.begin(), call.out.end());
   in.resize(std::max<size_t>(in.size(), split.in + split.count));
   out.resize(std::max<size_t>(out.size(), split.out + split.count));
@@ -98,9 +98,10 @@ void Choice::each_half(const Way::Halves& halves, const RunArgs& call, const Par
   RunArgs args = call;
   args.in = in;
   args.out = out;
-  if (memory) args.workspace = memory + halves.buffer_bytes(step_, call.rows);
+  if (memory) args.workspace = memory + halves.buffer_bytes(call.rows);
+  args.rows = halves.rows(split.first, call.rows);
   halves.first->each(args, f);
-  args.rows = rows;
+  args.rows = halves.rows(split.second, call.rows);
   halves.second->each(args, f);
 }
 
@@ -119,9 +120,10 @@ size_t Choice::workspace(int64_t rows) const {
       most = std::max(most, w.kernel->workspace(rows));
       continue;
     }
-    const size_t after = std::max(w.halves->first->workspace(rows),
-                                  w.halves->second->workspace(step_.body_rows(rows)));
-    most = std::max(most, w.halves->buffer_bytes(step_, rows) + after);
+    const Way::Halves& h = *w.halves;
+    const size_t after = std::max(h.first->workspace(h.rows(h.split.first, rows)),
+                                  h.second->workspace(h.rows(h.split.second, rows)));
+    most = std::max(most, h.buffer_bytes(rows) + after);
   }
   return most;
 }

@@ -32,7 +32,13 @@ struct Way {
 struct Way::Halves {
   Split split;
   std::shared_ptr<const Choice> first, second;
-  [[nodiscard]] size_t buffer_bytes(const Step& step, int64_t rows) const;
+  // In a call of `given` rows: the rows between the halves, the rows of a half, and the bytes
+  // between the halves.
+  [[nodiscard]] int64_t between(int64_t given) const { return split.first.body_rows(given); }
+  [[nodiscard]] int64_t rows(const Step& half, int64_t given) const {
+    return half.is_map() ? between(given) : given;
+  }
+  [[nodiscard]] size_t buffer_bytes(int64_t given) const;
 };
 
 // All ways that calls may need, best first. The last way accepts every call.

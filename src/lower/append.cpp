@@ -90,14 +90,15 @@ void append(Planner& planner, Pass pass, PlanStep step) {
     return;
   }
   const Split& split = way.halves->split;
-  const Factor rows = step.step.rows ? Factor{.fixed = step.step.rows} : step.rows;
+  const Factor rows = split.first.rows ? Factor{.fixed = split.first.rows} : step.rows;
   PlanStep first = half_of(planner.data(), step, split.first, split.suffix);
   PlanStep second = half_of(planner.data(), step, split.second, "");
-  second.rows = rows;
+  for (PlanStep* half : {&first, &second})
+    if (half->step.is_map()) half->rows = rows;
   first.out.resize(split.out + split.count);
   second.in.resize(split.in + split.count);
-  const std::string base =
-      str(planner.op_name(step.ops.front()), pass == Pass::backward ? ".d" : ".", split.what);
+  const std::string base = str(planner.op_name(step.ops.front()),
+                               pass == Pass::backward ? ".d" : ".", split.suffix.substr(1));
   for (uint32_t i = 0; i < split.count; ++i) {
     const StoredTensor& p = planner.tensor(free_name(planner.data(), base), Role::workspace,
                                            Operand(split.dtype), split.stride, rows);
@@ -110,6 +111,9 @@ void append(Planner& planner, Pass pass, PlanStep step) {
   first.why += str(first.why.empty() ? "" : "; ", way.maker, " does this in two steps, with the ",
                    split.what, " in memory");
   second.why.clear();
+  second.refused.clear();
+  const auto& refused = step.chosen.kernel->refused();
+  first.refused.insert(first.refused.end(), refused.begin(), refused.end());
   append(planner, pass, std::move(first));
   append(planner, pass, std::move(second));
 }

@@ -86,8 +86,9 @@ struct PlanStep {
     Operand operand;
   };
   std::vector<Write> writes;
-  bool weights = false;  // run only after the weights changed
-  std::string why;       // the planner's decision and its reason
+  bool weights = false;                  // run only after the weights changed
+  std::string why;                       // the planner's decision and its reason
+  std::vector<Choice::Refused> refused;  // makers that refused the step before it was split
   // An opaque op of the caller. It runs instead of the step, and the maker names its kind.
   std::function<void(const RunArgs&)> opaque;
   int random = kNoBuffer;

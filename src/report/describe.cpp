@@ -358,12 +358,32 @@ std::vector<std::string> body_lines(const PlanData& d, const PlanStep& s) {
 }
 
 std::vector<Choice::Refused> refused_makers(const PlanStep& s) {
-  std::vector<Choice::Refused> list;
-  if (!s.chosen.kernel) return list;
-  for (const Choice::Refused& r : s.chosen.kernel->refused())
-    if (!r.refusal.other_head) list.push_back(r);
+  std::vector<Choice::Refused> list = s.refused;
+  if (s.chosen.kernel) {
+    const auto& refused = s.chosen.kernel->refused();
+    list.insert(list.end(), refused.begin(), refused.end());
+  }
+  std::erase_if(list, [](const Choice::Refused& r) { return r.refusal.other_head; });
   return list;
 }
+
+namespace {
+
+// Adds the steps of a way, in order. The halves of a split may be split again.
+void add_parts(const Way& way, const Step& step, const std::string& name, int64_t rows,
+               std::vector<Alternative::Part>& parts) {
+  if (way.kernel) {
+    parts.push_back({name, step.head_name(), step.bytes(rows)});
+    return;
+  }
+  const Way::Halves& h = *way.halves;
+  const Split& split = h.split;
+  add_parts(h.first->ways().front(), split.first, str(name, split.suffix),
+            h.rows(split.first, rows), parts);
+  add_parts(h.second->ways().front(), split.second, name, h.rows(split.second, rows), parts);
+}
+
+}  // namespace
 
 std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows) {
   std::vector<Alternative> list;
@@ -377,12 +397,7 @@ std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows) {
       if (least > 0) a.when = str("below ", least, " rows");
       if (picky)
         a.when += str(a.when.empty() ? "" : ", or ", "where addresses or sizes do not fit");
-      const auto add = [&](const Step& step, std::string_view suffix, int64_t given) {
-        a.parts.push_back({str(s.step.name, suffix), step.head_name(), step.bytes(given)});
-      };
-      const Split& split = w.halves->split;
-      add(split.first, split.suffix, s.rows(rows));
-      add(split.second, "", s.step.body_rows(s.rows(rows)));
+      add_parts(w, s.step, s.step.name, s.rows(rows), a.parts);
     }
     least = std::max(least, w.least_rows);
     picky = picky || !w.fits_all;

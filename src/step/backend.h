@@ -59,9 +59,10 @@ struct Refusal {
   bool other_head = false;
 };
 
-// Two steps in place of one. Both have the views of the original step. Between them are `count`
-// matrices of `stride` columns: outputs of the first step from `out` on, and inputs of the second
-// step from `in` on. The second step has as many rows as the body of the original step.
+// Two steps in place of one, before or after the head. Both have the views of the original step.
+// Between them are `count` matrices of `stride` columns: outputs of the first step from `out` on,
+// and inputs of the second step from `in` on. They have the rows of the first step's body. A map
+// runs over these rows. A step with another head gets the rows of the original call.
 struct Split {
   Step first, second;
   std::string_view what;    // is between them

@@ -1,7 +1,9 @@
-// Splits a step in two: the second step loads the result of the head from memory.
+// Splits a step in two: the second step reads the result of the first from memory.
 #include "step/split.h"
 
 #include <algorithm>
+#include <cassert>
+#include <utility>
 
 namespace tenon {
 
@@ -55,6 +57,57 @@ Split split_after_product(const Step& step, bool (*holds)(const Step& step, DTyp
   for (Load& l : s.second.loads)
     if (l.from == Load::From::product)
       l = {.from = Load::From::tile, .arg = s.in, .dtype = s.dtype, .columns = l.columns};
+  return s;
+}
+
+bool is_bare_product(const Step& step) {
+  if (!step.gemm() || step.stores.size() != 1 || !step.encoders.empty()) return false;
+  const Store& s = step.stores[0];
+  const Graph& graph = *step.graph;
+  const Node* value = &graph[s.value];
+  if (value->word == Word::round && value->dtype() == s.dtype) value = &graph[value->in[0]];
+  if (s.to != Store::To::tile || value->word != Word::load) return false;
+  const Load& l = step.loads[value->slot];
+  return l.from == Load::From::product && l.columns == ColumnMap{} &&
+         step.cols == step.gemm()->cols;
+}
+
+Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype) {
+  const Gemm& g = *step.gemm();
+  const Matrix& m = g.*operand;
+  // The shape of the tensor. 0 rows are those of the call.
+  int64_t rows = operand == &Gemm::a ? step.rows : g.inner;
+  int64_t cols = operand == &Gemm::a ? g.inner : g.cols;
+  if (m.transposed) std::swap(rows, cols);
+  assert(cols > 0);
+  Split s{.first = step,
+          .second = step,
+          .what = "decoded operand",
+          .suffix = ".operand",
+          .out = outputs_of(step),
+          .in = inputs_of(step),
+          .stride = rup(cols, kColumns),
+          .dtype = dtype};
+  auto graph = std::make_shared<Graph>();
+  s.first.head = Map{};
+  s.first.rows = rows;
+  s.first.cols = cols;
+  s.first.encoders.clear();
+  s.first.loads = {{.arg = m.arg, .dtype = m.format.dtype, .transposed = m.codes_transposed()}};
+  Expr value = graph->load(0);
+  if (m.format.scaling != Scaling::none) {
+    const bool single = m.format.blocks(m.orientation).single();
+    s.first.loads.push_back({.from = single ? Load::From::scalar : Load::From::block,
+                             .arg = m.arg + 1,
+                             .dtype = info(m.format.scaling).scale,
+                             .format = single ? Format{} : m.format,
+                             .orientation = m.orientation});
+    value = value * graph->load(1);
+  }
+  s.first.stores = {{.arg = s.out, .dtype = dtype, .value = graph->id(value)}};
+  s.first.graph = std::move(graph);
+  std::get<Gemm>(s.second.head).*
+      operand = {.arg = s.in, .format = {.dtype = dtype}, .transposed = m.transposed};
   return s;
 }
 

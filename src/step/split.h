@@ -1,4 +1,4 @@
-// Splits a step in two after its head, for makers that need two kernels.
+// Splits a step in two at its head, for makers that need two kernels.
 #pragma once
 
 #include "step/backend.h"
@@ -8,6 +8,13 @@ namespace tenon {
 // The first step stores the product. The second step is the body as a map. The product is stored in
 // the chain's dtype in native precision if `holds` returns true for that dtype, else in f32.
 Split split_after_product(const Step& step, bool (*holds)(const Step& step, DType dtype));
+
+// Whether the step only stores its product, rounded once to the dtype of the store.
+bool is_bare_product(const Step& step);
+
+// The first step decodes or casts an operand of the product to `dtype`. The second step multiplies
+// the result.
+Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype);
 
 // The first step stores the row totals. The second step is a map that reads them and does the rest.
 Split split_after_totals(const Step& step);

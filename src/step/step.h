@@ -93,6 +93,11 @@ struct Matrix {
   // The encoding of the tensor that the codes belong to.
   Orientation orientation = Orientation::rowwise;
   bool transposed = false;  // the product uses the transpose of the tensor
+
+  // Whether memory holds the codes of the transposed tensor.
+  [[nodiscard]] bool codes_transposed() const {
+    return orientation == Orientation::columnwise && info(format.scaling).transposes;
+  }
 };
 
 // product(r, c) = Σ a(r, k)·b(k, c) in fp32. The order of the sum depends only on the size of k.

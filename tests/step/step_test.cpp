@@ -392,6 +392,47 @@ TEST(Choice, ASplitKeepsTheProductInTheChainsDtype) {
       "plain");
 }
 
+// Codes with power-of-two scales are exact in bf16. Other operands are cast to the chain's dtype.
+TEST(Choice, EncodedOperandsAreDecodedBeforeTheProduct) {
+  struct Case {
+    Format a, b;
+    DType chain, decoded;
+    size_t times;
+  };
+  const Format mx{.dtype = DType::e4m3, .scaling = Scaling::mxfp8};
+  const Format f32{.dtype = DType::f32}, f16{.dtype = DType::f16}, bf16{.dtype = DType::bf16};
+  for (const Case& c :
+       {Case{mx, mx, DType::f32, DType::bf16, 2}, Case{mx, bf16, DType::bf16, DType::bf16, 1},
+        Case{f16, f32, DType::f16, DType::f16, 1}, Case{bf16, f32, DType::f32, DType::f32, 1}}) {
+    Step step = product_step(Precision::native, c.chain, 512);
+    auto& gemm = std::get<Gemm>(step.head);
+    gemm.a.format = c.a;
+    gemm.b.format = c.b;
+    const Target& target = named_target("sm_90a");
+    const Chosen chosen = kernel_for(step, target);
+    EXPECT_EQ(chosen.maker, "decode");
+    const Choice* choice = chosen.kernel.get();
+    for (size_t i = 0; i < c.times; ++i) {
+      ASSERT_TRUE(choice->ways()[0].halves);
+      const Way::Halves& halves = *choice->ways()[0].halves;
+      const Split& split = halves.split;
+      EXPECT_TRUE(split.first.is_map());
+      EXPECT_EQ(split.dtype, c.decoded);
+      EXPECT_EQ(halves.first->ways()[0].maker, "vector map");
+      // The weight has rows of its own, and the input those of the call.
+      const bool weight = i == 1 || c.a == Format{.dtype = c.decoded};
+      EXPECT_EQ(halves.between(100), weight ? 512 : 100);
+      EXPECT_EQ(halves.rows(split.second, 100), 100);
+      choice = halves.second.get();
+    }
+    EXPECT_NE(choice->ways()[0].maker, "decode");
+    EXPECT_NE(choice->ways()[0].maker, "plain");
+  }
+  Step step = product_step(Precision::strict, DType::bf16, 512);
+  std::get<Gemm>(step.head).a.format = mx;
+  EXPECT_EQ(kernel_for(step, named_target("sm_90a")).maker, "plain");
+}
+
 TEST(Choice, FewRowsGoToTheNextWay) {
   const Step step = product_step(Precision::native, DType::bf16, 4096);
   const Chosen chosen = kernel_for(step, named_target("sm_90a"));

@@ -24,17 +24,20 @@ std::string kind_of(const Load& l) {
       return "tile";
     case Load::From::tile:
       return l.transposed ? "tile_transposed" : "tile";
-    case Load::From::block: {
-      const Blocks b = l.format.blocks(l.orientation);
-      return str("block<", b.rows, ", ", b.cols, ", ", flag(b.transposed), ", ",
-                 flag(l.format.swizzled), ", ", flag(l.orientation == Orientation::rowwise), ">");
-    }
+    case Load::From::block:
+      return str("block<", block_arguments(l), ">");
     default:
       return std::string(kLoadNames[static_cast<size_t>(l.from)]);
   }
 }
 
 }  // namespace
+
+std::string block_arguments(const Load& l) {
+  const Blocks b = l.format.blocks(l.orientation);
+  return str(b.rows, ", ", b.cols, ", ", flag(b.transposed), ", ", flag(l.format.swizzled), ", ",
+             flag(l.orientation == Orientation::rowwise));
+}
 
 Access access(const View& view, const ColumnMap& columns) {
   return {.data = view.data,
@@ -55,10 +58,7 @@ Access load_access(const Load& l, const RunArgs& args) {
   return a;
 }
 
-bool lies_turned(const Matrix& m) {
-  const bool turned = m.orientation == Orientation::columnwise && info(m.format.scaling).transposes;
-  return m.transposed != turned;
-}
+bool lies_turned(const Matrix& m) { return m.transposed != m.codes_transposed(); }
 
 const char* flag(bool b) { return b ? "true" : "false"; }
 std::string format(DType d) { return str("tenon_", info(d).name); }

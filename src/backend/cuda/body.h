@@ -53,6 +53,9 @@ std::string scaling_text(const Step& step, size_t number);
 // Whether memory holds the transpose of the operand.
 bool lies_turned(const Matrix& m);
 
+// The template arguments of tenon_block for the scales of an encoded input.
+std::string block_arguments(const Load& l);
+
 const char* flag(bool b);
 std::string format(DType d);  // tenon_bf16
 

@@ -53,6 +53,9 @@ std::string load_eight(const Step& step, size_t i, const std::string& raw) {
       return str("tenon_spread8(at[", i, "].value, ", to);
     case Load::From::random:
       return str("tenon_random8(random, row, column, ", l.arg, ", ", to);
+    case Load::From::block:
+      return str("tenon_block8<", format(l.dtype), ", ", block_arguments(l), ">(", at,
+                 ", row, column, ", to);
     case Load::From::column:
     case Load::From::scalar:
       return str("tenon_spread8(tenon_load<", format(l.dtype), ">(", at, ", tenon_", kind, "(", at,
@@ -322,6 +325,17 @@ bool aligned(const Access& a, int64_t element_bytes, bool rows) {
          (a.block == a.block_stride || (a.block % kEight == 0 && whole(a.block_stride)));
 }
 
+namespace {
+// Whether eight adjacent elements have one scale, or scales in one vector. See tenon_block8.
+bool suits_block8(const Load& l, const Access& a) {
+  Access columns = a;
+  columns.data = nullptr;
+  if (!aligned(columns, 1, false)) return false;
+  const bool vector = l.format.blocks(l.orientation).cols == 1 && !l.format.swizzled;
+  return !vector || aligned(a, info(l.dtype).bytes, true);
+}
+}  // namespace
+
 bool suits_eights(const Step& step, const Singles& singles, const RunArgs& args) {
   if (step.cols % kEight != 0) return false;
   if ((singles.formulas || !singles.positive.empty()) && !singles.fit(single_loads(step, args)))
@@ -348,6 +362,7 @@ bool suits_eights(const Step& step, const Singles& singles, const RunArgs& args)
     const bool tile = l.from == Load::From::tile;
     if ((tile || l.from == Load::From::row) && !aligned(all[i], info(l.dtype).bytes, tile))
       return false;
+    if (l.from == Load::From::block && !suits_block8(l, all[i])) return false;
   }
   for (size_t k = 0; k < step.stores.size(); ++k) {
     const Store& s = step.stores[k];

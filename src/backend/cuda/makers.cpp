@@ -4,6 +4,7 @@
 #include "backend/cuda/block.h"
 #include "backend/cuda/cache.h"
 #include "backend/cuda/cublaslt.h"
+#include "backend/cuda/decode.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/here.h"
@@ -55,7 +56,7 @@ const Backend& backend() {
       {"block map", make_block},   {"row map", make_row},
       {"flat map", make_map},      {"gemm", make_gemm},
       {"cublaslt", make_cublaslt}, {"cublaslt", make_cublaslt_split},
-      {"plain", make_plain}};
+      {"decode", make_decode},     {"plain", make_plain}};
   static constexpr Backend kBackend{"cuda", Device::cuda, kMakers, here, take, give, draw};
   return kBackend;
 }

@@ -8,6 +8,7 @@
 #include "backend/cuda/nvrtc.h"
 #include "core/scaling.h"
 #include "expr/print.h"
+#include "step/split.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
@@ -47,10 +48,8 @@ std::string side_text(const char* name, const Matrix& m, bool k_first, size_t at
              ";\n  using Scale = ", format(info(m.format.scaling).scale),
              ";\n  static constexpr int kPlace = ", at, ", kBlockRows = ", b.rows,
              ", kBlockCols = ", b.cols, ";\n  static constexpr bool kFirst = ", flag(k_first),
-             ", kTurned = ",
-             flag(m.orientation == Orientation::columnwise && info(m.format.scaling).transposes),
-             ", kSingle = ", flag(scaled && b.single()), ", kScalesTurned = ", flag(b.transposed),
-             ", kSwizzled = ", flag(m.format.swizzled),
+             ", kTurned = ", flag(m.codes_transposed()), ", kSingle = ", flag(scaled && b.single()),
+             ", kScalesTurned = ", flag(b.transposed), ", kSwizzled = ", flag(m.format.swizzled),
              ", kRowwise = ", flag(m.orientation == Orientation::rowwise), ";\n};\n");
 }
 
@@ -82,7 +81,7 @@ class PlainProgram::Writer {
 
   void walk() {
     prepare_places();
-    if (step_.gemm()) product();
+    if (step_.gemm()) return product();
     totals();
     for (size_t k = 0; k < step_.stores.size(); ++k) store(k);
     for (size_t e = 0; e < step_.encoders.size(); ++e) encoder(e);
@@ -159,25 +158,23 @@ class PlainProgram::Writer {
     all.push_back(std::move(l));
   }
 
-  // Sets the address of loads of one kind to the output of an earlier kernel.
-  void point(Load::From from, uint32_t arg, void* data, int64_t stride) {
+  // Sets the address of the loads of a total to the output of an earlier kernel.
+  void point(uint32_t total, void* data) {
     if (!args_) return;
     for (size_t i = 0; i < step_.loads.size(); ++i) {
       const Load& l = step_.loads[i];
-      if (l.from != from || (from == Load::From::total && l.arg != arg)) continue;
+      if (l.from != Load::From::total || l.arg != total) continue;
       accesses_[i] = access({}, l.columns);
       accesses_[i].data = data;
-      accesses_[i].stride = stride;
+      accesses_[i].stride = 1;
     }
   }
 
   void product() {
-    const int64_t cols = step_.gemm()->cols;
-    void* const to = take(rows_ * cols * static_cast<int64_t>(sizeof(float)));
     constexpr int64_t kTile = 64;
-    kernel("product_tiles", "<SideA, SideB>", cdiv(rows_, kTile) * cdiv(cols, kTile) * kThreads,
-           kThreads, {nullptr, to, cols});
-    point(Load::From::product, 0, to, cols);
+    const std::string to = format(step_.stores[0].dtype);
+    kernel("product_tiles", str("<SideA, SideB, ", to, ", ", step_.loads.size(), ">"),
+           cdiv(rows_, kTile) * cdiv(step_.cols, kTile) * kThreads, kThreads);
   }
 
   // A total reads the totals before it. Memory is assigned first: a kernel may load unused totals.
@@ -185,7 +182,7 @@ class PlainProgram::Writer {
     std::vector<void*> to;
     for (uint32_t t = 0; t < step_.totals().size(); ++t) {
       to.push_back(take(rows_ * static_cast<int64_t>(sizeof(float))));
-      point(Load::From::total, t, to[t], 1);
+      point(t, to[t]);
     }
     for (size_t t = 0; t < to.size(); ++t)
       kernel("totals", str("<Body, ", step_.stores.size() + t, ">"), rows_, kWarp,
@@ -328,6 +325,8 @@ std::vector<Launch> PlainProgram::launches(const RunArgs& args) const {
 }
 
 Attempt make_plain(const Step& step, const Target& /*target*/) {
+  if (step.gemm() && !is_bare_product(step))
+    return split_after_product(step, [](const Step&, DType) { return true; });
   const size_t bytes = sizeof(PlainHead) +
                        (step.loads.size() + step.stores.size() + 1) * sizeof(Access) +
                        (step.encoders.size() * kEncoderPlaces + 4) * sizeof(Place);

@@ -72,9 +72,7 @@ VectorProgram::Size VectorProgram::size_of(const Step& step, const std::string& 
 std::string VectorProgram::refusal(const Step& step) {
   if (!step.is_map()) return str("the vector map has no ", step.head_name(), " head");
   for (const Load& l : step.loads)
-    if (l.from == Load::From::block || l.transposed)
-      return str("the vector map does not read ",
-                 l.transposed ? "transposed tensors" : "scales of blocks");
+    if (l.transposed) return "the vector map does not read transposed tensors";
   for (const Store& s : step.stores)
     if (s.to != Store::To::tile && s.to != Store::To::amax && s.to != Store::To::encoded)
       return str("the vector map has no ", kStoreNames[static_cast<size_t>(s.to)]);

@@ -1,5 +1,5 @@
 // Kernels for any step, one kernel per store. A thread computes its values from the loads, again in
-// every kernel. Only sums, totals and products are in memory between kernels. Follows map.cuh.
+// every kernel. Only sums and totals are in memory between kernels. Follows map.cuh.
 
 // A tensor of an encoder or of a product.
 struct TenonPlace {
@@ -481,13 +481,13 @@ __device__ inline float tenon_operand_scale(const Arguments& a) {
 }
 
 // Tiles of 64 x 64; a thread has 4 x 4. Blocks of 256 in k are summed by fused multiply-adds from 0
-// and then added in order, as on the CPU. The product is [rows, count] in `to`.
-template <class A, class B, class Arguments>
+// and then added in order, as on the CPU. The step has one store and no formula.
+template <class A, class B, class Format, int kStore, class Arguments>
 __device__ inline void tenon_product_tiles(const Arguments& a) {
   constexpr int kTile = 64, kDepth = 16, kOwn = 4;
   __shared__ float left[kDepth][kTile + 1];
   __shared__ float right[kDepth][kTile + 1];
-  const TenonI64 cols = a.count;
+  const TenonI64 cols = a.cols;
   const TenonI64 across = (cols + kTile - 1) / kTile;
   const TenonI64 tiles = (a.rows + kTile - 1) / kTile * across;
   const int x = threadIdx.x % 16 * kOwn;
@@ -530,7 +530,8 @@ __device__ inline void tenon_product_tiles(const Arguments& a) {
           float v = sum[i][j];
           if (scale_a != 1.0f) v = v * scale_a;
           if (scale_b != 1.0f) v = v * scale_b;
-          a.to[(row + y + i) * cols + column + x + j] = v;
+          const TenonAccess& to = a.at[kStore];
+          tenon_store<Format>(to, tenon_tile(to, row + y + i, column + x + j), v);
         }
   }
 }

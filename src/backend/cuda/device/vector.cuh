@@ -39,6 +39,18 @@ __device__ inline TenonU32 tenon_encode_pair<tenon_f16>(float a, float b) {
 }
 #if __CUDA_ARCH__ >= 890
 template <>
+__device__ inline void tenon_decode_pair<tenon_e4m3>(TenonU32 codes, float& a, float& b) {
+  TenonU32 halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<TenonU16>(codes)));
+  tenon_decode_pair<tenon_f16>(halves, a, b);
+}
+template <>
+__device__ inline void tenon_decode_pair<tenon_e5m2>(TenonU32 codes, float& a, float& b) {
+  TenonU32 halves;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(static_cast<TenonU16>(codes)));
+  tenon_decode_pair<tenon_f16>(halves, a, b);
+}
+template <>
 __device__ inline TenonU32 tenon_encode_pair<tenon_e4m3>(float a, float b) {
   TenonU16 codes;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(b), "f"(a));
@@ -140,6 +152,21 @@ __device__ inline void tenon_store8(const TenonAccess& a, TenonI64 element, cons
 }
 __device__ inline void tenon_spread8(float value, float (&v)[8]) {
   for (int i = 0; i < 8; ++i) v[i] = value;
+}
+
+// The scales of eight adjacent elements. They share one, or each column has its own.
+template <class Scale, int rows, int cols, bool transposed, bool swizzled, bool rowwise>
+__device__ inline void tenon_block8(const TenonAccess& a, TenonU32 row, TenonU32 column,
+                                    float (&v)[8]) {
+  const auto at = [&](TenonU32 c) {
+    return tenon_block<rows, cols, transposed, swizzled, rowwise>(a, row, c);
+  };
+  if (cols % 8 == 0)
+    tenon_spread8(tenon_load<Scale>(a, at(column)), v);
+  else if (!swizzled)
+    tenon_load8<Scale>(a, at(column), v);
+  else
+    for (int e = 0; e < 8; ++e) v[e] = tenon_load<Scale>(a, at(column + e));
 }
 
 // The address of a vector in the row `more` rows below `row`.
