@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cuda/cublaslt.h"
+#include "backend/cuda/lt_form.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/makers.h"

@@ -140,6 +140,9 @@ struct BufferUse {
 
 struct PlanRun {
   bool weights_changed = true;  // quantise the weights again
+  // The first run of a kind of product may time the algorithms of a library. TENON_TUNE=0 forbids
+  // it for all runs.
+  bool tune = true;
   void* stream = nullptr;
 };
 

@@ -108,7 +108,7 @@ void Choice::each_half(const Way::Halves& halves, const RunArgs& call, const Par
 void Choice::each(const RunArgs& call, const Part& f) const {
   const Way& w = way(call);
   if (w.kernel)
-    f(step_, *w.kernel, call);
+    f(w.kernel->computes() ? *w.kernel->computes() : step_, *w.kernel, call);
   else
     each_half(*w.halves, call, f);
 }

@@ -86,6 +86,11 @@ void append(Planner& planner, Pass pass, PlanStep step) {
   step.chosen = kernel_for(step.step, *planner.data().target);
   const Way& way = step.chosen.kernel->ways().front();
   if (way.kernel) {
+    if (const Step* const as = way.kernel->computes()) {
+      std::string name = std::move(step.step.name);
+      step.step = *as;
+      step.step.name = std::move(name);
+    }
     planner.steps(pass).push_back(std::move(step));
     return;
   }

@@ -33,8 +33,9 @@ class MultipliedStage final : public Stage {
   void backward(Flow& flow, bool needs_input) override {
     const PlanRequest& r = planner_.request();
     const bool train = weight_.grad != nullptr;
-    const Operand as =
-        r.recipe.quantises() ? encoded(r.recipe.gradient, needs_input, train) : Operand(r.dtype);
+    const Operand as = r.recipe.quantises()
+                           ? encoded(planner_, r.recipe.gradient, needs_input, train)
+                           : Operand(r.dtype);
     const Factor rows = flow.rows();
     const StoredTensor& dy = flow.materialise(op_.name + ".dy", Role::workspace, as);
     if (train) {
@@ -51,7 +52,8 @@ class MultipliedStage final : public Stage {
       return;
     }
     const Format& wf = w_->operand.format;
-    const Orientation side = differs(wf) ? Orientation::columnwise : Orientation::rowwise;
+    const Orientation side =
+        two_encodings(planner_, wf) ? Orientation::columnwise : Orientation::rowwise;
     flow.product(dy, Orientation::rowwise, false, *w_, side, false, op_.cols, op_.out_cols, rows);
     if (r.options.rounding == Rounding::eager)
       flow.apply([this](Assembly&, Expr e, const ColumnMap&) { return leaving_backward(e); });
@@ -69,7 +71,7 @@ class MultipliedStage final : public Stage {
  private:
   Operand input(bool row, bool column) const {
     const PlanRequest& r = planner_.request();
-    return r.recipe.quantises() ? encoded(r.recipe.input, row, column) : Operand(r.dtype);
+    return r.recipe.quantises() ? encoded(planner_, r.recipe.input, row, column) : Operand(r.dtype);
   }
 
   // Encodes the weight in the recipe's format, in a step that runs only after the weights changed.
@@ -83,7 +85,7 @@ class MultipliedStage final : public Stage {
     const size_t before = planner_.data().forward.size();
     const bool backward = input_grad_;
     w_ = &quantise.materialise(op_.name + ".w", Role::state,
-                               encoded(r.recipe.weight, true, backward));
+                               encoded(planner_, r.recipe.weight, true, backward));
     for (size_t i = before; i < planner_.data().forward.size(); ++i)
       planner_.data().forward[i].weights = true;
   }
@@ -91,7 +93,7 @@ class MultipliedStage final : public Stage {
   void weight_gradient(const StoredTensor& dy) {
     Flow flow(planner_, Pass::backward);
     flow.op(op_.index);
-    const bool split = differs(dy.operand.format);
+    const bool split = two_encodings(planner_, dy.operand.format);
     const Orientation side = split ? Orientation::columnwise : Orientation::rowwise;
     flow.product(dy, side, true, *x_, side, false, op_.cols, 0, {.fixed = op_.out_cols});
     const StoredTensor* grad = weight_.grad;

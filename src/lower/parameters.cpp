@@ -46,17 +46,20 @@ void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterTensor& p,
   });
 }
 
-bool differs(const Format& f) {
-  return f.scaling != Scaling::none &&
-         !(f.blocks(Orientation::rowwise) == f.blocks(Orientation::columnwise)) &&
-         f.scaling != Scaling::block128x128;
+bool two_encodings(const Planner& planner, const Format& f) {
+  if (f.scaling == Scaling::none) return false;
+  const Blocks row = f.blocks(Orientation::rowwise), col = f.blocks(Orientation::columnwise);
+  if (row.rows != col.rows || row.cols != col.cols) return true;
+  return planner.request().options.precision == Precision::native &&
+         planner.target().fp8_inner_contiguous();
 }
 
-Operand encoded(const Format& f, bool row, bool column) {
+Operand encoded(const Planner& planner, const Format& f, bool row, bool column) {
+  const bool two = two_encodings(planner, f);
   Operand o;
   o.format = f;
-  o.rowwise = row || !differs(f);
-  o.columnwise = column && differs(f);
+  o.rowwise = row || !two;
+  o.columnwise = column && two;
   return o;
 }
 

@@ -21,11 +21,11 @@ struct ParameterTensor {
 void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterTensor& p, const Value& v,
               bool ordered);
 
-// True if the rowwise and the columnwise encoding have different codes. Each product then needs its
-// own encoding.
-bool differs(const Format& f);
+// True if products along the columns need a columnwise encoding: its codes differ from the rowwise
+// ones, or the target multiplies codes only along contiguous memory.
+bool two_encodings(const Planner& planner, const Format& f);
 
 // An operand with the encodings that its products need.
-Operand encoded(const Format& f, bool row, bool column);
+Operand encoded(const Planner& planner, const Format& f, bool row, bool column);
 
 }  // namespace tenon

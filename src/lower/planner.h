@@ -36,6 +36,7 @@ class Planner {
   PlanData& data() { return *data_; }
   [[nodiscard]] std::shared_ptr<PlanData> result() const { return data_; }
   const PlanRequest& request() const { return data_->request; }
+  [[nodiscard]] const Target& target() const { return *data_->target; }
   [[nodiscard]] Expr between(Expr e) const {
     return request().options.rounding == Rounding::eager ? round(e, request().dtype) : e;
   }

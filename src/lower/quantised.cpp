@@ -19,7 +19,7 @@ class QuantisedStage final : public Stage {
 
  private:
   void encode(Flow& flow, const std::string& name, const Format& format) {
-    flow.materialise(name, Role::workspace, encoded(format, true, false));
+    flow.materialise(name, Role::workspace, encoded(planner_, format, true, false));
     if (planner_.request().options.rounding == Rounding::eager)
       flow.apply([this](Assembly&, Expr e, const ColumnMap&) { return planner_.between(e); });
   }

@@ -72,6 +72,8 @@ std::string column_text(const ColumnMap& m) {
 std::string load_name(const PlanData& d, const PlanStep& s, const Load& l) {
   switch (l.from) {
     case Load::From::product:
+      if (l.dtype != DType::f32)
+        return str("round(product", column_text(l.columns), ", ", info(l.dtype).name, ")");
       return "product" + column_text(l.columns);
     case Load::From::total:
       return str("total", l.arg);
@@ -358,12 +360,18 @@ std::vector<std::string> body_lines(const PlanData& d, const PlanStep& s) {
 }
 
 std::vector<Choice::Refused> refused_makers(const PlanStep& s) {
-  std::vector<Choice::Refused> list = s.refused;
-  if (s.chosen.kernel) {
-    const auto& refused = s.chosen.kernel->refused();
-    list.insert(list.end(), refused.begin(), refused.end());
-  }
-  std::erase_if(list, [](const Choice::Refused& r) { return r.refusal.other_head; });
+  std::vector<Choice::Refused> list;
+  // The first half of a split may be refused for the reason of the whole step.
+  const auto add = [&](const std::vector<Choice::Refused>& refused) {
+    for (const Choice::Refused& r : refused) {
+      const bool again = std::ranges::any_of(list, [&](const Choice::Refused& o) {
+        return o.maker == r.maker && o.refusal.why == r.refusal.why;
+      });
+      if (!again && !r.refusal.other_head) list.push_back(r);
+    }
+  };
+  add(s.refused);
+  if (s.chosen.kernel) add(s.chosen.kernel->refused());
   return list;
 }
 
@@ -399,7 +407,7 @@ std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows) {
         a.when += str(a.when.empty() ? "" : ", or ", "where addresses or sizes do not fit");
       add_parts(w, s.step, s.step.name, s.rows(rows), a.parts);
     }
-    least = std::max(least, w.least_rows);
+    least = w.least_rows > 0 ? std::max(least, w.least_rows) : 0;
     picky = picky || !w.fits_all;
   }
   return list;

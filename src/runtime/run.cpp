@@ -189,6 +189,7 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
     if (s.random != kNoBuffer)
       args.random = static_cast<const uint64_t*>(needed(s.random, s.step.name));
     args.stream = how.stream;
+    args.tune = how.tune;
     if (workspace) args.workspace = static_cast<char*>(workspace) + parts.kernels;
     if (s.opaque)
       s.opaque(args);

@@ -28,6 +28,7 @@ struct RunArgs {
   const uint64_t* random = nullptr;  // the state of random loads: five numbers
   void* workspace = nullptr;         // at least workspace(rows) bytes
   void* stream = nullptr;
+  bool tune = true;  // the first call of a kind may time several algorithms of a library
 };
 
 class Kernel {
@@ -40,6 +41,8 @@ class Kernel {
   // From this number of rows on, the kernel is faster than the next kernel in the list.
   [[nodiscard]] virtual int64_t least_rows() const { return 0; }
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
+  // The step with the roundings of the kernel, if native precision allows more than the step has.
+  [[nodiscard]] virtual const Step* computes() const { return nullptr; }
   virtual void prepare() const {}  // does the one-time work of the first run, e.g. compilation
   // The same for the kernels that this call needs.
   virtual void prepare_for(const RunArgs& /*call*/) const { prepare(); }

@@ -72,6 +72,13 @@ bool is_bare_product(const Step& step) {
          step.cols == step.gemm()->cols;
 }
 
+Step with_rounded_product(const Step& step, DType dtype) {
+  Step made = step;
+  for (Load& l : made.loads)
+    if (l.from == Load::From::product) l.dtype = dtype;
+  return made;
+}
+
 Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype) {
   const Gemm& g = *step.gemm();
   const Matrix& m = g.*operand;

@@ -28,7 +28,7 @@ struct ColumnMap {
 
 struct Load {
   // block: the scale of an encoded input. random: 16 bits of the stream as a number. product: an
-  // element of the Gemm head. total: a row total of the step.
+  // element of the Gemm head; a kernel may round it to `dtype`. total: a row total of the step.
   enum class From : uint8_t { tile, row, column, scalar, parameter, block, random, product, total };
   From from = From::tile;
   // Index of the input view, parameter or row total. For random, the index of its Dropout.

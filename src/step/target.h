@@ -30,6 +30,10 @@ struct Target {
   int nvrtc = 0;             // 1300 is 13.0; 0: not available
   int cublaslt = 0;          // 130100 is 13.1.0; 0: not available
   double bytes_per_second = 0, flops_per_second = 0;  // bf16 peaks; 0: unknown
+  // Whether a library multiplies FP8 codes, and whether both operands then need their inner
+  // dimension contiguous.
+  [[nodiscard]] bool fp8_products() const { return cublaslt > 0 && sm >= 89; }
+  [[nodiscard]] bool fp8_inner_contiguous() const { return fp8_products() && sm / 10 != 10; }
   bool here = false;  // this process runs on it; kernels for others are only described
 };
 

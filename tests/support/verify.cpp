@@ -168,6 +168,15 @@ float load_element(const Load& l, const RunArgs& args, int64_t r, int64_t c) {
 
 namespace {
 
+// The largest error of a rounding of v, where v is not certain by `e`. Subnormals have the spacing
+// of the smallest normal number.
+double half_ulp(double v, double e, DType dtype) {
+  const DTypeInfo& i = info(dtype);
+  const double most = std::fabs(v) + e;
+  const int exponent = most > 0 ? std::max(std::ilogb(most), 1 - i.bias) : 1 - i.bias;
+  return std::isfinite(most) ? std::ldexp(0.5, exponent - i.mantissa_bits) : 0;
+}
+
 // The loads of a step at every element. Totals have bounds after they are computed.
 class Inputs {
  public:
@@ -233,7 +242,7 @@ class Inputs {
         const int64_t place = k / step_.cols * step_.gemm()->cols + l.columns(k % step_.cols);
         const Value& v = product[static_cast<size_t>(place)];
         values_[i][static_cast<size_t>(k)] = static_cast<float>(v.v);
-        errors_[i].push_back(v.e);
+        errors_[i].push_back(v.e + (l.dtype == DType::f32 ? 0 : half_ulp(v.v, v.e, l.dtype)));
       }
     }
   }

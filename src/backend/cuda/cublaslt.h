@@ -1,9 +1,8 @@
-// cuBLASLt, opened on first use: products of unscaled values, and steps with a product head.
+// cuBLASLt, opened on first use: its functions, and products as its descriptors.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +53,8 @@ struct Lt {
                 const void* c, LtLayout c_layout, void* d, LtLayout d_layout,
                 const LtAlgorithm* algorithm, void* workspace, size_t workspace_bytes,
                 Stream stream);
+  int (*check)(LtHandle handle, LtDescriptor descriptor, LtLayout a, LtLayout b, LtLayout c,
+               LtLayout d, const LtAlgorithm* algorithm, LtHeuristic* result);
 };
 
 struct LoadedLt {
@@ -65,71 +66,49 @@ LoadedLt load_lt(const Library& library);
 // The library of this machine.
 const LoadedLt& cublaslt();
 
+// cublasLtMatmulMatrixScale_t: one scale, or one for 1x128 or for 128x128 elements.
+enum class LtScales : int32_t { one = 0, of_1x128 = 4, of_128x128 = 5 };
+
 // A column-major matrix. Columns are `ld` elements apart.
 struct LtMatrix {
   void* data = nullptr;
   DType dtype = DType::f32;
   int64_t rows = 0, cols = 0, ld = 0;
+  const void* scale = nullptr;  // of FP8 codes
+  LtScales scales = LtScales::one;
 };
-// d = a·b + c + bias, summed in fp32 and rounded once. c and bias are optional.
+// d = factor·a·b + c + bias, summed in fp32. c and bias are optional. With them a 16-bit d is
+// rounded twice.
 struct LtProduct {
   LtMatrix a, b, c, d;
   bool turn_a = false, turn_b = false;  // use the transpose
   const void* bias = nullptr;           // one value of the dtype of d per row of d
+  float factor = 1;
 };
 
 struct LtChoice {
   bool found = false;  // false: cuBLASLt does not support the address or the shape
   LtAlgorithm algorithm{};
   size_t workspace = 0;
+  bool tuned = false;  // the fastest of several, or known to be the only one
 };
 inline constexpr size_t kLtWorkspace = size_t{32} << 20;  // NVIDIA's recommendation for Hopper
 inline constexpr size_t kLtAlignment = 256;               // the largest that it distinguishes
 
+// The library handle of a context.
+LtHandle handle_in(const Lt& lt, uint64_t context);
+
 // The algorithms that cuBLASLt proposes for a product, best first.
 std::vector<LtChoice> heuristics(const Lt& lt, LtHandle handle, const LtProduct& product, int most);
-// The first heuristic for a product. Cached by shape and alignment. A matrix without data counts as
-// well aligned.
+// An algorithm of another product of the same kind, if it can do this one.
+LtChoice checked(const Lt& lt, LtHandle handle, const LtProduct& product,
+                 const LtAlgorithm& algorithm);
+// The remembered choice for a product, else the first heuristic. Cached by shape and alignment. A
+// matrix without data counts as well aligned.
 LtChoice choose(const Lt& lt, LtHandle handle, uint64_t context, const LtProduct& product);
+void remember(uint64_t context, const LtProduct& product, const LtChoice& choice);
 // Returns whether the product ran.
 bool multiply(const Lt& lt, LtHandle handle, const LtChoice& choice, const LtProduct& product,
               void* workspace, Stream stream);
-
-// A step as a product.
-class LtForm {
- public:
-  static std::string refusal(const Step& step);
-  explicit LtForm(const Step& step);
-
-  [[nodiscard]] int64_t rows(int64_t given) const { return step_.body_rows(given); }
-  [[nodiscard]] int64_t inner(int64_t given) const { return gemm().inner ? gemm().inner : given; }
-
-  // Whether one cuBLASLt call does the whole step: the body adds at most what cuBLASLt can add.
-  [[nodiscard]] bool is_whole() const { return whole_.has_value(); }
-  // And nothing is added.
-  [[nodiscard]] bool is_product() const { return whole_ && !whole_->bias && !whole_->held; }
-  // Nothing where it is not, or where an address does not suit.
-  [[nodiscard]] std::optional<LtProduct> whole(const RunArgs& args) const;
-
- private:
-  // The addend of the product: bias, held, or neither.
-  struct Whole {
-    std::optional<Load> bias, held;
-  };
-  [[nodiscard]] const Gemm& gemm() const { return *step_.gemm(); }
-  [[nodiscard]] std::optional<Whole> find_whole() const;
-  [[nodiscard]] LtProduct operands(const RunArgs& args) const;
-
-  Step step_;
-  std::optional<Whole> whole_;
-};
-
-// Whether cuBLASLt does the product of a step on a target.
-bool multiplies(const Step& step, const Target& target);
-
-// Steps that it does whole.
-Attempt make_cublaslt(const Step& step, const Target& target);
-// Its product, then the body as a map.
-Attempt make_cublaslt_split(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

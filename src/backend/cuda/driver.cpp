@@ -71,6 +71,7 @@ std::string resolve(const Library& library, Driver& d) {
   get(d.stream_synchronize, "cuStreamSynchronize");
   get(d.stream_begin_capture, "cuStreamBeginCapture_v2");
   get(d.stream_end_capture, "cuStreamEndCapture");
+  get(d.stream_is_capturing, "cuStreamIsCapturing");
   get(d.graph_instantiate, "cuGraphInstantiateWithFlags");
   get(d.graph_launch, "cuGraphLaunch");
   get(d.graph_get_nodes, "cuGraphGetNodes");

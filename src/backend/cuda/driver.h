@@ -72,6 +72,7 @@ struct Driver {
   int (*stream_synchronize)(Stream stream);
   int (*stream_begin_capture)(Stream stream, int mode);
   int (*stream_end_capture)(Stream stream, StreamGraph* graph);
+  int (*stream_is_capturing)(Stream stream, int* status);
   int (*graph_instantiate)(GraphExec* made, StreamGraph graph, unsigned long long flags);
   int (*graph_launch)(GraphExec graph, Stream stream);
   int (*graph_get_nodes)(StreamGraph graph, GraphNode* nodes, size_t* count);

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "backend/cuda/cublaslt.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/eight.h"
+#include "backend/cuda/lt_form.h"
 #include "backend/cuda/plain.h"
 #include "tenon/error.h"
 

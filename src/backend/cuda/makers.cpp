@@ -9,6 +9,7 @@
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/here.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/lt_form.h"
 #include "backend/cuda/map.h"
 #include "backend/cuda/nvrtc.h"
 #include "backend/cuda/plain.h"

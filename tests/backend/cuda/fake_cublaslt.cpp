@@ -1,5 +1,6 @@
 // A fake cuBLASLt on host memory. It computes the product in float64 from its descriptors, and
 // returns an error for calls that the real library would not accept.
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -7,13 +8,16 @@
 namespace {
 
 constexpr int kInvalid = 7, kNotSupported = 15;
-constexpr int kF32 = 0, kF16 = 2, kBF16 = 14;
+constexpr int kF32 = 0, kF16 = 2, kBF16 = 14, kE4M3 = 28, kE5M2 = 29;
+constexpr int kOneScale = 0, k1x128 = 4, k128x128 = 5;
 constexpr uint64_t kNoKernel = 77;  // a row count without a kernel
 
 struct Descriptor {
   int32_t transa = 0, transb = 0;
   uint32_t epilogue = 1;
   const void* bias = nullptr;
+  const float* scale[2] = {};  // of a and b
+  int32_t mode[2] = {};
 };
 struct Layout {
   int type;
@@ -42,7 +46,17 @@ static_assert(sizeof(Algorithm) == 64 && sizeof(Heuristic) == 96);
 
 constexpr size_t kWorkspace = 4096;
 
+// An FP8 code with `mantissa` bits after the exponent.
+double decoded(uint8_t code, int mantissa, int bias) {
+  const int exponent = (code & 0x7f) >> mantissa, fraction = code & ((1 << mantissa) - 1);
+  const double value = exponent ? std::ldexp((1 << mantissa) + fraction, exponent - bias - mantissa)
+                                : std::ldexp(fraction, 1 - bias - mantissa);
+  return code & 0x80 ? -value : value;
+}
+
 double read(const void* data, int type, int64_t at) {
+  if (type == kE4M3) return decoded(static_cast<const uint8_t*>(data)[at], 3, 7);
+  if (type == kE5M2) return decoded(static_cast<const uint8_t*>(data)[at], 2, 15);
   if (type == kF32) return static_cast<const float*>(data)[at];
   if (type == kF16) return static_cast<const _Float16*>(data)[at];
   const uint32_t bits = uint32_t{static_cast<const uint16_t*>(data)[at]} << 16;
@@ -66,9 +80,30 @@ bool fits(const Descriptor& t, const Layout& a, const Layout& b, const Layout& c
     if (l->rows == 0 || l->cols == 0 || l->ld < static_cast<int64_t>(l->rows)) return false;
   return inner == k && d.rows == m && d.cols == n && c.rows == m && c.cols == n;
 }
-// Both factors have the same type. The result has this type or fp32.
-bool supported(const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
-  return a.type == b.type && c.type == d.type && (d.type == a.type || d.type == kF32);
+bool is_code(const Layout& l) { return l.type == kE4M3 || l.type == kE5M2; }
+
+// The scale of element k of a line of an operand: one, or one for 1x128 or 128x128 elements.
+double scale_at(const Descriptor& t, int side, int64_t line, int64_t k, int64_t lines,
+                int64_t inner) {
+  const float* const scale = t.scale[side];
+  if (!scale) return 1;
+  if (t.mode[side] == kOneScale) return *scale;
+  if (t.mode[side] == k1x128) return scale[k / 128 * ((lines + 3) / 4 * 4) + line];
+  return scale[line / 128 * (((inner + 127) / 128 + 3) / 4 * 4) + k / 128];
+}
+
+// Both factors have the same type, and the result has this type or fp32. Or both are FP8 with the
+// inner dimension contiguous.
+bool supported(const Descriptor& t, const Layout& a, const Layout& b, const Layout& c,
+               const Layout& d) {
+  if (c.type != d.type) return false;
+  if (!is_code(a) || !is_code(b)) return a.type == b.type && (d.type == a.type || d.type == kF32);
+  if (a.type == kE5M2 && b.type == kE5M2) return false;
+  const bool one = t.mode[0] == kOneScale && t.mode[1] == kOneScale;
+  const bool blocks = t.mode[1] == k1x128 && (t.mode[0] == k1x128 || t.mode[0] == k128x128);
+  if (t.epilogue == 4 && d.type == kF32) return false;
+  return t.transa && !t.transb && (one || blocks) && !is_code(d) && a.rows % 16 == 0 &&
+         a.ld % 16 == 0 && b.ld % 16 == 0;
 }
 
 }  // namespace
@@ -105,6 +140,8 @@ EXPORT int cublasLtMatmulDescSetAttribute(Descriptor* d, int attribute, const vo
   if (attribute == 3) return set(d->transa);
   if (attribute == 4) return set(d->transb);
   if (attribute == 7) return set(d->epilogue);
+  if (attribute == 17 || attribute == 18) return set(d->scale[attribute - 17]);
+  if (attribute == 31 || attribute == 32) return set(d->mode[attribute - 31]);
   return attribute == 8 ? set(d->bias) : kInvalid;
 }
 
@@ -144,7 +181,7 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void*, const Descriptor* t, const Layo
                                           int* found) {
   *found = 0;
   if (most < 1 || !fits(*t, *a, *b, *c, *d) || p->reductions != 2) return kInvalid;
-  if (!supported(*a, *b, *c, *d)) return kNotSupported;
+  if (!supported(*t, *a, *b, *c, *d)) return kNotSupported;
   if (d->cols == kNoKernel || p->workspace < kWorkspace) return kNotSupported;
   *results = {};
   results->algorithm = {d->rows, d->cols, {}, {}};
@@ -154,11 +191,16 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void*, const Descriptor* t, const Layo
   return 0;
 }
 
+EXPORT int cublasLtMatmulAlgoCheck(void*, const Descriptor*, const Layout*, const Layout*,
+                                   const Layout*, const Layout*, const Algorithm*, Heuristic*) {
+  return kNotSupported;
+}
+
 EXPORT int cublasLtMatmul(void*, const Descriptor* t, const float* alpha, const void* a,
                           const Layout* la, const void* b, const Layout* lb, const float* beta,
                           const void* c, const Layout* lc, void* d, const Layout* ld,
                           const Algorithm* algorithm, void* workspace, size_t bytes, void*) {
-  if (!fits(*t, *la, *lb, *lc, *ld) || !supported(*la, *lb, *lc, *ld)) return kInvalid;
+  if (!fits(*t, *la, *lb, *lc, *ld) || !supported(*t, *la, *lb, *lc, *ld)) return kInvalid;
   if (algorithm->rows != ld->rows || algorithm->cols != ld->cols) return kInvalid;
   if (bytes < kWorkspace || reinterpret_cast<uintptr_t>(workspace) % 256 != 0) return kInvalid;
   const void* const all[] = {a, b, c, d};
@@ -176,7 +218,9 @@ EXPORT int cublasLtMatmul(void*, const Descriptor* t, const float* alpha, const 
       double sum = 0;
       for (int64_t x = 0; x < k; ++x)
         sum += read(a, la->type, at(*la, t->transa, i, x)) *
-               read(b, lb->type, at(*lb, t->transb, x, j));
+               read(b, lb->type, at(*lb, t->transb, x, j)) *
+               scale_at(*t, 0, i, x, static_cast<int64_t>(ld->rows), k) *
+               scale_at(*t, 1, j, x, static_cast<int64_t>(ld->cols), k);
       sum *= *alpha;
       if (*beta != 0) sum += *beta * read(c, lc->type, at(*lc, false, i, j));
       if (biased) sum += read(t->bias, ld->type, i);

@@ -1,0 +1,257 @@
+// Matches the body of a step with what cuBLASLt adds to a product, and makes kernels of it.
+#include "backend/cuda/lt_form.h"
+
+#include <algorithm>
+
+#include "backend/cuda/body.h"
+#include "backend/cuda/lt_tune.h"
+#include "step/split.h"
+#include "tenon/error.h"
+
+namespace tenon::cuda {
+
+namespace {
+
+constexpr uintptr_t kVector = 16;  // bytes; alignment of a bias, and of scales of blocks
+
+// A row-major view with rows of `cols` elements, as a column-major matrix.
+LtMatrix turned(const View& v, int64_t rows, int64_t cols, int64_t offset = 0) {
+  return {static_cast<std::byte*>(v.data) + offset * info(v.dtype).bytes, v.dtype, cols, rows,
+          std::max(v.stride, cols)};
+}
+
+bool has_codes(const Matrix& m) { return info(m.format.dtype).bytes == 1; }
+
+// The scale modes that cuBLASLt has for an operand.
+std::optional<LtScales> scales_of(const Matrix& m) {
+  if (m.format.blocks(m.orientation).single()) return LtScales::one;
+  if (m.format.scaling == Scaling::block1x128) return LtScales::of_1x128;
+  if (m.format.scaling == Scaling::block128x128) return LtScales::of_128x128;
+  return std::nullopt;
+}
+
+std::string operand_text(const Matrix& m) {
+  return str(info(m.format.dtype).name, " ", info(m.format.scaling).name);
+}
+
+std::string codes_refusal(const Gemm& g, const Target& target) {
+  constexpr int kBlocks = 120900;  // the first cuBLASLt with scales of blocks
+  if (!target.fp8_products())
+    return str("FP8 products need sm_89 or newer, and this is ", target.name);
+  if (!has_codes(g.a) || !has_codes(g.b))
+    return str("the matrices are ", operand_text(g.a), " and ", operand_text(g.b),
+               "; cuBLASLt multiplies FP8 by FP8 only");
+  if (g.a.format.dtype == DType::e5m2 && g.b.format.dtype == DType::e5m2)
+    return "cuBLASLt multiplies no two matrices of e5m2";
+  const auto a = scales_of(g.a), b = scales_of(g.b);
+  const bool one = a == LtScales::one && b == LtScales::one;
+  const bool blocks = a == LtScales::of_1x128 && b && b != LtScales::one;
+  if (!one && !blocks)
+    return str("cuBLASLt does not multiply ", operand_text(g.a), " by ", operand_text(g.b), " on ",
+               target.name);
+  if (blocks && (target.sm != 90 || target.cublaslt < kBlocks))
+    return str("scales of blocks need sm_90 and cuBLASLt 12.9; this is ", target.name, " with ",
+               target.cublaslt / 10000, ".", target.cublaslt / 100 % 100);
+  if (target.fp8_inner_contiguous() && (lies_turned(g.a) || !lies_turned(g.b)))
+    return str("FP8 products on ", target.name, " need the inner dimension of both contiguous");
+  return "";
+}
+
+class LtKernel final : public Kernel {
+ public:
+  explicit LtKernel(const Step& step) : form_(step) {}
+
+  // A sum of nothing is no product. Without a device every product counts as supported.
+  [[nodiscard]] bool fits(const RunArgs& call) const override {
+    const std::optional<LtProduct> product = form_.whole(call);
+    if (!product || form_.inner(call.rows) == 0) return false;
+    if (is_empty(*product) || why_no_gpu()) return true;
+    const CurrentContext context;
+    const Lt& lt = cublaslt().lt;
+    return choose(lt, handle_in(lt, context.id()), context.id(), *product).found;
+  }
+  [[nodiscard]] bool fits_all() const override { return false; }
+  [[nodiscard]] const Step* computes() const override { return &form_.computed(); }
+
+  [[nodiscard]] size_t workspace(int64_t /*rows*/) const override {
+    return kLtAlignment + kLtWorkspace;
+  }
+
+  void prepare() const override {
+    const CurrentContext context;
+    handle_in(cublaslt().lt, context.id());
+  }
+
+  void run(const RunArgs& args) const override {
+    const LtProduct product = *form_.whole(args);
+    if (is_empty(product)) return;
+    const CurrentContext context;
+    const Lt& lt = cublaslt().lt;
+    const LtHandle handle = handle_in(lt, context.id());
+    const auto stream = static_cast<Stream>(args.stream);
+    const StreamMemory own(args.workspace ? 0 : kLtWorkspace, stream);
+    void* const memory = args.workspace ? aligned(args.workspace) : own.data();
+    LtChoice choice = choose(lt, handle, context.id(), product);
+    if (choice.found && !choice.tuned && args.tune)
+      choice = tuned(lt, handle, context, product, form_.varies(), memory, stream);
+    if (!choice.found || !multiply(lt, handle, choice, product, memory, stream))
+      fail(Code::runtime, "cublaslt: it has no kernel for a product that it had one for; ",
+           "TENON_CUBLASLT=none does without cuBLASLt");
+  }
+
+ private:
+  static bool is_empty(const LtProduct& p) { return p.d.rows == 0 || p.d.cols == 0; }
+  static void* aligned(void* p) {
+    const auto address = reinterpret_cast<uintptr_t>(p);
+    return static_cast<std::byte*>(p) + (kLtAlignment - address % kLtAlignment) % kLtAlignment;
+  }
+
+  LtForm form_;
+};
+
+// The types of a result: that of the operands or fp32. Of FP8 any plain one.
+bool writes(const Step& step, DType dtype) {
+  const DType type = step.gemm()->a.format.dtype;
+  return dtype == DType::f32 || (info(type).bytes == 1 ? info(dtype).plain : dtype == type);
+}
+
+// Why it does not multiply. Empty if it does.
+std::optional<Refusal> refused(const Step& step, const Target& target) {
+  if (std::string why = LtForm::refusal(step, target); !why.empty())
+    return Refusal{std::move(why), !step.gemm()};
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string LtForm::refusal(const Step& step, const Target& target) {
+  if (!step.gemm()) return str("cuBLASLt has no ", step.head_name(), " head");
+  if (target.cublaslt == 0)
+    return str("there is no cuBLASLt on ", target.name,
+               "; install nvidia-cublas (for CUDA 12 nvidia-cublas-cu12) or set TENON_CUBLASLT to "
+               "the file libcublasLt.so.*");
+  if (step.precision == Precision::strict) return "strict fixes the order of a product's additions";
+  const Gemm& g = *step.gemm();
+  if (has_codes(g.a) || has_codes(g.b)) return codes_refusal(g, target);
+  if (g.a.format.dtype != g.b.format.dtype)
+    return str("the matrices are ", info(g.a.format.dtype).name, " and ",
+               info(g.b.format.dtype).name, "; cuBLASLt wants one type");
+  return "";
+}
+
+LtForm::LtForm(const Step& step) : step_(step), computed_(step) {
+  whole_ = find_whole();
+  if (whole_ && !is_product() && step.stores[0].dtype != DType::f32)
+    computed_ = with_rounded_product(step, step.stores[0].dtype);
+}
+
+// Adds a term of the body's sum to `whole`. False if cuBLASLt does not have it.
+bool LtForm::add_term(const Node& node, const Store& to, Whole& whole, bool& product) const {
+  const Graph& graph = *step_.graph;
+  const auto load_of = [&](const Node& n) -> const Load* {
+    return n.word == Word::load ? &step_.loads[n.slot] : nullptr;
+  };
+  const auto is_product = [](const Load* l) {
+    return l && l->from == Load::From::product && l->columns.contiguous() && l->columns.offset == 0;
+  };
+  if (node.word == Word::add)
+    return add_term(graph[node.in[0]], to, whole, product) &&
+           add_term(graph[node.in[1]], to, whole, product);
+  if (node.word == Word::mul) {
+    for (const size_t side : {0U, 1U}) {
+      const Load* const factor = load_of(graph[node.in[1 - side]]);
+      if (product || !is_product(load_of(graph[node.in[side]])) || !factor) continue;
+      if (factor->from != Load::From::parameter) continue;
+      whole.factor = *factor;
+      return product = true;
+    }
+    return false;
+  }
+  const Load* const l = load_of(node);
+  if (!l) return false;
+  if (is_product(l)) return !std::exchange(product, true);
+  if (l->dtype != to.dtype || !l->columns.contiguous() || l->transposed) return false;
+  std::optional<Load>* const term = l->from == Load::From::row    ? &whole.bias
+                                    : l->from == Load::From::tile ? &whole.held
+                                                                  : nullptr;
+  if (!term || term->has_value()) return false;
+  *term = *l;
+  return true;
+}
+
+std::optional<LtForm::Whole> LtForm::find_whole() const {
+  if (step_.stores.size() != 1 || !step_.encoders.empty() || step_.cols != gemm().cols)
+    return std::nullopt;
+  const Store& s = step_.stores[0];
+  const Graph& graph = *step_.graph;
+  if (s.to != Store::To::tile || !s.columns.contiguous() || !writes(step_, s.dtype))
+    return std::nullopt;
+  const Node* value = &graph[s.value];
+  if (value->word == Word::round && value->dtype() == s.dtype) value = &graph[value->in[0]];
+  Whole whole;
+  bool product = false;
+  if (!add_term(*value, s, whole, product) || !product) return std::nullopt;
+  // The bias of an FP8 product in f32 would be bf16.
+  if (whole.bias && s.dtype == DType::f32 && has_codes(gemm().a)) return std::nullopt;
+  return whole;
+}
+
+char LtForm::varies() const { return gemm().inner ? 'm' : 'k'; }
+
+// A row-major result is the transpose of a column-major one: bᵀ·aᵀ, with both operands as in
+// memory.
+LtProduct LtForm::operands(const RunArgs& args) const {
+  const auto side = [&](const Matrix& m, int64_t r, int64_t c) {
+    LtMatrix made = lies_turned(m) ? turned(args.in[m.arg], c, r) : turned(args.in[m.arg], r, c);
+    if (m.format.scaling != Scaling::none) {
+      made.scale = args.in[m.arg + 1].data;
+      made.scales = *scales_of(m);
+    }
+    return made;
+  };
+  LtProduct p;
+  p.a = side(gemm().b, inner(args.rows), gemm().cols);
+  p.b = side(gemm().a, rows(args.rows), inner(args.rows));
+  p.turn_a = lies_turned(gemm().b);
+  p.turn_b = lies_turned(gemm().a);
+  return p;
+}
+
+std::optional<LtProduct> LtForm::whole(const RunArgs& args) const {
+  if (!whole_) return std::nullopt;
+  LtProduct p = operands(args);
+  const Store& s = step_.stores[0];
+  const auto suits = [](const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % kVector == 0;
+  };
+  for (const LtMatrix* m : {&p.a, &p.b})
+    if (m->scales != LtScales::one && !suits(m->scale)) return std::nullopt;
+  p.d = turned(args.out[s.arg], rows(args.rows), gemm().cols, s.columns.offset);
+  if (const auto& l = whole_->held)
+    p.c = turned(args.in[l->arg], rows(args.rows), gemm().cols, l->columns.offset);
+  if (const auto& l = whole_->bias) {
+    p.bias = turned(args.in[l->arg], 1, gemm().cols, l->columns.offset).data;
+    if (!suits(p.bias)) return std::nullopt;
+  }
+  if (const auto& l = whole_->factor) p.factor = args.parameters[l->arg];
+  return p;
+}
+
+bool multiplies(const Step& step, const Target& target) {
+  return LtForm::refusal(step, target).empty();
+}
+
+Attempt make_cublaslt(const Step& step, const Target& target) {
+  if (auto refusal = refused(step, target)) return *std::move(refusal);
+  if (!LtForm(step).is_whole())
+    return Refusal{"its products are scaled, add a bias and a tensor, and do nothing else"};
+  return std::make_shared<const LtKernel>(step);
+}
+
+Attempt make_cublaslt_split(const Step& step, const Target& target) {
+  if (auto refusal = refused(step, target)) return *std::move(refusal);
+  if (LtForm(step).is_product()) return Refusal{"the step is a product already"};
+  return split_after_product(step, writes);
+}
+
+}  // namespace tenon::cuda
