@@ -277,8 +277,9 @@ class Inputs {
 
 }  // namespace
 
-std::optional<std::string> verify(const Step& step, const RunArgs& given) {
-  const std::vector<Value> product = step.gemm() ? products(step, given) : std::vector<Value>{};
+std::optional<std::string> verify(const Step& step, const RunArgs& given, double lost) {
+  const std::vector<Value> product =
+      step.gemm() ? products(step, given, lost) : std::vector<Value>{};
   RunArgs args = given;
   if (step.rows) args.rows = step.rows;
   const int64_t rows = args.rows;

@@ -45,7 +45,7 @@ Side decode_side(const Matrix& m, const RunArgs& args, int64_t lanes, int64_t in
 
 }  // namespace
 
-std::vector<Bounded> products(const Step& step, const RunArgs& args) {
+std::vector<Bounded> products(const Step& step, const RunArgs& args, double lost) {
   const Gemm& g = *step.gemm();
   const int64_t rows = step.rows ? step.rows : args.rows;
   const int64_t inner = g.inner ? g.inner : args.rows;
@@ -53,7 +53,7 @@ std::vector<Bounded> products(const Step& step, const RunArgs& args) {
   const Side b = decode_side(g.b, args, g.cols, inner, !g.b.transposed);
   // One rounding per addition, two for the scales. Subnormal values have an absolute error.
   const double n = static_cast<double>(inner) + 2;
-  const double relative = n * kUnit / (1 - n * kUnit);
+  const double relative = n * kUnit / (1 - n * kUnit) + lost;
   const bool strict = step.precision == Precision::strict;
   const double absolute = n * (strict ? 0x1p-149 : 2 * kSmallest);
   std::vector<Bounded> all;

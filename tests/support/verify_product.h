@@ -8,6 +8,6 @@
 namespace tenon {
 
 // rows x gemm.cols elements, row by row. Values are fp32. Their rounding error is in the bounds.
-std::vector<Bounded> products(const Step& step, const RunArgs& args);
+std::vector<Bounded> products(const Step& step, const RunArgs& args, double lost = 0);
 
 }  // namespace tenon

@@ -207,11 +207,14 @@ bool multiplied(const cuda::LtProduct& product) {
   return choice.found && cuda::multiply(lt, nullptr, choice, product, workspace.data(), nullptr);
 }
 
+// Hopper adds the FP8 products of a block of 128 with 14 bits.
+constexpr double kLostByCodes = 0x1p-13;
+
 template <class Case>
-void expect_right(Problem& p, const Case& c) {
+void expect_right(Problem& p, const Case& c, double lost = 0) {
   const std::vector<View> in = Problem::views(p.in), out = Problem::views(p.out);
   // A sum with a 16-bit result may round its product first.
-  const auto wrong = verify(LtForm(p.step).computed(), args_of(p.rows, in, out));
+  const auto wrong = verify(LtForm(p.step).computed(), args_of(p.rows, in, out), lost);
   EXPECT_FALSE(wrong.has_value()) << c.text() << ": " << *wrong;
   for (const Mat& m : p.out) EXPECT_TRUE(m.guards_hold()) << c.text();
 }
@@ -569,7 +572,7 @@ TEST_F(CublasLtOnGpu, CodesAreRight) {
     EXPECT_EQ(maker, "cublaslt") << c.text();
     chosen.kernel->run(args);
     d.fetch(p);
-    expect_right(p, c);
+    expect_right(p, c, kLostByCodes);
   }
 }
 

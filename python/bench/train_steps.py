@@ -1,0 +1,267 @@
+"""Training steps on CUDA: Tenon, PyTorch eager and torch.compile, interleaved in one process.
+
+Run it with `python python/bench/train_steps.py` on a machine with a GPU. Each line has the median
+time of a step (forward, loss, backward), the speedup over eager and over torch.compile, and the
+peak memory above parameters and inputs. It asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import random
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tenon.torch.ops as ops
+from tenon._plan import Plan
+
+STATE = {"f32": torch.float32, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn,
+         "e5m2": torch.float8_e5m2, "e8m0": torch.uint8, "u64": torch.int64}
+
+
+class SwiGLU(nn.Module):
+    """The MLP of Llama: SwiGLU without biases."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = self.up(x).chunk(2, -1)
+        return self.down(F.silu(a) * b)
+
+
+class GELU(nn.Module):
+    """The MLP of GPT: tanh GELU with biases."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """RMSNorm, SwiGLU MLP and residual."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.RMSNorm(width, eps=1e-5), SwiGLU(width, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class Scaled(torch.autograd.Function):
+    """A Linear by torch._scaled_mm: dynamic tensor scales, precise accumulation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        qx, sx = encode(x, torch.float8_e4m3fn)
+        qw, sw = encode(w, torch.float8_e4m3fn)
+        ctx.save_for_backward(qx, sx, qw, sw)
+        return torch._scaled_mm(qx, qw.t(), sx, sw, out_dtype=x.dtype, use_fast_accum=False)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        qx, sx, qw, sw = ctx.saved_tensors
+        qd, sd = encode(dy, torch.float8_e5m2)
+        dx = torch._scaled_mm(qd, qw.t().contiguous().t(), sd, sw, out_dtype=dy.dtype,
+                              use_fast_accum=False)
+        dw = torch._scaled_mm(qd.t().contiguous(), qx.t().contiguous().t(), sd, sx,
+                              out_dtype=dy.dtype, use_fast_accum=False)
+        return dx, dw
+
+
+def encode(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = torch.finfo(dtype).max / x.abs().amax().float().clamp(min=1e-12)
+    return (x.float() * scale).to(dtype), scale.reciprocal()
+
+
+class ScaledMLP(SwiGLU):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = Scaled.apply(x, self.up.weight).chunk(2, -1)
+        return Scaled.apply(F.silu(a) * b, self.down.weight)
+
+
+class Planned(nn.Module):
+    """A chain as one plan with a recipe."""
+
+    def __init__(self, chain: str, like: nn.Module, recipe: str) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(like.parameters())
+        self.plan = Plan(chain, dtype="bf16", recipe=recipe, device="cuda")
+        self.state = {b.name: torch.ones(b.shape(0), device="cuda").to(STATE[b.dtype])
+                      for b in self.plan.buffers if b.role == "state"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return RunPlan.apply(x, self, *self.weights)
+
+
+class RunPlan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, model: Planned, *weights: torch.Tensor) -> torch.Tensor:
+        given = dict(zip([b.name for b in model.plan.buffers if b.role == "param"], weights))
+        made = run(model, False, len(x), {"x": x, **given})
+        ctx.model, ctx.rows = model, len(x)
+        names = [b.name for b in model.plan.buffers if b.reads_backward and b.name in made]
+        ctx.names = names
+        ctx.save_for_backward(*[made[n] for n in names])
+        return made["y"]
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        saved = dict(zip(ctx.names, ctx.saved_tensors))
+        made = run(ctx.model, True, ctx.rows, {"dy": dy.contiguous(), **saved})
+        params = [b.name for b in ctx.model.plan.buffers if b.role == "param"]
+        return (made["dx"], None, *[made["d" + n] for n in params])
+
+
+def run(model: Planned, backward: bool, rows: int, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    plan, tensors = model.plan, {**model.state, **given}
+    roles = ("grad",) if backward else ("output", "saved", "extra_out")
+    memory = (ctypes.c_void_p * len(plan.buffers))()
+    for i, b in enumerate(plan.buffers):
+        if b.role in roles and b.name not in tensors:
+            tensors[b.name] = torch.empty(b.shape(rows), dtype=STATE[b.dtype], device="cuda")
+        if b.name in tensors:
+            memory[i] = tensors[b.name].data_ptr()
+    workspace = torch.empty(plan.sizes(rows)[1], dtype=torch.uint8, device="cuda")
+    plan.run(backward, rows, memory, workspace.data_ptr(), torch.cuda.current_stream().cuda_stream)
+    return tensors
+
+
+def swiglu_ops(like: SwiGLU) -> nn.Module:
+    up, down = like.up, like.down
+    made = ops.Sequential(ops.Linear(up.in_features, up.out_features, bias=False, dtype=torch.bfloat16, device="cuda"),
+                          ops.SwiGLU(),
+                          ops.Linear(down.in_features, down.out_features, bias=False, dtype=torch.bfloat16, device="cuda"))
+    return share(made, like)
+
+
+def gelu_ops(like: GELU) -> nn.Module:
+    up, down = like.up, like.down
+    made = ops.Sequential(ops.Linear(up.in_features, up.out_features, dtype=torch.bfloat16, device="cuda"),
+                          ops.GELU(),
+                          ops.Linear(down.in_features, down.out_features, dtype=torch.bfloat16, device="cuda"))
+    return share(made, like)
+
+
+class BlockOps(nn.Module):
+    def __init__(self, like: Block) -> None:
+        super().__init__()
+        up, down = like.mlp.up, like.mlp.down
+        width = down.out_features
+        self.chain = share(ops.Sequential(
+            ops.MakeExtraOutput(), ops.RMSNorm(width, dtype=torch.bfloat16, device="cuda"),
+            ops.Linear(width, up.out_features, bias=False, dtype=torch.bfloat16, device="cuda"),
+            ops.SwiGLU(),
+            ops.Linear(down.in_features, width, bias=False, dtype=torch.bfloat16, device="cuda")),
+            like)
+        self.add = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, r = self.chain(x)
+        return y + r
+
+
+def share(made: nn.Module, like: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for p, q in zip(made.parameters(), like.parameters(), strict=True):
+            p.copy_(q)
+    return made
+
+
+def step(model: Callable[..., Any], x: torch.Tensor, params: list[torch.Tensor]) -> None:
+    for p in params:
+        p.grad = None
+    x.grad = None
+    model(x).backward(step.dy)  # type: ignore[attr-defined]
+
+
+def measure(name: str, models: dict[str, nn.Module], x: torch.Tensor, rounds: int) -> None:
+    step.dy = torch.randn_like(x)  # type: ignore[attr-defined]
+    params = {k: list(m.parameters()) for k, m in models.items()}
+    times: dict[str, list[float]] = {k: [] for k in models}
+    peaks: dict[str, float] = {}
+    for k in list(models):
+        try:
+            for _ in range(3):
+                step(models[k], x, params[k])
+            torch.cuda.synchronize()
+            for p in params[k]:
+                p.grad = None
+            x.grad = None
+            base = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            step(models[k], x, params[k])
+            torch.cuda.synchronize()
+            peaks[k] = (torch.cuda.max_memory_allocated() - base) / 1e6
+            for p in params[k]:
+                p.grad = None
+        except Exception as e:  # noqa: BLE001
+            print(json.dumps({"model": name, "runner": k, "error": str(e)[:300]}), flush=True)
+            del models[k], times[k]
+    for _ in range(rounds):
+        for k in random.sample(list(models), len(models)):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            step(models[k], x, params[k])
+            end.record()
+            end.synchronize()
+            times[k].append(begin.elapsed_time(end))
+            for p in params[k]:
+                p.grad = None
+    median = {k: statistics.median(t) for k, t in times.items()}
+    for k in models:
+        print(json.dumps({
+            "model": name, "runner": k, "ms": round(median[k], 3),
+            **{f"over_{o}": round(median[o] / median[k], 3) for o in ("eager", "compile", "tenon", "scaled_mm")
+               if o in median and o != k},
+            "peak_mb": round(peaks[k])}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--models", nargs="*", default=["swiglu", "gelu", "block", "fp8"])
+    args = parser.parse_args()
+    torch.manual_seed(1)
+
+    def cuda(m: nn.Module) -> nn.Module:
+        return m.to("cuda", torch.bfloat16)
+
+    x = torch.randn(args.rows, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    kinds: dict[str, tuple[Callable[[], Any], Callable[[Any], nn.Module]]] = {
+        "swiglu": (lambda: SwiGLU(4096, 14336), swiglu_ops),
+        "gelu": (lambda: GELU(4096, 16384), gelu_ops),
+        "block": (lambda: Block(4096, 14336), BlockOps),
+    }
+    for kind in args.models:
+        if kind == "fp8":
+            like = cuda(SwiGLU(4096, 14336))
+            scaled = cuda(ScaledMLP(4096, 14336))
+            chain = "linear(4096,28672) swiglu linear(14336,4096)"
+            runners: dict[str, Any] = {"tenon": swiglu_ops(like), "scaled_mm": torch.compile(scaled)}
+            runners |= {r: Planned(chain, like, r) for r in ("none", "delayed", "current", "block", "mxfp8")}
+            measure("swiglu fp8", runners, x, args.rounds)
+            continue
+        make, ours = kinds[kind]
+        like = cuda(make())
+        compiled = cuda(make())
+        measure(kind, {"eager": like, "compile": torch.compile(compiled), "tenon": ours(like)}, x, args.rounds)
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
