@@ -16,9 +16,7 @@ std::set<uint32_t> inputs_of(const Step& step) {
   if (const Gemm* const g = step.gemm())
     for (const Matrix* m : {&g->a, &g->b}) args.insert({m->arg, m->arg + 1});
   for (const Load& l : step.loads)
-    if (l.from != Load::From::parameter && l.from != Load::From::random &&
-        l.from != Load::From::product && l.from != Load::From::total)
-      args.insert(l.arg);
+    if (reads_view(l)) args.insert(l.arg);
   for (const Encoder& e : step.encoders)
     if (e.format.scaling == Scaling::delayed || e.format.scaling == Scaling::current)
       args.insert(e.scale);

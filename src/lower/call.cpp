@@ -28,10 +28,6 @@ uint32_t first_of(const std::vector<Slot>& slots, uint32_t arg) {
   return number_of(slots, arg + i) - i;
 }
 
-bool reads_view(Load::From from) {
-  return from != Load::From::random && from != Load::From::product && from != Load::From::total;
-}
-
 }  // namespace
 
 Call::Call(const CallSettings& settings)
@@ -99,7 +95,7 @@ void Call::take(Pass /*pass*/, PlanStep made) {
   for (Load& l : step_.loads) {
     if (l.from == Load::From::parameter)
       l.arg = static_cast<uint32_t>(made.parameters[l.arg]);
-    else if (reads_view(l.from))
+    else if (reads_view(l))
       l.arg = number_of(made.in, l.arg);
   }
   for (Store& s : step_.stores)

@@ -28,8 +28,7 @@ std::string text(const Format& f) {
 
 std::string text(const Load& l) {
   std::string out = str(kLoadNames[static_cast<size_t>(l.from)], l.arg);
-  if (l.from != Load::From::random && l.from != Load::From::product && l.from != Load::From::total)
-    out += str(":", info(l.dtype).name);
+  if (reads_view(l) || l.from == Load::From::parameter) out += str(":", info(l.dtype).name);
   if (l.from == Load::From::block)
     out += text(l.format) + (l.orientation == Orientation::rowwise ? ":row" : ":col");
   return out + (l.transposed ? "^T" : "") + text(l.columns);

@@ -39,6 +39,11 @@ struct Load {
   Format format = {};       // block: format of the scaled tensor
   Orientation orientation = Orientation::rowwise;
 };
+// True if the load reads an input view, which `arg` names.
+constexpr bool reads_view(const Load& l) {
+  return l.from != Load::From::parameter && l.from != Load::From::random &&
+         l.from != Load::From::product && l.from != Load::From::total;
+}
 
 struct Store {
   // encoded: elements of an encoder's tensor. column: one value per row, which does not depend on
