@@ -122,13 +122,12 @@ void Plan::check_rows(int64_t rows) const {
   // The operations of a product can exceed the limit even if the bytes of its tensors do not.
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const PlanStep& s : data_->steps(pass)) {
-      if (!s.step.gemm()) continue;
+      const Gemm* const g = s.step.gemm();
+      if (!g) continue;
       const int64_t m = s.rows(rows), most = std::numeric_limits<int64_t>::max();
-      const int64_t inner = s.step.gemm()->inner ? s.step.gemm()->inner : m;
-      require(
-          product({s.step.rows ? s.step.rows : m, s.step.gemm()->cols, inner, 2}, most).has_value(),
-          "plan: ", s.step.name, " has more than ", most, " operations at ", rows,
-          " rows; give fewer rows or columns");
+      require(product({s.step.body_rows(m), g->cols, g->inner_for(m), 2}, most).has_value(),
+              "plan: ", s.step.name, " has more than ", most, " operations at ", rows,
+              " rows; give fewer rows or columns");
     }
 }
 

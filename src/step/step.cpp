@@ -141,14 +141,14 @@ double Step::native_error() const {
 int64_t Step::flops(int64_t given) const {
   const Gemm* const g = gemm();
   if (!g) return 0;
-  return 2 * (rows ? rows : given) * g->cols * (g->inner ? g->inner : given);
+  return 2 * body_rows(given) * g->cols * g->inner_for(given);
 }
 
 int64_t Step::bytes(int64_t given) const {
-  const int64_t rows = this->rows ? this->rows : given;
+  const int64_t rows = body_rows(given);
   int64_t total = 0;
   if (const Gemm* const g = gemm()) {
-    const int64_t inner = g->inner ? g->inner : given;
+    const int64_t inner = g->inner_for(given);
     const auto matrix = [&](const Matrix& m, int64_t r, int64_t c) {
       if (m.transposed) std::swap(r, c);
       total += encoded_bytes(m.format, r, c, m.orientation);

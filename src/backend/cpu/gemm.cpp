@@ -57,8 +57,8 @@ std::vector<Columns> product_columns(const Step& step, const Grid& g, int64_t ch
 struct Cut {
   Cut(const Step& step, const GemmKernel& kernel, int64_t group_floats, int64_t given)
       : kernel(kernel),
-        rows(step.rows ? step.rows : given),
-        inner(step.gemm()->inner ? step.gemm()->inner : given),
+        rows(step.body_rows(given)),
+        inner(step.gemm()->inner_for(given)),
         words(rup(cdiv(inner, kernel.pairs ? 2 : 1), kernel.granule)),
         cols(rup(step.gemm()->cols, kernel.cols)),
         stride(cols + kSkew),
