@@ -54,7 +54,6 @@ PlanStep half_of(const PlanData& d, const PlanStep& whole, const Step& half,
   made.step.name = str(whole.step.name, suffix);
   keep(made.in, inputs_of(half));
   keep(made.out, outputs_of(half));
-  std::erase_if(made.reads, [&](const std::string& name) { return !holds(d, made.in, name); });
   std::erase_if(made.writes, [&](const PlanStep::Write& w) { return !holds(d, made.out, w.name); });
   const auto draws = [](const Load& l) { return l.from == Load::From::random; };
   if (std::ranges::none_of(half.loads, draws)) made.random = kNoBuffer;
@@ -103,7 +102,6 @@ void append(Planner& planner, Pass pass, PlanStep step) {
                     Orientation::rowwise, p.cols,     p.rows};
     first.out[split.out + i] = second.in[split.in + i] = slot;
     first.writes.push_back({p.name, p.operand});
-    second.reads.push_back(p.name);
   }
   first.why += str(first.why.empty() ? "" : "; ", way.maker, " does this in two steps, with the ",
                    split.what, " in memory");

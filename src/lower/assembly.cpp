@@ -71,11 +71,6 @@ uint32_t Assembly::output(const Slot& slot) {
   return static_cast<uint32_t>(made_.out.size() - 1);
 }
 
-void Assembly::reads(const StoredTensor& tensor) {
-  if (std::ranges::find(made_.reads, tensor.name) == made_.reads.end())
-    made_.reads.push_back(tensor.name);
-}
-
 Expr Assembly::once(const Load& load) {
   for (const auto& [l, e] : loads_)
     if (same(l, load)) return e;
@@ -86,7 +81,6 @@ Expr Assembly::once(const Load& load) {
 
 uint32_t Assembly::matrix(const StoredTensor& tensor, Orientation o) {
   const Slot data = data_slot(tensor, o);
-  reads(tensor);
   for (uint32_t i = 0; i < made_.in.size(); ++i)
     if (same(made_.in[i], data)) return i;
   const uint32_t arg = input(data);

@@ -66,7 +66,6 @@ class Assembly {
   void store_one(Store::To to, const StoredTensor& tensor, Expr value);
   uint32_t input(const Slot& slot);
   uint32_t output(const Slot& slot);
-  void reads(const StoredTensor& tensor);
   Expr once(const Load& load);
 
   StepBuilder build_;

@@ -80,7 +80,6 @@ struct PlanStep {
   std::vector<Slot> in, out;
   std::vector<float> parameters;
   std::vector<size_t> ops;  // ops of the chain
-  std::vector<std::string> reads;
   struct Write {
     std::string name;
     Operand operand;

@@ -55,10 +55,7 @@ class OutsideStage : public Stage {
     s.chosen.maker = maker_;
     s.rows = op_.rows;
     s.ops = {op_.index};
-    for (const StoredTensor* p : in) {
-      s.in.push_back(slot(*p));
-      s.reads.push_back(p->name);
-    }
+    for (const StoredTensor* p : in) s.in.push_back(slot(*p));
     s.out = {slot(out)};
     s.writes = {{out.name, out.operand}};
     s.opaque = [name = op_.name, body = std::move(body)](const RunArgs& args) {
