@@ -1,6 +1,7 @@
 // An activation with its bias and scale as one call.
 #include "lower/single_activation.h"
 
+#include "lazy/halves.h"
 #include "lower/call.h"
 #include "ops/formulas.h"
 
