@@ -32,14 +32,14 @@ std::set<uint32_t> outputs_of(const Step& step) {
   return args;
 }
 
-void keep(std::vector<Slot>& slots, const std::set<uint32_t>& args) {
-  for (uint32_t i = 0; i < slots.size(); ++i)
-    if (!args.contains(i)) slots[i] = {};
+void keep(std::vector<BufferView>& views, const std::set<uint32_t>& args) {
+  for (uint32_t i = 0; i < views.size(); ++i)
+    if (!args.contains(i)) views[i] = {};
 }
 
-// True if one of the slots holds part of the tensor: its codes or its scales.
-bool holds(const PlanData& d, const std::vector<Slot>& slots, const std::string& tensor) {
-  return std::ranges::any_of(slots, [&](const Slot& s) {
+// True if one of the views holds part of the tensor: its codes or its scales.
+bool holds(const PlanData& d, const std::vector<BufferView>& views, const std::string& tensor) {
+  return std::ranges::any_of(views, [&](const BufferView& s) {
     if (s.buffer == kNoBuffer) return false;
     const std::string& name = d.buffers[static_cast<size_t>(s.buffer)].name;
     return name == tensor || name.starts_with(tensor + ".");
@@ -98,9 +98,9 @@ void append(Planner& planner, Pass pass, PlanStep step) {
   for (uint32_t i = 0; i < split.count; ++i) {
     const StoredTensor& p = planner.tensor(free_name(planner.data(), base), Role::workspace,
                                            Operand(split.dtype), split.stride, rows);
-    const Slot slot{Slot::Form::data,     p.row_data, p.operand.format,
-                    Orientation::rowwise, p.cols,     p.rows};
-    first.out[split.out + i] = second.in[split.in + i] = slot;
+    const BufferView view{BufferView::Form::data, p.row_data, p.operand.format,
+                          Orientation::rowwise,   p.cols,     p.rows};
+    first.out[split.out + i] = second.in[split.in + i] = view;
     first.writes.push_back({p.name, p.operand});
   }
   first.why += str(first.why.empty() ? "" : "; ", way.maker, " does this in two steps, with the ",

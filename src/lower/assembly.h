@@ -64,8 +64,8 @@ class Assembly {
 
  private:
   void store_one(Store::To to, const StoredTensor& tensor, Expr value);
-  uint32_t input(const Slot& slot);
-  uint32_t output(const Slot& slot);
+  uint32_t input(const BufferView& view);
+  uint32_t output(const BufferView& view);
   Expr once(const Load& load);
 
   StepBuilder build_;

@@ -15,17 +15,17 @@ PlanRequest request_of(const CallSettings& s) {
   return r;
 }
 
-// The caller's number of a view. Slots store it as their buffer.
-uint32_t number_of(const std::vector<Slot>& slots, uint32_t arg) {
-  assert(slots[arg].buffer != kNoBuffer);
-  return static_cast<uint32_t>(slots[arg].buffer);
+// The caller's number of a view, which stands in place of a buffer.
+uint32_t number_of(const std::vector<BufferView>& views, uint32_t arg) {
+  assert(views[arg].buffer != kNoBuffer);
+  return static_cast<uint32_t>(views[arg].buffer);
 }
 
 // The first view of an encoder. At least one of its first four views is present.
-uint32_t first_of(const std::vector<Slot>& slots, uint32_t arg) {
+uint32_t first_of(const std::vector<BufferView>& views, uint32_t arg) {
   uint32_t i = 0;
-  while (slots[arg + i].buffer == kNoBuffer) ++i;
-  return number_of(slots, arg + i) - i;
+  while (views[arg + i].buffer == kNoBuffer) ++i;
+  return number_of(views, arg + i) - i;
 }
 
 }  // namespace
