@@ -147,7 +147,7 @@ Expr Assembly::total(Expr value) {
   return e;
 }
 
-void Assembly::store(const StoredTensor& tensor, std::span<const StepBuilder::Part> parts) {
+void Assembly::store(const StoredTensor& tensor, std::span<const Piece> pieces) {
   const uint32_t scale = tensor.scale == kNoBuffer ? 0 : input(scalar_view(tensor.scale));
   const uint32_t arg =
       output(tensor.row_data == kNoBuffer ? BufferView{} : data_view(tensor, Orientation::rowwise));
@@ -155,15 +155,15 @@ void Assembly::store(const StoredTensor& tensor, std::span<const StepBuilder::Pa
   output(tensor.col_data == kNoBuffer ? BufferView{} : data_view(tensor, Orientation::columnwise));
   output(scale_view(tensor, Orientation::columnwise));
   output(scalar_view(tensor.health));
-  build_.store(tensor.operand, arg, scale, tensor.cols, parts);
+  build_.store(tensor.operand, arg, scale, tensor.cols, pieces);
   made_.writes.push_back({tensor.name, tensor.operand});
-  if (tensor.amax != kNoBuffer) store_amax(tensor, tensor.amax, parts, true);
+  if (tensor.amax != kNoBuffer) store_amax(tensor, tensor.amax, pieces, true);
 }
 
-void Assembly::store_amax(const StoredTensor& tensor, int buffer,
-                          std::span<const StepBuilder::Part> parts, bool join) {
-  Expr most = parts[0].value;
-  for (const StepBuilder::Part& p : parts.subspan(1)) most = max(abs(most), abs(p.value));
+void Assembly::store_amax(const StoredTensor& tensor, int buffer, std::span<const Piece> pieces,
+                          bool join) {
+  Expr most = pieces[0].value;
+  for (const Piece& p : pieces.subspan(1)) most = max(abs(most), abs(p.value));
   const uint32_t arg = output(scalar_view(buffer));
   build_.store({.to = Store::To::amax, .arg = arg, .dtype = DType::f32, .join = join}, most);
   made_.writes.push_back({tensor.name + ".amax", Operand(DType::f32)});

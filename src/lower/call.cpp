@@ -107,9 +107,9 @@ void Call::take(Pass /*pass*/, PlanStep made) {
   }
 }
 
-void store_amax(Assembly& a, uint32_t view, const Flow::Parts& parts, bool join) {
+void store_amax(Assembly& a, uint32_t view, const Pieces& pieces, bool join) {
   const StoredTensor one{.operand = DType::f32, .cols = 1};
-  a.store_amax(one, static_cast<int>(view), parts, join);
+  a.store_amax(one, static_cast<int>(view), pieces, join);
 }
 
 }  // namespace tenon

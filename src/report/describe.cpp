@@ -228,8 +228,8 @@ class Describer {
       out += str("       not    ", r.maker, ": ", r.refusal.why, "\n");
     for (const Alternative& a : alternatives(s, rows_))
       out += str("       or     ", a.maker, " ", a.when, ": ",
-                 joined(a.parts, ", then ",
-                        [](const Alternative::Part& p) {
+                 joined(a.steps, ", then ",
+                        [](const AlternativeStep& p) {
                           return str(p.head, " ", p.name, ", ", p.bytes, " bytes");
                         }),
                  "\n");
@@ -276,8 +276,8 @@ class Describer {
     out += "],\"alternatives\":[";
     out += joined(alternatives(s, rows_), ",", [](const Alternative& a) {
       return str("{\"maker\":", quoted(a.maker), ",\"when\":", quoted(a.when), ",\"steps\":[",
-                 joined(a.parts, ",",
-                        [](const Alternative::Part& p) {
+                 joined(a.steps, ",",
+                        [](const AlternativeStep& p) {
                           return str("{\"name\":", quoted(p.name), ",\"head\":", quoted(p.head),
                                      ",\"bytes\":", p.bytes, "}");
                         }),
@@ -379,7 +379,7 @@ std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows) {
       if (picky)
         a.when += str(a.when.empty() ? "" : ", or ", "where addresses or sizes do not fit");
       const auto add = [&](const Step& step, std::string_view suffix, int64_t given) {
-        a.parts.push_back({str(s.step.name, suffix), step.head_name(), step.bytes(given)});
+        a.steps.push_back({str(s.step.name, suffix), step.head_name(), step.bytes(given)});
       };
       const Split& split = w.halves->split;
       add(split.first, split.suffix, s.rows(rows));

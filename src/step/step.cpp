@@ -68,14 +68,14 @@ int64_t encoded_bytes(const Format& f, int64_t rows, int64_t cols, Orientation o
 
 // Replaces node numbers in the head. `image` has no new number for nodes that were removed.
 void renumber(Head& head, const std::vector<uint32_t>& image) {
-  const auto parts = [&](auto& norm) {
+  const auto each = [&](auto& norm) {
     for (uint32_t& t : norm.totals) t = image[t];
-    for (auto& part : norm.parts)
-      for (uint32_t* node : nodes_of(part))
+    for (auto& nodes : norm.norms)
+      for (uint32_t* node : nodes_of(nodes))
         if (*node != kNoNode) *node = image[*node];
   };
-  if (auto* norm = std::get_if<Norm>(&head)) parts(*norm);
-  if (auto* grad = std::get_if<NormGrad>(&head)) parts(*grad);
+  if (auto* norm = std::get_if<Norm>(&head)) each(*norm);
+  if (auto* grad = std::get_if<NormGrad>(&head)) each(*grad);
 }
 
 }  // namespace
@@ -223,15 +223,15 @@ std::string Step::key() const {
   out += " |";
   for (const Store& s : stores) out += str(" ", position[s.value], ">", text(s));
   for (const uint32_t t : totals()) out += str(" ", position[t], ">total");
-  const auto parts = [&](const auto& norm) {
-    for (const auto& part : norm.parts) {
-      out += str(" ", head_name(), static_cast<int>(part.kind));
-      for (const uint32_t* node : nodes_of(part))
+  const auto each = [&](const auto& norm) {
+    for (const auto& nodes : norm.norms) {
+      out += str(" ", head_name(), static_cast<int>(nodes.kind));
+      for (const uint32_t* node : nodes_of(nodes))
         out += *node == kNoNode ? ",-" : str(",", position[*node]);
     }
   };
-  if (norm()) parts(*norm());
-  if (norm_grad()) parts(*norm_grad());
+  if (norm()) each(*norm());
+  if (norm_grad()) each(*norm_grad());
   for (const Encoder& e : encoders) out += " " + text(e);
   return out;
 }
