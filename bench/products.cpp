@@ -100,11 +100,11 @@ constexpr Body kBodies[] = {
      }},
     {"swiglu -> e4m3 delayed", true,
      [](Draft& d) {
-       const StepBuilder::Part part{d.swiglu(), {}};
+       const Piece piece{d.swiglu(), {}};
        Operand o;
        o.format = {.dtype = DType::e4m3, .scaling = Scaling::delayed};
-       d.build.store(o, 0, in_scalar, d.n, std::span(&part, 1));
-       d.build.store({.to = To::amax, .arg = 5, .dtype = DType::f32, .join = true}, part.value);
+       d.build.store(o, 0, in_scalar, d.n, std::span(&piece, 1));
+       d.build.store({.to = To::amax, .arg = 5, .dtype = DType::f32, .join = true}, piece.value);
        d.output(0, {DType::e4m3, d.m, d.n});
        d.output(1, {DType::f32, 1, 1});
        d.output(5, {DType::f32, 1, 1});

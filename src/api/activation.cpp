@@ -4,6 +4,7 @@
 #include "api/encoding.h"
 #include "api/validate.h"
 #include "core/fp_mode.h"
+#include "lazy/halves.h"
 #include "lower/single_activation.h"
 #include "runtime/execute.h"
 #include "tenon/error.h"
@@ -65,14 +66,9 @@ ActivationForm check_inputs(const std::string& op, const Activation& f, const Co
             "leave one of the two out");
     bias_cols = 2 * x_cols;
   } else if (f.inputs == 2) {
-    require(x_cols % 2 == 0, op, ": x has ", x_cols,
-            " columns; a gated input holds a and b, so its columns must be even");
+    check_halves(op, "x", x_cols, in.layout);
     form.cols = x_cols / 2;
-    const Layout& l = in.layout;
-    require(l.k >= 1, op, ": interleaved(", l.k, "): k must be at least 1");
     if (form.cols == 0) form.layout = {};  // every k is valid for 0 columns
-    require(l.kind != Layout::Kind::interleaved || form.cols % l.k == 0, op, ": interleaved(", l.k,
-            ") needs a half width divisible by ", l.k, ", it is ", form.cols);
   } else {
     require(!form.separate, op, ": b is given, but ", f.name,
             " has one input; leave b out, or use ", "gated(", f.name, ")");

@@ -9,6 +9,13 @@
 
 namespace tenon {
 
+// A value, and the columns of a tensor that it fills. A tensor of two halves has two pieces.
+struct Piece {
+  Expr value;
+  ColumnMap columns;
+};
+using Pieces = std::vector<Piece>;
+
 class StepBuilder {
  public:
   StepBuilder(std::string name, int64_t cols, Precision precision) {
@@ -34,21 +41,17 @@ class StepBuilder {
   }
 
   // Record the nodes of a norm, forward or backward. They form the head of the step. Nodes of one
-  // `op`'s gradient are merged into one part. Nodes that no store needs are removed.
-  void norm(const Norm::Part& part) { norms_.push_back(part); }
-  void norm_grad(size_t op, const NormGrad::Part& part);
+  // `op`'s gradient are merged. Nodes that no store needs are removed.
+  void norm(const Norm::Nodes& nodes) { norms_.push_back(nodes); }
+  void norm_grad(size_t op, const NormGrad::Nodes& nodes);
 
   // An element of an operand whose views start at `arg`: the code times its scale.
   Expr load(const Operand& o, uint32_t arg, const ColumnMap& columns);
 
   // Stores one value per column map. All values belong to one tensor of `cols` columns whose views
   // start at `arg`. `scale` is the input view with the multiplier (delayed) or the amax (current).
-  struct Part {
-    Expr value;
-    ColumnMap columns;
-  };
   void store(const Operand& o, uint32_t arg, uint32_t scale, int64_t cols,
-             std::span<const Part> parts);
+             std::span<const Piece> pieces);
 
   // A constant formula has no graph. Its gradients are zero.
   std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
@@ -64,8 +67,8 @@ class StepBuilder {
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   Step step_;
   std::vector<uint32_t> totals_;
-  std::vector<Norm::Part> norms_;
-  std::vector<std::pair<size_t, NormGrad::Part>> norm_grads_;
+  std::vector<Norm::Nodes> norms_;
+  std::vector<std::pair<size_t, NormGrad::Nodes>> norm_grads_;
 };
 
 }  // namespace tenon

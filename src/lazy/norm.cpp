@@ -16,15 +16,15 @@ NormStatistics norm_statistics(NormKind kind, int64_t cols, Expr x, Expr eps,
   return s;
 }
 
-Norm::Part norm_part(NormKind kind, Expr x, Expr eps, const NormStatistics& s, Expr y) {
+Norm::Nodes norm_nodes(NormKind kind, Expr x, Expr eps, const NormStatistics& s, Expr y) {
   return {kind, x.id(), eps.id(), s.mean ? s.mean->id() : kNoNode, s.rstdev.id(), y.id()};
 }
 
-NormGrad::Part norm_grad_part(NormKind kind, Expr x, std::optional<Expr> mean, Expr rstdev) {
-  NormGrad::Part part{.kind = kind, .x = x.id(), .rstdev = rstdev.id()};
-  if (mean) part.mean = mean->id();
-  if (kind != NormKind::l2) part.normal = ((mean ? x - *mean : x) * rstdev).id();
-  return part;
+NormGrad::Nodes norm_grad_nodes(NormKind kind, Expr x, std::optional<Expr> mean, Expr rstdev) {
+  NormGrad::Nodes nodes{.kind = kind, .x = x.id(), .rstdev = rstdev.id()};
+  if (mean) nodes.mean = mean->id();
+  if (kind != NormKind::l2) nodes.normal = ((mean ? x - *mean : x) * rstdev).id();
+  return nodes;
 }
 
 Expr norm_gradient(NormKind kind, int64_t cols, Expr w, Expr from_mean, Expr rstdev,

@@ -15,11 +15,11 @@ struct NormStatistics {
 };
 NormStatistics norm_statistics(NormKind kind, int64_t cols, Expr x, Expr eps,
                                const RowTotal& total);
-Norm::Part norm_part(NormKind kind, Expr x, Expr eps, const NormStatistics& s, Expr y);
+Norm::Nodes norm_nodes(NormKind kind, Expr x, Expr eps, const NormStatistics& s, Expr y);
 // dx, with w = grad·gamma.
 Expr norm_gradient(NormKind kind, int64_t cols, Expr w, Expr from_mean, Expr rstdev,
                    const RowTotal& total);
 // The nodes that both dx and dgamma read.
-NormGrad::Part norm_grad_part(NormKind kind, Expr x, std::optional<Expr> mean, Expr rstdev);
+NormGrad::Nodes norm_grad_nodes(NormKind kind, Expr x, std::optional<Expr> mean, Expr rstdev);
 
 }  // namespace tenon

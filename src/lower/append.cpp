@@ -16,9 +16,7 @@ std::set<uint32_t> inputs_of(const Step& step) {
   if (const Gemm* const g = step.gemm())
     for (const Matrix* m : {&g->a, &g->b}) args.insert({m->arg, m->arg + 1});
   for (const Load& l : step.loads)
-    if (l.from != Load::From::parameter && l.from != Load::From::random &&
-        l.from != Load::From::product && l.from != Load::From::total)
-      args.insert(l.arg);
+    if (reads_view(l)) args.insert(l.arg);
   for (const Encoder& e : step.encoders)
     if (e.format.scaling == Scaling::delayed || e.format.scaling == Scaling::current)
       args.insert(e.scale);
@@ -34,14 +32,14 @@ std::set<uint32_t> outputs_of(const Step& step) {
   return args;
 }
 
-void keep(std::vector<Slot>& slots, const std::set<uint32_t>& args) {
-  for (uint32_t i = 0; i < slots.size(); ++i)
-    if (!args.contains(i)) slots[i] = {};
+void keep(std::vector<BufferView>& views, const std::set<uint32_t>& args) {
+  for (uint32_t i = 0; i < views.size(); ++i)
+    if (!args.contains(i)) views[i] = {};
 }
 
-// True if one of the slots holds part of the tensor: its codes or its scales.
-bool holds(const PlanData& d, const std::vector<Slot>& slots, const std::string& tensor) {
-  return std::ranges::any_of(slots, [&](const Slot& s) {
+// True if one of the views holds part of the tensor: its codes or its scales.
+bool holds(const PlanData& d, const std::vector<BufferView>& views, const std::string& tensor) {
+  return std::ranges::any_of(views, [&](const BufferView& s) {
     if (s.buffer == kNoBuffer) return false;
     const std::string& name = d.buffers[static_cast<size_t>(s.buffer)].name;
     return name == tensor || name.starts_with(tensor + ".");
@@ -56,7 +54,6 @@ PlanStep half_of(const PlanData& d, const PlanStep& whole, const Step& half,
   made.step.name = str(whole.step.name, suffix);
   keep(made.in, inputs_of(half));
   keep(made.out, outputs_of(half));
-  std::erase_if(made.reads, [&](const std::string& name) { return !holds(d, made.in, name); });
   std::erase_if(made.writes, [&](const PlanStep::Write& w) { return !holds(d, made.out, w.name); });
   const auto draws = [](const Load& l) { return l.from == Load::From::random; };
   if (std::ranges::none_of(half.loads, draws)) made.random = kNoBuffer;
@@ -107,11 +104,10 @@ void append(Planner& planner, Pass pass, PlanStep step) {
   for (uint32_t i = 0; i < split.count; ++i) {
     const StoredTensor& p = planner.tensor(free_name(planner.data(), base), Role::workspace,
                                            Operand(split.dtype), split.stride, rows);
-    const Slot slot{Slot::Form::data,     p.row_data, p.operand.format,
-                    Orientation::rowwise, p.cols,     p.rows};
-    first.out[split.out + i] = second.in[split.in + i] = slot;
+    const BufferView view{BufferView::Form::data, p.row_data, p.operand.format,
+                          Orientation::rowwise,   p.cols,     p.rows};
+    first.out[split.out + i] = second.in[split.in + i] = view;
     first.writes.push_back({p.name, p.operand});
-    second.reads.push_back(p.name);
   }
   first.why += str(first.why.empty() ? "" : "; ", way.maker, " does this in two steps, with the ",
                    split.what, " in memory");

@@ -12,25 +12,25 @@ bool same(const Load& a, const Load& b) {
          a.transposed == b.transposed && a.format == b.format && a.orientation == b.orientation;
 }
 
-bool same(const Slot& a, const Slot& b) {
+bool same(const BufferView& a, const BufferView& b) {
   return a.form == b.form && a.buffer == b.buffer && a.cols == b.cols && a.rows == b.rows &&
          a.orientation == b.orientation;
 }
 
-Slot data_slot(const StoredTensor& p, Orientation o) {
+BufferView data_view(const StoredTensor& p, Orientation o) {
   const int buffer = o == Orientation::rowwise ? p.row_data : p.col_data;
-  return {Slot::Form::data, buffer, p.operand.format, o, p.cols, p.rows};
+  return {BufferView::Form::data, buffer, p.operand.format, o, p.cols, p.rows};
 }
 
-Slot scale_slot(const StoredTensor& p, Orientation o) {
+BufferView scale_view(const StoredTensor& p, Orientation o) {
   const int buffer = o == Orientation::rowwise ? p.row_scale : p.col_scale;
   if (buffer == kNoBuffer) return {};
-  return {Slot::Form::scale, buffer, p.operand.format, o, p.cols, p.rows};
+  return {BufferView::Form::scale, buffer, p.operand.format, o, p.cols, p.rows};
 }
 
-Slot scalar_slot(int buffer) {
+BufferView scalar_view(int buffer) {
   if (buffer == kNoBuffer) return {};
-  return {.form = Slot::Form::scalar, .buffer = buffer, .cols = 1};
+  return {.form = BufferView::Form::scalar, .buffer = buffer, .cols = 1};
 }
 
 }  // namespace
@@ -61,19 +61,14 @@ Expr Assembly::at(const Value& value, const ColumnMap& columns) {
   return e;
 }
 
-uint32_t Assembly::input(const Slot& slot) {
-  made_.in.push_back(slot);
+uint32_t Assembly::input(const BufferView& view) {
+  made_.in.push_back(view);
   return static_cast<uint32_t>(made_.in.size() - 1);
 }
 
-uint32_t Assembly::output(const Slot& slot) {
-  made_.out.push_back(slot);
+uint32_t Assembly::output(const BufferView& view) {
+  made_.out.push_back(view);
   return static_cast<uint32_t>(made_.out.size() - 1);
-}
-
-void Assembly::reads(const StoredTensor& tensor) {
-  if (std::ranges::find(made_.reads, tensor.name) == made_.reads.end())
-    made_.reads.push_back(tensor.name);
 }
 
 Expr Assembly::once(const Load& load) {
@@ -85,12 +80,11 @@ Expr Assembly::once(const Load& load) {
 }
 
 uint32_t Assembly::matrix(const StoredTensor& tensor, Orientation o) {
-  const Slot data = data_slot(tensor, o);
-  reads(tensor);
+  const BufferView data = data_view(tensor, o);
   for (uint32_t i = 0; i < made_.in.size(); ++i)
     if (same(made_.in[i], data)) return i;
   const uint32_t arg = input(data);
-  input(scale_slot(tensor, o));
+  input(scale_view(tensor, o));
   return arg;
 }
 
@@ -153,35 +147,35 @@ Expr Assembly::total(Expr value) {
   return e;
 }
 
-void Assembly::store(const StoredTensor& tensor, std::span<const StepBuilder::Part> parts) {
-  const uint32_t scale = tensor.scale == kNoBuffer ? 0 : input(scalar_slot(tensor.scale));
+void Assembly::store(const StoredTensor& tensor, std::span<const Piece> pieces) {
+  const uint32_t scale = tensor.scale == kNoBuffer ? 0 : input(scalar_view(tensor.scale));
   const uint32_t arg =
-      output(tensor.row_data == kNoBuffer ? Slot{} : data_slot(tensor, Orientation::rowwise));
-  output(scale_slot(tensor, Orientation::rowwise));
-  output(tensor.col_data == kNoBuffer ? Slot{} : data_slot(tensor, Orientation::columnwise));
-  output(scale_slot(tensor, Orientation::columnwise));
-  output(scalar_slot(tensor.health));
-  build_.store(tensor.operand, arg, scale, tensor.cols, parts);
+      output(tensor.row_data == kNoBuffer ? BufferView{} : data_view(tensor, Orientation::rowwise));
+  output(scale_view(tensor, Orientation::rowwise));
+  output(tensor.col_data == kNoBuffer ? BufferView{} : data_view(tensor, Orientation::columnwise));
+  output(scale_view(tensor, Orientation::columnwise));
+  output(scalar_view(tensor.health));
+  build_.store(tensor.operand, arg, scale, tensor.cols, pieces);
   made_.writes.push_back({tensor.name, tensor.operand});
-  if (tensor.amax != kNoBuffer) store_amax(tensor, tensor.amax, parts, true);
+  if (tensor.amax != kNoBuffer) store_amax(tensor, tensor.amax, pieces, true);
 }
 
-void Assembly::store_amax(const StoredTensor& tensor, int buffer,
-                          std::span<const StepBuilder::Part> parts, bool join) {
-  Expr most = parts[0].value;
-  for (const StepBuilder::Part& p : parts.subspan(1)) most = max(abs(most), abs(p.value));
-  const uint32_t arg = output(scalar_slot(buffer));
+void Assembly::store_amax(const StoredTensor& tensor, int buffer, std::span<const Piece> pieces,
+                          bool join) {
+  Expr most = pieces[0].value;
+  for (const Piece& p : pieces.subspan(1)) most = max(abs(most), abs(p.value));
+  const uint32_t arg = output(scalar_view(buffer));
   build_.store({.to = Store::To::amax, .arg = arg, .dtype = DType::f32, .join = join}, most);
   made_.writes.push_back({tensor.name + ".amax", Operand(DType::f32)});
 }
 
 void Assembly::store_columns_sum(const StoredTensor& tensor, const ColumnMap& columns, Expr value,
                                  bool ordered) {
-  const Slot slot = data_slot(tensor, Orientation::rowwise);
+  const BufferView view = data_view(tensor, Orientation::rowwise);
   uint32_t arg = 0;
-  while (arg < made_.out.size() && !same(made_.out[arg], slot)) ++arg;
+  while (arg < made_.out.size() && !same(made_.out[arg], view)) ++arg;
   if (arg == made_.out.size()) {
-    output(slot);
+    output(view);
     made_.writes.push_back({tensor.name, tensor.operand});
   }
   build_.store({.to = Store::To::column_sum,
@@ -193,7 +187,7 @@ void Assembly::store_columns_sum(const StoredTensor& tensor, const ColumnMap& co
 }
 
 void Assembly::store_one(Store::To to, const StoredTensor& tensor, Expr value) {
-  const uint32_t arg = output(data_slot(tensor, Orientation::rowwise));
+  const uint32_t arg = output(data_view(tensor, Orientation::rowwise));
   build_.store({.to = to, .arg = arg, .dtype = tensor.operand.format.dtype}, value);
   made_.writes.push_back({tensor.name, tensor.operand});
 }

@@ -43,17 +43,16 @@ class Assembly {
   // depends on it.
   Expr hole() { return build_.load({.from = Load::From::parameter}); }
   Expr total(Expr value);
-  void norm(const Norm::Part& part) { build_.norm(part); }
-  void norm_grad(size_t op, const NormGrad::Part& part) { build_.norm_grad(op, part); }
+  void norm(const Norm::Nodes& nodes) { build_.norm(nodes); }
+  void norm_grad(size_t op, const NormGrad::Nodes& nodes) { build_.norm_grad(op, nodes); }
 
-  void store(const StoredTensor& tensor, std::span<const StepBuilder::Part> parts);
+  void store(const StoredTensor& tensor, std::span<const Piece> pieces);
   void store_columns_sum(const StoredTensor& tensor, const ColumnMap& columns, Expr value,
                          bool ordered);
   void store_column(const StoredTensor& tensor, Expr value);
   void store_row_sum(const StoredTensor& tensor, Expr value);
   void store_sum(const StoredTensor& tensor, Expr value);  // over all elements
-  void store_amax(const StoredTensor& tensor, int buffer, std::span<const StepBuilder::Part> parts,
-                  bool join);
+  void store_amax(const StoredTensor& tensor, int buffer, std::span<const Piece> pieces, bool join);
 
   uint32_t matrix(const StoredTensor& tensor, Orientation o);  // view of an operand of a product
   std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
@@ -64,9 +63,8 @@ class Assembly {
 
  private:
   void store_one(Store::To to, const StoredTensor& tensor, Expr value);
-  uint32_t input(const Slot& slot);
-  uint32_t output(const Slot& slot);
-  void reads(const StoredTensor& tensor);
+  uint32_t input(const BufferView& view);
+  uint32_t output(const BufferView& view);
   Expr once(const Load& load);
 
   StepBuilder build_;

@@ -15,21 +15,17 @@ PlanRequest request_of(const CallSettings& s) {
   return r;
 }
 
-// The caller's number of a view. Slots store it as their buffer.
-uint32_t number_of(const std::vector<Slot>& slots, uint32_t arg) {
-  assert(slots[arg].buffer != kNoBuffer);
-  return static_cast<uint32_t>(slots[arg].buffer);
+// The caller's number of a view, which stands in place of a buffer.
+uint32_t number_of(const std::vector<BufferView>& views, uint32_t arg) {
+  assert(views[arg].buffer != kNoBuffer);
+  return static_cast<uint32_t>(views[arg].buffer);
 }
 
 // The first view of an encoder. At least one of its first four views is present.
-uint32_t first_of(const std::vector<Slot>& slots, uint32_t arg) {
+uint32_t first_of(const std::vector<BufferView>& views, uint32_t arg) {
   uint32_t i = 0;
-  while (slots[arg + i].buffer == kNoBuffer) ++i;
-  return number_of(slots, arg + i) - i;
-}
-
-bool reads_view(Load::From from) {
-  return from != Load::From::random && from != Load::From::product && from != Load::From::total;
+  while (views[arg + i].buffer == kNoBuffer) ++i;
+  return number_of(views, arg + i) - i;
 }
 
 }  // namespace
@@ -99,7 +95,7 @@ void Call::take(Pass /*pass*/, PlanStep made) {
   for (Load& l : step_.loads) {
     if (l.from == Load::From::parameter)
       l.arg = static_cast<uint32_t>(made.parameters[l.arg]);
-    else if (reads_view(l.from))
+    else if (reads_view(l))
       l.arg = number_of(made.in, l.arg);
   }
   for (Store& s : step_.stores)
@@ -111,9 +107,9 @@ void Call::take(Pass /*pass*/, PlanStep made) {
   }
 }
 
-void store_amax(Assembly& a, uint32_t view, const Flow::Parts& parts, bool join) {
+void store_amax(Assembly& a, uint32_t view, const Pieces& pieces, bool join) {
   const StoredTensor one{.operand = DType::f32, .cols = 1};
-  a.store_amax(one, static_cast<int>(view), parts, join);
+  a.store_amax(one, static_cast<int>(view), pieces, join);
 }
 
 }  // namespace tenon

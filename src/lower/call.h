@@ -53,6 +53,6 @@ class Call final : public Planner {
 };
 
 // Stores the amax of an output in a separate view.
-void store_amax(Assembly& a, uint32_t view, const Flow::Parts& parts, bool join);
+void store_amax(Assembly& a, uint32_t view, const Pieces& pieces, bool join);
 
 }  // namespace tenon

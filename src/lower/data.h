@@ -63,7 +63,7 @@ struct StoredTensor {
 };
 
 // A view in the list of a step: a buffer and the part of it that the step uses.
-struct Slot {
+struct BufferView {
   enum class Form : uint8_t { none, data, scale, scalar };
   Form form = Form::none;
   int buffer = kNoBuffer;
@@ -77,10 +77,9 @@ struct PlanStep {
   Step step;
   Chosen chosen;
   Factor rows;  // the rows that the call passes to the step
-  std::vector<Slot> in, out;
+  std::vector<BufferView> in, out;
   std::vector<float> parameters;
   std::vector<size_t> ops;  // ops of the chain
-  std::vector<std::string> reads;
   struct Write {
     std::string name;
     Operand operand;

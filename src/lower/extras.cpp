@@ -20,7 +20,7 @@ class Extras::Tap {
       if (readers_ <= 0) return;
       const Operand plain(planner_.request().dtype);
       stored_ = &planner_.tensor(name, Role::workspace, plain, value_->cols, rows_);
-      a.store(*stored_, flow.parts(a, value_));
+      a.store(*stored_, flow.pieces(a, value_));
     });
   }
   Value take(const Flow& flow) {
@@ -130,7 +130,7 @@ Extras::Gradient Extras::gradient_into(const StoredTensor& to, bool accumulate, 
     };
   return [&to, accumulate](Flow& flow, const Value& v) {
     const Value all = accumulate ? sum_of({in_memory(to), v}) : v;
-    flow.side([&flow, &to, all](Assembly& a) { a.store(to, flow.parts(a, all)); });
+    flow.side([&flow, &to, all](Assembly& a) { a.store(to, flow.pieces(a, all)); });
   };
 }
 
@@ -157,7 +157,7 @@ void Extras::write_output(OpState& state, bool needs_input) {
   const std::string name = str("extra_out", outputs_++);
   const StoredTensor& out = planner_.tensor(name, Role::extra_out, plain, state.cols, state.rows);
   state.give_extra.emplace_back([&out](Flow& flow, const Value& v) {
-    flow.side([&flow, &out, v](Assembly& a) { a.store(out, flow.parts(a, v)); });
+    flow.side([&flow, &out, v](Assembly& a) { a.store(out, flow.pieces(a, v)); });
   });
   if (!needs_input) {
     state.take_extra_grad.emplace_back([](Flow&) -> Value { return nullptr; });

@@ -122,9 +122,9 @@ void Flow::product(const StoredTensor& a, Orientation ao, bool a_transposed, con
                    inner}};
 }
 
-Flow::Parts Flow::parts(Assembly& a, const Value& v) const {
+Pieces Flow::pieces(Assembly& a, const Value& v) const {
   if (v->cols == narrow_) return {{a.at(v, {}), {}}};
-  Parts list;
+  Pieces list;
   for (const ColumnMap& m : *halves_) list.push_back({a.at(v, m), m});
   return list;
 }
@@ -152,7 +152,7 @@ const StoredTensor& Flow::keep(const Value& v, const Operand& as, Role role,
   // A tensor in memory is used unchanged, encoded or not.
   if (v->stored && as.plain()) return *v->stored;
   const StoredTensor& to = planner_.tensor(name, role, as, v->cols, rows_);
-  side([this, v, &to](Assembly& a) { a.store(to, parts(a, v)); });
+  side([this, v, &to](Assembly& a) { a.store(to, pieces(a, v)); });
   return to;
 }
 
@@ -192,13 +192,13 @@ void Flow::emit(const std::function<void(Assembly&)>& body) {
     if (e.code() != Code::unsupported || ops_.size() < 2) throw;
     // Cut the step after its head if it has one, else in the middle.
     const size_t at = gemm_ ? ops_[1] : ops_[ops_.size() / 2];
-    throw Refused{{pass_, at, e.what()}};
+    throw StepRefused{{pass_, at, e.what()}};
   }
   sides_.clear();
 }
 
 void Flow::close(const StoredTensor& to) {
-  emit([&](Assembly& a) { a.store(to, parts(a, value_)); });
+  emit([&](Assembly& a) { a.store(to, pieces(a, value_)); });
   begin(to);
   later_now();
 }
@@ -232,11 +232,11 @@ const StoredTensor& Flow::materialise(const std::string& name, Role role, const 
   const bool in_memory = value_->stored != nullptr;
   const int amax = encoded.scale;
   if (in_memory) {
-    emit([&](Assembly& a) { a.store_amax(encoded, amax, parts(a, value_), false); });
+    emit([&](Assembly& a) { a.store_amax(encoded, amax, pieces(a, value_), false); });
   } else {
     value_ = rounded(value_, planner_.request().dtype);
     sides_.push_back([this, v = value_, encoded, amax](Assembly& a) {
-      a.store_amax(encoded, amax, parts(a, v), false);
+      a.store_amax(encoded, amax, pieces(a, v), false);
     });
     why("current scaling needs the amax first, so the value is stored as it is on the way");
     close(planner_.tensor(name + ".plain", Role::workspace, plain, value_->cols, rows_));

@@ -12,7 +12,6 @@ namespace tenon {
 
 class Flow {
  public:
-  using Parts = std::vector<StepBuilder::Part>;
   using Side = std::function<void(Assembly&)>;
 
   Flow(Planner& planner, Pass pass) : planner_(planner), pass_(pass) {}
@@ -51,7 +50,7 @@ class Flow {
     touch();
     sides_.push_back(std::move(side));
   }
-  [[nodiscard]] Parts parts(Assembly& a, const Value& v) const;
+  [[nodiscard]] Pieces pieces(Assembly& a, const Value& v) const;
   // A value of the open step as a plain tensor in memory. If the value is already in memory,
   // returns that tensor.
   const StoredTensor& keep(const Value& v, const Operand& as, Role role, const std::string& name);

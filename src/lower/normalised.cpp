@@ -25,7 +25,7 @@ class NormalisedStage final : public Stage {
     flow.apply_row([this](Assembly& a, Expr e) {
       const NormStatistics n = statistics(a, e);
       Expr y = n.from_mean * n.rstdev;
-      a.norm(norm_part(norm_.kind, e, a.parameter(norm_.eps), n, y));
+      a.norm(norm_nodes(norm_.kind, e, a.parameter(norm_.eps), n, y));
       if (gamma_.value) y = y * scale(a);
       if (beta_.value) y = y + a.row(*beta_.value, {});
       return leaving(y);
@@ -54,7 +54,7 @@ class NormalisedStage final : public Stage {
       product->cols = op_.cols;
       product->make = [this, g](Assembly& a, const ColumnMap& m) {
         const Expr e = a.at(g, m) * (from_mean(a, m) * a.column(*r_));
-        a.norm_grad(op_.index, part(a, m));
+        a.norm_grad(op_.index, nodes(a, m));
         return e;
       };
       sum_into(planner_, flow, op_.index, gamma_, product, true);
@@ -64,7 +64,7 @@ class NormalisedStage final : public Stage {
       const Expr w = gamma_.value ? e * scale(a) : e;
       const Expr dx =
           norm_gradient(norm_.kind, op_.cols, w, from_mean(a, {}), a.column(*r_), total(a));
-      NormGrad::Part said = part(a, {});
+      NormGrad::Nodes said = nodes(a, {});
       said.w = w.id();
       said.dx = dx.id();
       a.norm_grad(op_.index, said);
@@ -88,9 +88,9 @@ class NormalisedStage final : public Stage {
     return m_ ? x - a.column(*m_) : x;
   }
 
-  NormGrad::Part part(Assembly& a, const ColumnMap& m) const {
-    return norm_grad_part(norm_.kind, a.load(*saved_, m),
-                          m_ ? std::optional(a.column(*m_)) : std::nullopt, a.column(*r_));
+  NormGrad::Nodes nodes(Assembly& a, const ColumnMap& m) const {
+    return norm_grad_nodes(norm_.kind, a.load(*saved_, m),
+                           m_ ? std::optional(a.column(*m_)) : std::nullopt, a.column(*r_));
   }
 
   Normalised norm_;

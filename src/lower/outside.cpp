@@ -44,9 +44,9 @@ class OutsideStage : public Stage {
     const StoredTensor& out = planner_.tensor(
         op_.name + (forward ? ".out" : ".dx"), Role::workspace, Operand(planner_.request().dtype),
         forward ? op_.out_cols : op_.cols, forward ? op_.out_rows : op_.rows);
-    const auto slot = [](const StoredTensor& p) {
-      return Slot{Slot::Form::data,     p.row_data, p.operand.format,
-                  Orientation::rowwise, p.cols,     p.rows};
+    const auto view = [](const StoredTensor& p) {
+      return BufferView{BufferView::Form::data, p.row_data, p.operand.format,
+                        Orientation::rowwise,   p.cols,     p.rows};
     };
     PlanStep s;
     s.step.name = op_.name + (forward ? "" : ".bwd");
@@ -55,11 +55,8 @@ class OutsideStage : public Stage {
     s.chosen.maker = maker_;
     s.rows = op_.rows;
     s.ops = {op_.index};
-    for (const StoredTensor* p : in) {
-      s.in.push_back(slot(*p));
-      s.reads.push_back(p->name);
-    }
-    s.out = {slot(out)};
+    for (const StoredTensor* p : in) s.in.push_back(view(*p));
+    s.out = {view(out)};
     s.writes = {{out.name, out.operand}};
     s.opaque = [name = op_.name, body = std::move(body)](const RunArgs& args) {
       guarded(name, [&] { body(args); });

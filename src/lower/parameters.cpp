@@ -32,8 +32,8 @@ void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterTensor& p,
     to = &planner.tensor(p.grad->name + ".sum", Role::workspace, Operand(DType::f32), p.grad->cols,
                          {.fixed = 1});
   flow.side([&flow, to, v, ordered](Assembly& a) {
-    for (const StepBuilder::Part& part : flow.parts(a, v))
-      a.store_columns_sum(*to, part.columns, part.value, ordered);
+    for (const Piece& piece : flow.pieces(a, v))
+      a.store_columns_sum(*to, piece.columns, piece.value, ordered);
   });
   if (to == p.grad) return;
   flow.later([&planner, op, to, grad = p.grad] {

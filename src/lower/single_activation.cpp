@@ -1,6 +1,7 @@
 // An activation with its bias and scale as one call.
 #include "lower/single_activation.h"
 
+#include "lazy/halves.h"
 #include "lower/call.h"
 #include "ops/formulas.h"
 
@@ -103,15 +104,15 @@ class ActivationCall {
                                        second ? A::db_scale : A::y_scale);
     const bool amax = second ? form_.db_amax : form_.y_amax;
     flow.side([this, &flow, &to, v, half, amax, second](Assembly& a) {
-      const Flow::Parts parts = half ? Flow::Parts{{a.at(v, *half), {}}} : flow.parts(a, v);
-      if (!form_.amax_only) a.store(to, parts);
+      const Pieces pieces = half ? Pieces{{a.at(v, *half), {}}} : flow.pieces(a, v);
+      if (!form_.amax_only) a.store(to, pieces);
       if (amax)
-        store_amax(a, second ? A::db_amax : A::y_amax, parts,
+        store_amax(a, second ? A::db_amax : A::y_amax, pieces,
                    to.operand.format.scaling == Scaling::delayed);
     });
   }
   void store_whole_amax(Flow& flow, const Value& v) {
-    flow.side([&flow, v](Assembly& a) { store_amax(a, A::amax, flow.parts(a, v), false); });
+    flow.side([&flow, v](Assembly& a) { store_amax(a, A::amax, flow.pieces(a, v), false); });
   }
 
   const Activation& f_;

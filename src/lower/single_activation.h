@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 
-#include "lazy/halves.h"
 #include "step/key.h"
 #include "step/operand.h"
 #include "step/step.h"

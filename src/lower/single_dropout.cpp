@@ -35,7 +35,7 @@ class DropoutCall {
       if (backward) {
         const StoredTensor& to = call_.out(*form.residual, 2, n);
         add.give_extra_grad[0] = [&to](Flow& flow, const Value& v) {
-          flow.side([&flow, &to, v](Assembly& a) { a.store(to, flow.parts(a, v)); });
+          flow.side([&flow, &to, v](Assembly& a) { a.store(to, flow.pieces(a, v)); });
         };
       } else {
         add.extra_in = {in_memory(call_.in(*form.residual, 2, n))};

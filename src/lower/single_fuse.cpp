@@ -21,7 +21,7 @@ void give(Flow& flow, ExtraSchema::Kind kind, const StoredTensor& to, const Valu
     else if (kind == ExtraSchema::Kind::scalar)
       a.store_sum(to, a.at(v, {}));
     else
-      a.store(to, flow.parts(a, v));
+      a.store(to, flow.pieces(a, v));
   });
 }
 

@@ -41,7 +41,7 @@ class NormCall {
     store(flow);
     if (form_.sum && !form_.amax_only) {
       const StoredTensor& to = call_.out(*form_.sum, A::sum, form_.cols, A::sum_scale);
-      flow.side([&flow, &to, x](Assembly& a) { a.store(to, flow.parts(a, x)); });
+      flow.side([&flow, &to, x](Assembly& a) { a.store(to, flow.pieces(a, x)); });
     }
     flow.finish();
     return call_.step();
@@ -92,10 +92,10 @@ class NormCall {
     if (!form_.y) return;
     const StoredTensor& to = call_.out(*form_.y, A::y, form_.cols, A::y_scale);
     flow.side([this, &flow, &to, v = flow.value()](Assembly& a) {
-      const Flow::Parts parts = flow.parts(a, v);
-      if (!form_.amax_only) a.store(to, parts);
+      const Pieces pieces = flow.pieces(a, v);
+      if (!form_.amax_only) a.store(to, pieces);
       if (form_.y_amax)
-        store_amax(a, A::y_amax, parts, to.operand.format.scaling == Scaling::delayed);
+        store_amax(a, A::y_amax, pieces, to.operand.format.scaling == Scaling::delayed);
     });
   }
 

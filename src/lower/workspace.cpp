@@ -12,9 +12,9 @@ void assign_slots(PlanData& d) {
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const PlanStep& s : d.steps(pass)) {
       for (const auto* list : {&s.in, &s.out})
-        for (const Slot& slot : *list) {
-          if (slot.buffer == kNoBuffer) continue;
-          const auto b = static_cast<size_t>(slot.buffer);
+        for (const BufferView& v : *list) {
+          if (v.buffer == kNoBuffer) continue;
+          const auto b = static_cast<size_t>(v.buffer);
           if (first[b] < 0) first[b] = at;
           last[b] = at;
         }

@@ -1,5 +1,6 @@
 // Activations and formulas as ops, for example act("x*sigmoid(x)") and swiglu(layout=swapped).
 #include "expr/nearest.h"
+#include "lazy/halves.h"
 #include "ops/formulas.h"
 #include "ops/op.h"
 #include "tenon/activation.h"
@@ -44,16 +45,6 @@ Activation named(const Op& op, const std::string& who) {
   }
 }
 
-void check_halves(const OpCall& call) {
-  const Layout layout = layout_of(call.arguments);
-  const std::string& who = call.arguments.who();
-  require(call.cols % 2 == 0, who, ": its input has ", call.cols,
-          " columns; a gated input holds a and b, so its columns must be even");
-  require(layout.kind != Layout::Kind::interleaved || call.cols / 2 % layout.k == 0, who,
-          ": interleaved(", layout.k, ") needs a half width divisible by ", layout.k, ", it is ",
-          call.cols / 2);
-}
-
 }  // namespace
 
 Layout layout_of(const Arguments& a) {
@@ -96,8 +87,9 @@ OpSchema activation_op(const Op& op, const std::string& who) {
   const bool gated = f.inputs == 2;
   schema.same_columns = !gated;
   schema.output = [gated](const OpCall& call) {
-    if (gated) check_halves(call);
-    require(gated || !call.arguments.text("layout"), call.arguments.who(),
+    const std::string& who = call.arguments.who();
+    if (gated) check_halves(who, "its input", call.cols, layout_of(call.arguments));
+    require(gated || !call.arguments.text("layout"), who,
             ": it has no halves, so no layout; take the argument away");
     return OutputShape{.cols = gated ? call.cols / 2 : call.cols};
   };

@@ -28,9 +28,10 @@ std::string joined(const List& list, const char* between, F text) {
 }
 
 // The tensor that a view belongs to. The columnwise encoding has its own buffer.
-std::string slot_name(const PlanData& d, const Slot& slot) {
-  std::string name = d.buffers[static_cast<size_t>(slot.buffer)].name;
-  const bool turned = slot.orientation == Orientation::columnwise && slot.form == Slot::Form::data;
+std::string view_name(const PlanData& d, const BufferView& view) {
+  std::string name = d.buffers[static_cast<size_t>(view.buffer)].name;
+  const bool turned =
+      view.orientation == Orientation::columnwise && view.form == BufferView::Form::data;
   if (turned && name.ends_with(".t")) name.resize(name.size() - 2);
   return name;
 }
@@ -39,27 +40,27 @@ std::string slot_name(const PlanData& d, const Slot& slot) {
 constexpr char kTensor = '\x01';
 
 // Without the padding that a buffer may have for alignment.
-int64_t slot_bytes(const Slot& s, int64_t rows) {
+int64_t view_bytes(const BufferView& s, int64_t rows) {
   const auto bytes = [](const Shape& shape, DType d) {
     return shape.rows * shape.cols * info(d).bytes;
   };
   const int64_t m = s.rows(rows);
   switch (s.form) {
-    case Slot::Form::data:
+    case BufferView::Form::data:
       return bytes(s.format.data_shape(m, s.cols, s.orientation), s.format.dtype);
-    case Slot::Form::scale:
+    case BufferView::Form::scale:
       return bytes(s.format.scale_shape(m, s.cols, s.orientation), info(s.format.scaling).scale);
-    case Slot::Form::scalar:
+    case BufferView::Form::scalar:
       return info(DType::f32).bytes;
-    case Slot::Form::none:
+    case BufferView::Form::none:
       break;
   }
   return 0;
 }
 
-std::string slot_name(const PlanData& d, const std::vector<Slot>& slots, size_t i) {
-  if (i >= slots.size() || slots[i].buffer == kNoBuffer) return "none";
-  return kTensor + slot_name(d, slots[i]);
+std::string view_name(const PlanData& d, const std::vector<BufferView>& views, size_t i) {
+  if (i >= views.size() || views[i].buffer == kNoBuffer) return "none";
+  return kTensor + view_name(d, views[i]);
 }
 
 std::string column_text(const ColumnMap& m) {
@@ -82,9 +83,9 @@ std::string load_name(const PlanData& d, const PlanStep& s, const Load& l) {
     case Load::From::parameter:
       return l.arg < s.parameters.size() ? str(s.parameters[l.arg]) : str("p", l.arg);
     case Load::From::column:
-      return slot_name(d, s.in, l.arg) + "[r]";
+      return view_name(d, s.in, l.arg) + "[r]";
     default:
-      return slot_name(d, s.in, l.arg) + column_text(l.columns);
+      return view_name(d, s.in, l.arg) + column_text(l.columns);
   }
 }
 
@@ -93,10 +94,10 @@ std::string store_text(const PlanData& d, const PlanStep& s, const Store& to,
   if (to.to == Store::To::encoded) {
     const Encoder& e = s.step.encoders[to.arg];
     const std::string name =
-        slot_name(d, s.out, e.out + (e.rowwise ? Encoder::row_data : Encoder::column_data));
+        view_name(d, s.out, e.out + (e.rowwise ? Encoder::row_data : Encoder::column_data));
     return str(name, column_text(to.columns), " = quantise(", value, ")");
   }
-  const std::string name = slot_name(d, s.out, to.arg);
+  const std::string name = view_name(d, s.out, to.arg);
   switch (to.to) {
     case Store::To::column_sum:
       return str(name, column_text(to.columns), " = sum_of_rows(", value, ")");
@@ -229,8 +230,8 @@ class Describer {
       out += str("       not    ", r.maker, ": ", r.refusal.why, "\n");
     for (const Alternative& a : alternatives(s, rows_))
       out += str("       or     ", a.maker, " ", a.when, ": ",
-                 joined(a.parts, ", then ",
-                        [](const Alternative::Part& p) {
+                 joined(a.steps, ", then ",
+                        [](const AlternativeStep& p) {
                           return str(p.head, " ", p.name, ", ", p.bytes, " bytes");
                         }),
                  "\n");
@@ -277,8 +278,8 @@ class Describer {
     out += "],\"alternatives\":[";
     out += joined(alternatives(s, rows_), ",", [](const Alternative& a) {
       return str("{\"maker\":", quoted(a.maker), ",\"when\":", quoted(a.when), ",\"steps\":[",
-                 joined(a.parts, ",",
-                        [](const Alternative::Part& p) {
+                 joined(a.steps, ",",
+                        [](const AlternativeStep& p) {
                           return str("{\"name\":", quoted(p.name), ",\"head\":", quoted(p.head),
                                      ",\"bytes\":", p.bytes, "}");
                         }),
@@ -312,12 +313,12 @@ std::string format_of(const Operand& o) {
 
 std::vector<Read> reads_of(const PlanData& d, const PlanStep& s) {
   std::vector<Read> list;
-  for (const Slot& slot : s.in) {
-    if (slot.buffer == kNoBuffer || slot.form == Slot::Form::scale) continue;
-    std::string name = slot_name(d, slot);
+  for (const BufferView& view : s.in) {
+    if (view.buffer == kNoBuffer || view.form == BufferView::Form::scale) continue;
+    std::string name = view_name(d, view);
     const bool known = std::ranges::any_of(
-        list, [&](const Read& r) { return r.name == name && r.side == slot.orientation; });
-    if (!known) list.push_back({std::move(name), slot.buffer, slot.orientation});
+        list, [&](const Read& r) { return r.name == name && r.side == view.orientation; });
+    if (!known) list.push_back({std::move(name), view.buffer, view.orientation});
   }
   return list;
 }
@@ -328,7 +329,7 @@ std::vector<std::string> body_lines(const PlanData& d, const PlanStep& s) {
   if (s.opaque) return lines;
   if (step.gemm()) {
     const auto matrix = [&](const Matrix& m) {
-      return slot_name(d, s.in, m.arg) + (m.transposed ? ".T" : "");
+      return view_name(d, s.in, m.arg) + (m.transposed ? ".T" : "");
     };
     lines.push_back(str("product = ", matrix(step.gemm()->a), " @ ", matrix(step.gemm()->b)));
   }
@@ -378,17 +379,17 @@ std::vector<Choice::Refused> refused_makers(const PlanStep& s) {
 namespace {
 
 // Adds the steps of a way, in order. The halves of a split may be split again.
-void add_parts(const Way& way, const Step& step, const std::string& name, int64_t rows,
-               std::vector<Alternative::Part>& parts) {
+void add_steps(const Way& way, const Step& step, const std::string& name, int64_t rows,
+               std::vector<AlternativeStep>& steps) {
   if (way.kernel) {
-    parts.push_back({name, step.head_name(), step.bytes(rows)});
+    steps.push_back({name, step.head_name(), step.bytes(rows)});
     return;
   }
   const Way::Halves& h = *way.halves;
   const Split& split = h.split;
-  add_parts(h.first->ways().front(), split.first, str(name, split.suffix),
-            h.rows(split.first, rows), parts);
-  add_parts(h.second->ways().front(), split.second, name, h.rows(split.second, rows), parts);
+  add_steps(h.first->ways().front(), split.first, str(name, split.suffix),
+            h.rows(split.first, rows), steps);
+  add_steps(h.second->ways().front(), split.second, name, h.rows(split.second, rows), steps);
 }
 
 }  // namespace
@@ -405,7 +406,7 @@ std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows) {
       if (least > 0) a.when = str("below ", least, " rows");
       if (picky)
         a.when += str(a.when.empty() ? "" : ", or ", "where addresses or sizes do not fit");
-      add_parts(w, s.step, s.step.name, s.rows(rows), a.parts);
+      add_steps(w, s.step, s.step.name, s.rows(rows), a.steps);
     }
     least = w.least_rows > 0 ? std::max(least, w.least_rows) : 0;
     picky = picky || !w.fits_all;
@@ -426,9 +427,9 @@ int64_t bytes_of(const PlanData& d, const PlanStep& s, int64_t rows) {
   if (s.random != kNoBuffer) total += d.buffers[static_cast<size_t>(s.random)].bytes(rows);
   for (const auto* list : {&s.in, &s.out}) {
     std::set<int> counted;  // a product's operand may also be a load
-    for (const Slot& slot : *list)
-      if (slot.buffer != kNoBuffer && counted.insert(slot.buffer).second)
-        total += slot_bytes(slot, rows);
+    for (const BufferView& view : *list)
+      if (view.buffer != kNoBuffer && counted.insert(view.buffer).second)
+        total += view_bytes(view, rows);
   }
   return total;
 }

@@ -30,16 +30,16 @@ struct Read {
 // The makers that were asked before the first that took the step; not those of other heads.
 [[nodiscard]] std::vector<Choice::Refused> refused_makers(const PlanStep& s);
 
+struct AlternativeStep {
+  std::string name;
+  std::string_view head;
+  int64_t bytes = 0;
+};
 // Another way of a step, in two steps: when calls go it, and what it then moves.
 struct Alternative {
   std::string_view maker;
   std::string when;
-  struct Part {
-    std::string name;
-    std::string_view head;
-    int64_t bytes = 0;
-  };
-  std::vector<Part> parts;
+  std::vector<AlternativeStep> steps;
 };
 [[nodiscard]] std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows);
 

@@ -272,7 +272,7 @@ class Page {
                  str("<b>refused</b> ", escaped(r.maker), ": ", escaped(r.refusal.why)));
     for (const Alternative& a : alternatives(*s.step, rows_)) {
       std::string parts;
-      for (const Alternative::Part& p : a.parts)
+      for (const AlternativeStep& p : a.steps)
         parts += str(parts.empty() ? "" : ", then ", code(p.name), " ", bytes_text(p.bytes));
       out += tag("p", "class=\"why\"",
                  str("<b>or</b> ", escaped(a.maker), " ", escaped(a.when), ": ", parts));

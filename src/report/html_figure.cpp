@@ -64,9 +64,9 @@ struct Line {
 // A tensor may have two encodings of which only one is saved.
 Role role_of(const PlanData& d, const PlanStep& s, const std::string& name) {
   Role role = Role::workspace;
-  for (const Slot& slot : s.out)
-    if (slot.buffer != kNoBuffer) {
-      const Buffer& b = d.buffers[static_cast<size_t>(slot.buffer)];
+  for (const BufferView& view : s.out)
+    if (view.buffer != kNoBuffer) {
+      const Buffer& b = d.buffers[static_cast<size_t>(view.buffer)];
       if ((b.name == name || b.name == name + ".t") && b.role != Role::workspace) role = b.role;
     }
   return role;
@@ -147,9 +147,9 @@ class Card {
   std::vector<Line> lines_;
 };
 
-std::vector<int> buffers_in(const std::vector<Slot>& slots) {
+std::vector<int> buffers_in(const std::vector<BufferView>& views) {
   std::vector<int> list;
-  for (const Slot& s : slots)
+  for (const BufferView& s : views)
     if (s.buffer != kNoBuffer) list.push_back(s.buffer);
   return list;
 }

@@ -53,8 +53,8 @@ Operand kept_part(const PlanData& d, const Kept& k, Operand o) {
   return o;
 }
 
-bool uses(const std::vector<Slot>& slots, const std::vector<int>& buffers) {
-  return std::ranges::any_of(slots, [&](const Slot& s) {
+bool uses(const std::vector<BufferView>& views, const std::vector<int>& buffers) {
+  return std::ranges::any_of(views, [&](const BufferView& s) {
     return s.buffer != kNoBuffer && std::ranges::find(buffers, s.buffer) != buffers.end();
   });
 }

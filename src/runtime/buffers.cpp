@@ -12,8 +12,8 @@ std::vector<BufferUse> Plan::uses() const {
   };
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const PlanStep& s : d.steps(pass)) {
-      for (const Slot& slot : s.in) mark(slot.buffer, &BufferUse::reads, pass);
-      for (const Slot& slot : s.out) mark(slot.buffer, &BufferUse::writes, pass);
+      for (const BufferView& v : s.in) mark(v.buffer, &BufferUse::reads, pass);
+      for (const BufferView& v : s.out) mark(v.buffer, &BufferUse::writes, pass);
       mark(s.random, &BufferUse::reads, pass);
     }
   // A forward run copies the random state for its dropouts and advances it.

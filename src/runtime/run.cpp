@@ -54,23 +54,23 @@ Workspace workspace_of(const PlanData& d, int64_t rows) {
             : "without any rows; give fewer columns");
 }
 
-View view_of(const Slot& s, void* data, const Buffer& b, int64_t rows) {
-  const int64_t m = s.rows(rows);
-  switch (s.form) {
-    case Slot::Form::none:
+View view_of(const BufferView& v, void* data, const Buffer& b, int64_t rows) {
+  const int64_t m = v.rows(rows);
+  switch (v.form) {
+    case BufferView::Form::none:
       return {};
-    case Slot::Form::scalar:
+    case BufferView::Form::scalar:
       return matrix(data, DType::f32, 1, 1);
-    case Slot::Form::scale: {
-      const Shape shape = s.format.scale_shape(m, s.cols, s.orientation);
-      return matrix(data, info(s.format.scaling).scale, shape.rows, shape.cols);
+    case BufferView::Form::scale: {
+      const Shape shape = v.format.scale_shape(m, v.cols, v.orientation);
+      return matrix(data, info(v.format.scaling).scale, shape.rows, shape.cols);
     }
     default: {
-      const Shape shape = s.format.data_shape(m, s.cols, s.orientation);
+      const Shape shape = v.format.data_shape(m, v.cols, v.orientation);
       // In transposed data the rows are the inner dimension. Their stride is the rounded number of
       // rows.
       const int64_t stride = b.rows_inside ? b.rows(rows) : shape.cols;
-      return matrix(data, s.format.dtype, shape.rows, shape.cols, stride);
+      return matrix(data, v.format.dtype, shape.rows, shape.cols, stride);
     }
   }
 }
@@ -122,13 +122,12 @@ void Plan::check_rows(int64_t rows) const {
   // The operations of a product can exceed the limit even if the bytes of its tensors do not.
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const PlanStep& s : data_->steps(pass)) {
-      if (!s.step.gemm()) continue;
+      const Gemm* const g = s.step.gemm();
+      if (!g) continue;
       const int64_t m = s.rows(rows), most = std::numeric_limits<int64_t>::max();
-      const int64_t inner = s.step.gemm()->inner ? s.step.gemm()->inner : m;
-      require(
-          product({s.step.rows ? s.step.rows : m, s.step.gemm()->cols, inner, 2}, most).has_value(),
-          "plan: ", s.step.name, " has more than ", most, " operations at ", rows,
-          " rows; give fewer rows or columns");
+      require(product({s.step.body_rows(m), g->cols, g->inner_for(m), 2}, most).has_value(),
+              "plan: ", s.step.name, " has more than ", most, " operations at ", rows,
+              " rows; give fewer rows or columns");
     }
 }
 
@@ -172,15 +171,15 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
   std::vector<View> in, out;
   for (const PlanStep& s : d.steps(pass)) {
     if (s.weights && !how.weights_changed) continue;
-    const auto fill = [&](const std::vector<Slot>& slots, std::vector<View>& views) {
+    const auto fill = [&](const std::vector<BufferView>& list, std::vector<View>& views) {
       views.clear();
-      for (const Slot& slot : slots) {
-        if (slot.buffer == kNoBuffer) {
+      for (const BufferView& v : list) {
+        if (v.buffer == kNoBuffer) {
           views.emplace_back();
           continue;
         }
-        const Buffer& b = d.buffers[static_cast<size_t>(slot.buffer)];
-        views.push_back(view_of(slot, needed(slot.buffer, s.step.name), b, rows));
+        const Buffer& b = d.buffers[static_cast<size_t>(v.buffer)];
+        views.push_back(view_of(v, needed(v.buffer, s.step.name), b, rows));
       }
     };
     fill(s.in, in);

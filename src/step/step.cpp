@@ -2,7 +2,6 @@
 #include "step/step.h"
 
 #include <algorithm>
-#include <map>
 
 #include "expr/evaluate.h"
 #include "expr/order.h"
@@ -29,8 +28,7 @@ std::string text(const Format& f) {
 std::string text(const Load& l) {
   std::string out = str(kLoadNames[static_cast<size_t>(l.from)], l.arg);
   const bool rounded = l.from == Load::From::product && l.dtype != DType::f32;
-  if (rounded || (l.from != Load::From::random && l.from != Load::From::product &&
-                  l.from != Load::From::total))
+  if (rounded || reads_view(l) || l.from == Load::From::parameter)
     out += str(":", info(l.dtype).name);
   if (l.from == Load::From::block)
     out += text(l.format) + (l.orientation == Orientation::rowwise ? ":row" : ":col");
@@ -71,14 +69,14 @@ int64_t encoded_bytes(const Format& f, int64_t rows, int64_t cols, Orientation o
 
 // Replaces node numbers in the head. `image` has no new number for nodes that were removed.
 void renumber(Head& head, const std::vector<uint32_t>& image) {
-  const auto parts = [&](auto& norm) {
+  const auto each = [&](auto& norm) {
     for (uint32_t& t : norm.totals) t = image[t];
-    for (auto& part : norm.parts)
-      for (uint32_t* node : nodes_of(part))
+    for (auto& nodes : norm.norms)
+      for (uint32_t* node : nodes_of(nodes))
         if (*node != kNoNode) *node = image[*node];
   };
-  if (auto* norm = std::get_if<Norm>(&head)) parts(*norm);
-  if (auto* grad = std::get_if<NormGrad>(&head)) parts(*grad);
+  if (auto* norm = std::get_if<Norm>(&head)) each(*norm);
+  if (auto* grad = std::get_if<NormGrad>(&head)) each(*grad);
 }
 
 }  // namespace
@@ -144,14 +142,14 @@ double Step::native_error() const {
 int64_t Step::flops(int64_t given) const {
   const Gemm* const g = gemm();
   if (!g) return 0;
-  return 2 * (rows ? rows : given) * g->cols * (g->inner ? g->inner : given);
+  return 2 * body_rows(given) * g->cols * g->inner_for(given);
 }
 
 int64_t Step::bytes(int64_t given) const {
-  const int64_t rows = this->rows ? this->rows : given;
+  const int64_t rows = body_rows(given);
   int64_t total = 0;
   if (const Gemm* const g = gemm()) {
-    const int64_t inner = g->inner ? g->inner : given;
+    const int64_t inner = g->inner_for(given);
     const auto matrix = [&](const Matrix& m, int64_t r, int64_t c) {
       if (m.transposed) std::swap(r, c);
       total += encoded_bytes(m.format, r, c, m.orientation);
@@ -207,35 +205,39 @@ int64_t Step::bytes(int64_t given) const {
 }
 
 std::string Step::key() const {
-  std::string out = str(cols, precision == Precision::strict ? " strict" : " native");
-  if (rows) out += str(" rows=", rows);
-  if (dtype != DType::f32) out += str(" chain=", info(dtype).name);
-  if (gemm()) out += " " + text(*gemm());
-  for (const Load& l : loads) out += " " + text(l);
-  out += " |";
-  std::map<uint32_t, size_t> position;
+  std::string out;
+  out.reserve(512);  // longer than most keys
+  const auto add = [&](const auto&... parts) { append_to(out, parts...); };
+  add(cols, precision == Precision::strict ? " strict" : " native");
+  if (rows) add(" rows=", rows);
+  if (dtype != DType::f32) add(" chain=", info(dtype).name);
+  if (gemm()) add(" ", text(*gemm()));
+  for (const Load& l : loads) add(" ", text(l));
+  add(" |");
+  std::vector<size_t> position(graph->size());
+  size_t count = 0;
   for (const uint32_t id : order(*graph, roots())) {
     const Node& n = (*graph)[id];
-    position.emplace(id, position.size());
-    out += str(" ", info(n.word).name);
-    if (n.word == Word::constant) out += str("#", __builtin_bit_cast(uint32_t, n.value));
-    if (n.word == Word::load) out += str("@", n.slot);
-    if (n.detail) out += str(":", static_cast<int>(n.detail));
-    for (int i = 0; i < n.arity(); ++i) out += str(",", position[n.in[i]]);
+    position[id] = count++;
+    add(" ", info(n.word).name);
+    if (n.word == Word::constant) add("#", __builtin_bit_cast(uint32_t, n.value));
+    if (n.word == Word::load) add("@", n.slot);
+    if (n.detail) add(":", static_cast<int>(n.detail));
+    for (int i = 0; i < n.arity(); ++i) add(",", position[n.in[i]]);
   }
-  out += " |";
-  for (const Store& s : stores) out += str(" ", position[s.value], ">", text(s));
-  for (const uint32_t t : totals()) out += str(" ", position[t], ">total");
-  const auto parts = [&](const auto& norm) {
-    for (const auto& part : norm.parts) {
-      out += str(" ", head_name(), static_cast<int>(part.kind));
-      for (const uint32_t* node : nodes_of(part))
-        out += *node == kNoNode ? ",-" : str(",", position[*node]);
+  add(" |");
+  for (const Store& s : stores) add(" ", position[s.value], ">", text(s));
+  for (const uint32_t t : totals()) add(" ", position[t], ">total");
+  const auto each = [&](const auto& norm) {
+    for (const auto& nodes : norm.norms) {
+      add(" ", head_name(), static_cast<int>(nodes.kind));
+      for (const uint32_t* node : nodes_of(nodes))
+        *node == kNoNode ? add(",-") : add(",", position[*node]);
     }
   };
-  if (norm()) parts(*norm());
-  if (norm_grad()) parts(*norm_grad());
-  for (const Encoder& e : encoders) out += " " + text(e);
+  if (norm()) each(*norm());
+  if (norm_grad()) each(*norm_grad());
+  for (const Encoder& e : encoders) add(" ", text(e));
   return out;
 }
 

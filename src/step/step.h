@@ -39,6 +39,11 @@ struct Load {
   Format format = {};       // block: format of the scaled tensor
   Orientation orientation = Orientation::rowwise;
 };
+// True if the load reads an input view, which `arg` names.
+constexpr bool reads_view(const Load& l) {
+  return l.from != Load::From::parameter && l.from != Load::From::random &&
+         l.from != Load::From::product && l.from != Load::From::total;
+}
 
 struct Store {
   // encoded: elements of an encoder's tensor. column: one value per row, which does not depend on
@@ -107,6 +112,9 @@ struct Gemm {
   int64_t cols = 0;  // a gated body has half as many
   // 0: the rows of the call, as in a weight gradient; the step then fixes its own rows
   int64_t inner = 0;
+
+  // The terms of each sum, in a call of `given` rows.
+  [[nodiscard]] int64_t inner_for(int64_t given) const { return inner ? inner : given; }
 };
 
 inline constexpr uint32_t kNoNode = UINT32_MAX;
@@ -117,29 +125,29 @@ enum class NormKind : uint8_t { layer, rms, l2 };
 struct Norm {
   // Nodes of the graph: mean = Σx/n (layer), rstdev = rsqrt(Σ(x − mean)²/n + eps), without n for
   // l2, and the normalised y = (x − mean)·rstdev.
-  struct Part {
+  struct Nodes {
     NormKind kind = NormKind::rms;
     uint32_t x = kNoNode, eps = kNoNode, mean = kNoNode, rstdev = kNoNode, y = kNoNode;
   };
   std::vector<uint32_t> totals;
-  std::vector<Part> parts;  // norms of the step, in order
+  std::vector<Nodes> norms;  // norms of the step, in order
 };
 
 // The nodes of a norm's backward pass. Nodes that no store needs are absent. w is the gradient
 // times gamma, mean and rstdev are the saved statistics, normal = (x − mean)·rstdev (not for l2).
 struct NormGrad {
-  struct Part {
+  struct Nodes {
     NormKind kind = NormKind::rms;
     uint32_t w = kNoNode, x = kNoNode, mean = kNoNode, rstdev = kNoNode, normal = kNoNode,
              dx = kNoNode;
   };
   std::vector<uint32_t> totals;
-  std::vector<Part> parts;
+  std::vector<Nodes> norms;
 };
 
-// The nodes of a part, to read or to renumber.
-template <class Part>
-auto nodes_of(Part& p) {
+// The nodes of one norm, to read or to renumber.
+template <class Nodes>
+auto nodes_of(Nodes& p) {
   if constexpr (requires { p.dx; })
     return std::array{&p.w, &p.x, &p.mean, &p.rstdev, &p.normal, &p.dx};
   else

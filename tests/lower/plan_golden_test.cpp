@@ -59,7 +59,7 @@ TEST(Targets, AreDescribedAndDoNotRun) {
   EXPECT_EQ(data_of(p).forward[1].step.head_name(), "map");
   ASSERT_EQ(first.writes.size(), 1U);
   EXPECT_EQ(first.writes[0].operand.format.dtype, DType::bf16);
-  EXPECT_EQ(data_of(p).forward[1].reads.back(), first.writes[0].name);
+  EXPECT_EQ(data_of(p).forward[1].in.back().buffer, first.out.back().buffer);
   const std::vector<void*> memory(p.buffers().size(), nullptr);
   expect_error([&] { p.run(Pass::forward, 256, memory, nullptr); }, Code::invalid_argument,
                {"sm_100a", "without a target"});

@@ -225,16 +225,16 @@ void expect_thrift(const Case& c) {
     std::set<int> written, read;
     for (const Pass pass : {Pass::forward, Pass::backward})
       for (const PlanStep& s : data_of(plan).steps(pass)) {
-        for (const Slot& slot : s.in) {
-          if (slot.buffer == kNoBuffer) continue;
-          read.insert(slot.buffer);
-          EXPECT_TRUE(!inner(slot.buffer) || written.contains(slot.buffer))
-              << s.step.name << " reads " << buffer(slot.buffer).name << " before it is there\n"
+        for (const BufferView& view : s.in) {
+          if (view.buffer == kNoBuffer) continue;
+          read.insert(view.buffer);
+          EXPECT_TRUE(!inner(view.buffer) || written.contains(view.buffer))
+              << s.step.name << " reads " << buffer(view.buffer).name << " before it is there\n"
               << plan.describe(c.rows);
         }
         std::set<int> mine;
-        for (const Slot& slot : s.out)
-          if (slot.buffer != kNoBuffer) mine.insert(slot.buffer);
+        for (const BufferView& view : s.out)
+          if (view.buffer != kNoBuffer) mine.insert(view.buffer);
         for (const int b : mine)
           EXPECT_TRUE(written.insert(b).second)
               << s.step.name << " writes " << buffer(b).name << " again\n"

@@ -116,11 +116,11 @@ TEST(Step, KeysDifferWhereEncodersDiffer) {
       if (input && (o.counts || (o.columnwise && o.rowwise))) continue;  // not readable
       StepBuilder build("encoders", 256, Precision::strict);
       const Expr x = input ? build.load(o, 0, {}) : build.load({From::tile, 0, DType::f32});
-      const StepBuilder::Part part{x, {}};
+      const Piece piece{x, {}};
       if (input)
         build.store({To::tile, 0, DType::f32}, x);
       else
-        build.store(o, 0, 9, 256, std::span(&part, 1));
+        build.store(o, 0, 9, 256, std::span(&piece, 1));
       EXPECT_TRUE(keys.insert(build.finish().key()).second) << keys.size();
     }
 }

@@ -12,7 +12,9 @@ namespace tenon {
 float load_element(const Load& l, const RunArgs& args, int64_t r, int64_t c);
 
 // Checks the results of a run in host views. Returns nothing if all are within the bound E, else
-// the first error. `lost`: what matrix units may lose of the sum of the magnitudes of a product.
-std::optional<std::string> verify(const Step& step, const RunArgs& args, double lost = 0);
+// the first error.
+std::optional<std::string> verify(const Step& step, const RunArgs& args);
+// The same where matrix units may lose the share `lost` of the sum of the magnitudes of a product.
+std::optional<std::string> verify_losing(const Step& step, const RunArgs& args, double lost);
 
 }  // namespace tenon

@@ -47,8 +47,8 @@ Side decode_side(const Matrix& m, const RunArgs& args, int64_t lanes, int64_t in
 
 std::vector<Bounded> products(const Step& step, const RunArgs& args, double lost) {
   const Gemm& g = *step.gemm();
-  const int64_t rows = step.rows ? step.rows : args.rows;
-  const int64_t inner = g.inner ? g.inner : args.rows;
+  const int64_t rows = step.body_rows(args.rows);
+  const int64_t inner = g.inner_for(args.rows);
   const Side a = decode_side(g.a, args, rows, inner, g.a.transposed);
   const Side b = decode_side(g.b, args, g.cols, inner, !g.b.transposed);
   // One rounding per addition, two for the scales. Subnormal values have an absolute error.

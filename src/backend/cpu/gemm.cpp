@@ -54,11 +54,11 @@ std::vector<Columns> product_columns(const Step& step, const Grid& g, int64_t ch
 }
 
 // How a call is split, and the offsets of its parts in the workspace.
-struct Cut {
-  Cut(const Step& step, const GemmKernel& kernel, int64_t group_floats, int64_t given)
+struct Blocking {
+  Blocking(const Step& step, const GemmKernel& kernel, int64_t group_floats, int64_t given)
       : kernel(kernel),
-        rows(step.rows ? step.rows : given),
-        inner(step.gemm()->inner ? step.gemm()->inner : given),
+        rows(step.body_rows(given)),
+        inner(step.gemm()->inner_for(given)),
         words(rup(cdiv(inner, kernel.pairs ? 2 : 1), kernel.granule)),
         cols(rup(step.gemm()->cols, kernel.cols)),
         stride(cols + kSkew),
@@ -119,29 +119,29 @@ struct RowPanels {
 class Product {
  public:
   Product(const Step& step, const GemmKernel& kernel, const Loops& loops, const TileRunner& body,
-          const RunArgs& args, const Cut& cut)
+          const RunArgs& args, const Blocking& blocking)
       : step_(step),
         kernel_(kernel),
         body_(body),
         args_(args),
-        cut_(cut),
-        a_(kernel, loops, step.gemm()->a, Packer::Side::a, args, cut.inner),
-        b_(kernel, loops, step.gemm()->b, Packer::Side::b, args, cut.inner),
-        packed_a_(static_cast<float*>(args.workspace) + cut.sums),
-        packed_b_(packed_a_ + rup(cut.a_floats, 16)),
-        product_(packed_b_ + rup(cut.b_floats, 16)) {}
+        blocking_(blocking),
+        a_(kernel, loops, step.gemm()->a, Packer::Side::a, args, blocking.inner),
+        b_(kernel, loops, step.gemm()->b, Packer::Side::b, args, blocking.inner),
+        packed_a_(static_cast<float*>(args.workspace) + blocking.sums),
+        packed_b_(packed_a_ + rup(blocking.a_floats, 16)),
+        product_(packed_b_ + rup(blocking.b_floats, 16)) {}
 
   void run(Leftovers& left) const {
-    const Grid& g = cut_.grid;
+    const Grid& g = blocking_.grid;
     if (g.cols == 0) return run_items(left, {});  // only values that empty rows store
-    if (cut_.thin) return run_thin(left);
-    if (cut_.group_chunks == g.chunks() && g.blocks() >= kOwnBlocks) return run_blocks(left);
+    if (blocking_.thin) return run_thin(left);
+    if (blocking_.group_chunks == g.chunks() && g.blocks() >= kOwnBlocks) return run_blocks(left);
     bool packed = false;  // all of b is packed
-    for (int64_t block = 0; block < g.blocks(); block += cut_.group_blocks) {
-      const int64_t blocks = std::min(cut_.group_blocks, g.blocks() - block);
+    for (int64_t block = 0; block < g.blocks(); block += blocking_.group_blocks) {
+      const int64_t blocks = std::min(blocking_.group_blocks, g.blocks() - block);
       pack_blocks(block, blocks);
-      for (int64_t chunk = 0; chunk < g.chunks(); chunk += cut_.group_chunks) {
-        const int64_t chunks = std::min(cut_.group_chunks, g.chunks() - chunk);
+      for (int64_t chunk = 0; chunk < g.chunks(); chunk += blocking_.group_chunks) {
+        const int64_t chunks = std::min(blocking_.group_chunks, g.chunks() - chunk);
         if (!packed) pack_chunks(chunk, chunks);
         packed = chunks == g.chunks();
         parallel_for(blocks * chunks, [&](int64_t begin, int64_t end) {
@@ -154,20 +154,20 @@ class Product {
 
  private:
   [[nodiscard]] RowPanels row_panels(int64_t block) const {
-    const int64_t row = block * cut_.grid.block_rows;
-    return {kernel_, std::min(cut_.grid.block_rows, cut_.rows - row)};
+    const int64_t row = block * blocking_.grid.block_rows;
+    return {kernel_, std::min(blocking_.grid.block_rows, blocking_.rows - row)};
   }
 
   // Many row blocks: the thread that uses a block also packs it, into its own cache.
   void run_blocks(Leftovers& left) const {
-    const Grid& g = cut_.grid;
+    const Grid& g = blocking_.grid;
     pack_chunks(0, g.chunks());
     parallel_for(g.blocks(), [&](int64_t begin, int64_t end) {
-      const Scratch scratch(bytes_of(cut_.padded(g.block_rows) * cut_.words));
+      const Scratch scratch(bytes_of(blocking_.padded(g.block_rows) * blocking_.words));
       float* const a = scratch.floats();
       for (int64_t block = begin; block < end; ++block) {
         const RowPanels panels = row_panels(block);
-        for (int64_t k = 0; k < cut_.words; k += kernel_.block)
+        for (int64_t k = 0; k < blocking_.words; k += kernel_.block)
           for (int64_t p = 0; p < panels.count(); ++p)
             pack_a(panels, a, block * g.block_rows, p, k);
         for (int64_t chunk = 0; chunk < g.chunks(); ++chunk) run_item(block, 0, chunk, a, left);
@@ -177,27 +177,27 @@ class Product {
 
   // Address of block i of the group.
   [[nodiscard]] float* block_of(int64_t i) const {
-    return packed_a_ + i * cut_.padded(cut_.grid.block_rows) * cut_.words;
+    return packed_a_ + i * blocking_.padded(blocking_.grid.block_rows) * blocking_.words;
   }
 
   // A row block in memory is [k block][panel], so that one pass over k reads contiguous memory.
   void pack_blocks(int64_t first, int64_t count) const {
-    const int64_t most = cdiv(cut_.grid.block_rows, kernel_.rows);
-    const int64_t steps = cdiv(cut_.words, kernel_.block);
+    const int64_t most = cdiv(blocking_.grid.block_rows, kernel_.rows);
+    const int64_t steps = cdiv(blocking_.words, kernel_.block);
     parallel_for(count * steps * most, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t block = i / most / steps;
         const RowPanels panels = row_panels(first + block);
         if (i % most < panels.count())
-          pack_a(panels, block_of(block), (first + block) * cut_.grid.block_rows, i % most,
+          pack_a(panels, block_of(block), (first + block) * blocking_.grid.block_rows, i % most,
                  i / most % steps * kernel_.block);
       }
     });
   }
 
   void pack_a(const RowPanels& panels, float* to, int64_t row, int64_t p, int64_t k) const {
-    const int64_t words = std::min(kernel_.block, cut_.words - k);
-    float* out = to + k * cut_.padded(panels.rows) + panels.begin(p) * words;
+    const int64_t words = std::min(kernel_.block, blocking_.words - k);
+    float* out = to + k * blocking_.padded(panels.rows) + panels.begin(p) * words;
     a_.panel(out, row + panels.begin(p), panels.size(p), panels.width(p), k, words);
   }
 
@@ -214,17 +214,17 @@ class Product {
     };
     std::vector<Panel> panels;
     for (int64_t i = 0; i < count; ++i) {
-      float* to = packed_b_ + i * cut_.chunk_width * cut_.words;
-      for (const Columns& range : cut_.chunks[static_cast<size_t>(first + i)])
-        for (int64_t c = 0; c < range.n; c += kernel_.cols, to += kernel_.cols * cut_.words)
+      float* to = packed_b_ + i * blocking_.chunk_width * blocking_.words;
+      for (const Columns& range : blocking_.chunks[static_cast<size_t>(first + i)])
+        for (int64_t c = 0; c < range.n; c += kernel_.cols, to += kernel_.cols * blocking_.words)
           panels.push_back({to, range.begin + c});
     }
     const auto n = static_cast<int64_t>(panels.size());
-    parallel_for(cdiv(cut_.words, kernel_.block) * n, [&](int64_t begin, int64_t end) {
+    parallel_for(cdiv(blocking_.words, kernel_.block) * n, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const Panel& p = panels[static_cast<size_t>(i % n)];
         const int64_t k = i / n * kernel_.block;
-        pack_b(p.to + k * kernel_.cols, p.column, k, std::min(kernel_.block, cut_.words - k));
+        pack_b(p.to + k * kernel_.cols, p.column, k, std::min(kernel_.block, blocking_.words - k));
       }
     });
   }
@@ -232,8 +232,8 @@ class Product {
   // All rows of a block times one panel of b, for one block of k.
   void multiply(const RowPanels& panels, const float* a, const float* b, int64_t k, float* c,
                 int64_t stride, const float* next) const {
-    const int64_t words = std::min(kernel_.block, cut_.words - k);
-    const float* from = a + k * cut_.padded(panels.rows);
+    const int64_t words = std::min(kernel_.block, blocking_.words - k);
+    const float* from = a + k * blocking_.padded(panels.rows);
     for (int64_t p = 0; p < panels.count(); ++p)
       kernel_.tile(panels.size(p), words, from + panels.begin(p) * words, b,
                    c + panels.begin(p) * stride, stride, k > 0, next + p * kernel_.fetch * words);
@@ -250,12 +250,12 @@ class Product {
 
   // A row block, packed at `a`, times chunk j of the group that begins with `chunk`.
   void run_item(int64_t block, int64_t chunk, int64_t j, const float* a, Leftovers& left) const {
-    const Grid& g = cut_.grid;
+    const Grid& g = blocking_.grid;
     const RowPanels panels = row_panels(block);
-    const float* b = packed_b_ + j * cut_.chunk_width * cut_.words;
-    const std::vector<Columns>& columns = cut_.chunks[static_cast<size_t>(chunk + j)];
-    const int64_t stride = cut_.chunk_width + kSkew;
-    const Scratch scratch(bytes_of(cut_.padded(panels.rows) * stride));
+    const float* b = packed_b_ + j * blocking_.chunk_width * blocking_.words;
+    const std::vector<Columns>& columns = blocking_.chunks[static_cast<size_t>(chunk + j)];
+    const int64_t stride = blocking_.chunk_width + kSkew;
+    const Scratch scratch(bytes_of(blocking_.padded(panels.rows) * stride));
     std::vector<ProductRange> ranges;
     if (kernel_.begin) kernel_.begin();
     float* c = scratch.floats();
@@ -265,15 +265,15 @@ class Product {
       // k is the inner loop: all of a and one panel of the product stay in the second-level cache
       // while b is read in memory order. With k outside, the product would compete with a.
       for (int64_t n = 0; n < range.n; n += kernel_.cols)
-        for (int64_t k = 0; k < cut_.words; k += kernel_.block) {
-          const float* here = panel + n * cut_.words + k * kernel_.cols;
+        for (int64_t k = 0; k < blocking_.words; k += kernel_.block) {
+          const float* here = panel + n * blocking_.words + k * kernel_.cols;
           multiply(panels, a, here, k, c + n, stride, here + kernel_.block * kernel_.cols);
         }
-      if (cut_.words == 0)
+      if (blocking_.words == 0)
         for (int64_t r = 0; r < panels.rows; ++r) std::fill_n(c + r * stride, range.n, 0.0F);
       scale(c, panels.rows, range.n, stride);
       c += range.n;
-      panel += range.n * cut_.words;
+      panel += range.n * blocking_.words;
     }
     if (kernel_.end) kernel_.end();
     body_.run(args_, g, block * g.chunks() + chunk + j, left, ranges);
@@ -281,27 +281,27 @@ class Product {
 
   // Few rows: b is read once, a few panels at a time, and the whole product is in memory.
   void run_thin(Leftovers& left) const {
-    const Grid& g = cut_.grid;
+    const Grid& g = blocking_.grid;
     if (g.items() == 0) return;
-    const RowPanels panels{kernel_, cut_.rows};
-    const int64_t steps = cdiv(cut_.words, kernel_.block);
+    const RowPanels panels{kernel_, blocking_.rows};
+    const int64_t steps = cdiv(blocking_.words, kernel_.block);
     parallel_for(steps * panels.count(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
         pack_a(panels, packed_a_, 0, i / steps, i % steps * kernel_.block);
     });
     const int64_t width = kThinPanels * kernel_.cols;
-    parallel_for(cdiv(cut_.cols, width), [&](int64_t begin, int64_t end) {
+    parallel_for(cdiv(blocking_.cols, width), [&](int64_t begin, int64_t end) {
       if (kernel_.begin) kernel_.begin();
       for (int64_t i = begin; i < end; ++i)
-        thin_columns(panels, i * width, std::min(width, cut_.cols - i * width));
+        thin_columns(panels, i * width, std::min(width, blocking_.cols - i * width));
       if (kernel_.end) kernel_.end();
     });
-    run_items(left, {0, cut_.cols, product_, cut_.stride});
+    run_items(left, {0, blocking_.cols, product_, blocking_.stride});
   }
 
   // Runs only the body, on a product in memory.
   void run_items(Leftovers& left, const ProductRange& whole) const {
-    const Grid& g = cut_.grid;
+    const Grid& g = blocking_.grid;
     parallel_for(g.items(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         ProductRange rows = whole;
@@ -317,8 +317,8 @@ class Product {
     const Scratch scratch(bytes_of((inside ? kernel_.cols : n) * span));
     float* const b = scratch.floats();
     float* c = product_ + column;
-    for (int64_t k = 0; k < cut_.words; k += span) {
-      const int64_t words = std::min(span, cut_.words - k);
+    for (int64_t k = 0; k < blocking_.words; k += span) {
+      const int64_t words = std::min(span, blocking_.words - k);
       for (int64_t done = 0; done < words && !inside; done += kThinSlice)
         for (int64_t i = 0; i < n; i += kernel_.cols)
           pack_b(b + i * words + done * kernel_.cols, column + i, k + done,
@@ -327,20 +327,20 @@ class Product {
         if (inside) pack_b(b, column + i, k, words);
         const float* from = inside ? b : b + i * words;
         for (int64_t done = 0; done < words; done += kernel_.block)
-          multiply(panels, packed_a_, from + done * kernel_.cols, k + done, c + i, cut_.stride,
+          multiply(panels, packed_a_, from + done * kernel_.cols, k + done, c + i, blocking_.stride,
                    from);
       }
     }
-    if (cut_.words == 0)
-      for (int64_t r = 0; r < cut_.rows; ++r) std::fill_n(c + r * cut_.stride, n, 0.0F);
-    scale(c, cut_.rows, n, cut_.stride);
+    if (blocking_.words == 0)
+      for (int64_t r = 0; r < blocking_.rows; ++r) std::fill_n(c + r * blocking_.stride, n, 0.0F);
+    scale(c, blocking_.rows, n, blocking_.stride);
   }
 
   const Step& step_;
   const GemmKernel& kernel_;
   const TileRunner& body_;
   const RunArgs& args_;
-  const Cut& cut_;
+  const Blocking& blocking_;
   Packer a_, b_;
   float *packed_a_, *packed_b_, *product_;
 };
@@ -355,16 +355,17 @@ class GemmStep final : public Kernel {
         body_(interpreter(step, table)) {}
 
   [[nodiscard]] size_t workspace(int64_t rows) const override {
-    return static_cast<size_t>(Cut(step_, kernel_, group_floats_, rows).total()) * sizeof(float);
+    return static_cast<size_t>(Blocking(step_, kernel_, group_floats_, rows).total()) *
+           sizeof(float);
   }
 
   void run(const RunArgs& given) const override {
-    const Cut cut(step_, kernel_, group_floats_, given.rows);
+    const Blocking blocking(step_, kernel_, group_floats_, given.rows);
     RunArgs args = given;
-    args.rows = cut.rows;  // rows of the body
-    Leftovers left = no_leftovers(step_, cut.grid, static_cast<float*>(args.workspace));
-    Product(step_, kernel_, loops_, *body_, args, cut).run(left);
-    finish(step_, loops_, args, cut.grid, left);
+    args.rows = blocking.rows;  // rows of the body
+    Leftovers left = no_leftovers(step_, blocking.grid, static_cast<float*>(args.workspace));
+    Product(step_, kernel_, loops_, *body_, args, blocking).run(left);
+    finish(step_, loops_, args, blocking.grid, left);
   }
 
  private:

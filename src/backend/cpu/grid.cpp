@@ -55,19 +55,19 @@ bool aligned(const Encoder& e, const Store& s, int64_t cols) {
 }
 
 // Panels of an encoder: one per store, one for all stores of a range, or one whole row.
-enum class Split { stores, range, none };
-Split split(const Step& step, size_t encoder) {
+enum class PanelKind { store, range, row };
+PanelKind panel_kind(const Step& step, size_t encoder) {
   const Encoder& e = step.encoders[encoder];
   const std::vector<size_t> stores = stores_of(step, encoder);
   const auto all = [&](auto rule) {
     return std::ranges::all_of(stores, [&](size_t k) { return rule(step.stores[k]); });
   };
-  if (all([&](const Store& s) { return aligned(e, s, step.cols); })) return Split::stores;
+  if (all([&](const Store& s) { return aligned(e, s, step.cols); })) return PanelKind::store;
   // Interleaved halves: a chunk is one range if it holds whole pieces of both halves.
   const auto pieces = [&](const Store& s) {
     return !s.columns.contiguous() && kTileCols % s.columns.block == 0;
   };
-  return all(pieces) ? Split::range : Split::none;
+  return all(pieces) ? PanelKind::range : PanelKind::row;
 }
 
 // Products need tall items. The cache and the number of items limit the height.
@@ -87,18 +87,18 @@ std::vector<PanelRange> panels(const Step& step, int64_t begin, int64_t n) {
   std::vector<PanelRange> list;
   for (size_t i = 0; i < step.encoders.size(); ++i) {
     const std::vector<size_t> stores = stores_of(step, i);
-    switch (split(step, i)) {
-      case Split::stores:
+    switch (panel_kind(step, i)) {
+      case PanelKind::store:
         for (const size_t k : stores)
           list.push_back({i, {k}, begin + step.stores[k].columns.offset, n});
         break;
-      case Split::range: {
+      case PanelKind::range: {
         const ColumnMap& m = step.stores[stores[0]].columns;
         const int64_t share = m.stride / m.block;  // 2 if the halves are side by side
         list.push_back({i, stores, begin * share, n * share});
         break;
       }
-      case Split::none:
+      case PanelKind::row:
         list.push_back({i, stores, 0, step.encoders[i].cols});
         break;
     }
@@ -120,7 +120,7 @@ Grid make_grid(const Step& step, int64_t rows) {
   g.columns = stores_any(step, Store::To::column);
   g.band_rows = g.tile_rows;
   for (size_t i = 0; i < step.encoders.size(); ++i) {
-    whole_rows = whole_rows || split(step, i) == Split::none;
+    whole_rows = whole_rows || panel_kind(step, i) == PanelKind::row;
     g.band_rows = std::max(g.band_rows, block_rows(step.encoders[i]));
   }
   // Tall panels are narrow, to fit the second-level cache.

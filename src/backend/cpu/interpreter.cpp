@@ -49,7 +49,7 @@ void store_columns(StoreLoop loop, const Store& s, const View& v, int64_t row, i
   });
 }
 
-Item::Item(const Step& step, const Program& program, const Loops& loops, const RunArgs& args,
+Item::Item(const Step& step, const LoopProgram& program, const Loops& loops, const RunArgs& args,
            const Grid& grid, int64_t index, Leftovers& leftovers,
            std::span<const ProductRange> product)
     : step_(step),
@@ -431,7 +431,7 @@ class Interpreter final : public TileRunner {
  private:
   Step step_;
   const Loops& loops_;
-  Program program_;
+  LoopProgram program_;
 };
 
 }  // namespace

@@ -26,7 +26,7 @@ void store_columns(StoreLoop loop, const Store& store, const View& view, int64_t
 
 class Item {
  public:
-  Item(const Step& step, const Program& program, const Loops& loops, const RunArgs& args,
+  Item(const Step& step, const LoopProgram& program, const Loops& loops, const RunArgs& args,
        const Grid& grid, int64_t index, Leftovers& leftovers,
        std::span<const ProductRange> product = {});
   void run();
@@ -57,7 +57,7 @@ class Item {
   void close();
 
   const Step& step_;
-  const Program& program_;
+  const LoopProgram& program_;
   const Loops& loops_;
   const RunArgs& args_;
   const Grid& grid_;

@@ -37,12 +37,12 @@ class Surroundings {
   std::optional<FusedNorm> run() {
     const Norm* const norm = step_.norm();
     const NormGrad* const grad = step_.norm_grad();
-    if (norm ? norm->parts.size() != 1 : grad->parts.size() != 1) return std::nullopt;
-    const NormKind kind = norm ? norm->parts[0].kind : grad->parts[0].kind;
+    if (norm ? norm->norms.size() != 1 : grad->norms.size() != 1) return std::nullopt;
+    const NormKind kind = norm ? norm->norms[0].kind : grad->norms[0].kind;
     found_.shape.centred = kind == NormKind::layer;
     found_.divides = kind != NormKind::l2;
     if (step_.totals().size() != (found_.shape.centred ? 2 : 1)) return std::nullopt;
-    if (!(norm ? forward(norm->parts[0]) : backward(grad->parts[0]))) return std::nullopt;
+    if (!(norm ? forward(norm->norms[0]) : backward(grad->norms[0]))) return std::nullopt;
     return found_;
   }
 
@@ -82,25 +82,25 @@ class Surroundings {
            (is_word(node, Word::mul) && graph_[node].in[0] == y && factor(graph_[node].in[1]));
   }
 
-  bool forward(const Norm::Part& part) {
-    found_.eps = load(part.eps, Load::From::parameter);
-    found_.x = load(part.x, Load::From::tile);
-    if (!found_.x && is_word(part.x, Word::add)) {
-      found_.x = load(graph_[part.x].in[0], Load::From::tile);
-      found_.residual = load(graph_[part.x].in[1], Load::From::tile);
+  bool forward(const Norm::Nodes& nodes) {
+    found_.eps = load(nodes.eps, Load::From::parameter);
+    found_.x = load(nodes.x, Load::From::tile);
+    if (!found_.x && is_word(nodes.x, Word::add)) {
+      found_.x = load(graph_[nodes.x].in[0], Load::From::tile);
+      found_.residual = load(graph_[nodes.x].in[1], Load::From::tile);
       if (!found_.residual) return false;
       found_.shape.residual = true;
     }
     if (!found_.eps || !found_.x) return false;
     for (uint32_t k = 0; k < step_.stores.size(); ++k) {
       const Store& s = step_.stores[k];
-      if (s.to == Store::To::tile && found_.residual && s.value == part.x && !found_.sum)
+      if (s.to == Store::To::tile && found_.residual && s.value == nodes.x && !found_.sum)
         found_.sum = k;
-      else if (s.to == Store::To::column && s.value == part.mean && !found_.mean)
+      else if (s.to == Store::To::column && s.value == nodes.mean && !found_.mean)
         found_.mean = k;
-      else if (s.to == Store::To::column && s.value == part.rstdev && !found_.rstdev)
+      else if (s.to == Store::To::column && s.value == nodes.rstdev && !found_.rstdev)
         found_.rstdev = k;
-      else if (s.to == Store::To::tile && !found_.y && result(s.value, part.y))
+      else if (s.to == Store::To::tile && !found_.y && result(s.value, nodes.y))
         found_.y = k;
       else
         return false;
@@ -108,26 +108,26 @@ class Surroundings {
     return found_.y.has_value();
   }
 
-  bool backward(const NormGrad::Part& part) {
+  bool backward(const NormGrad::Nodes& nodes) {
     found_.backward = true;
-    found_.shape.l2 = part.kind == NormKind::l2;
-    found_.x = load(part.x, Load::From::tile);
-    found_.rstdev_in = load(part.rstdev, Load::From::column);
-    found_.mean_in = load(part.mean, Load::From::column);
-    uint32_t grad = part.w;
-    if (is_word(part.w, Word::mul) && factor(graph_[part.w].in[1])) grad = graph_[part.w].in[0];
+    found_.shape.l2 = nodes.kind == NormKind::l2;
+    found_.x = load(nodes.x, Load::From::tile);
+    found_.rstdev_in = load(nodes.rstdev, Load::From::column);
+    found_.mean_in = load(nodes.mean, Load::From::column);
+    uint32_t grad = nodes.w;
+    if (is_word(nodes.w, Word::mul) && factor(graph_[nodes.w].in[1])) grad = graph_[nodes.w].in[0];
     found_.grad = load(grad, Load::From::tile);
     if (!found_.x || !found_.grad || !found_.rstdev_in ||
         found_.mean_in.has_value() != found_.shape.centred)
       return false;
     const auto is_dgamma = [&](uint32_t node) {
       return is_word(node, Word::mul) && graph_[node].in[0] == grad &&
-             graph_[node].in[1] == part.normal;
+             graph_[node].in[1] == nodes.normal;
     };
     for (uint32_t k = 0; k < step_.stores.size(); ++k) {
       const Store& s = step_.stores[k];
       const bool sums = s.to == Store::To::column_sum && s.ordered;
-      if (s.to == Store::To::tile && s.value == part.dx && !found_.y)
+      if (s.to == Store::To::tile && s.value == nodes.dx && !found_.y)
         found_.y = k;
       else if (sums && is_dgamma(s.value) && !found_.dgamma)
         found_.dgamma = k;

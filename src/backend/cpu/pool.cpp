@@ -82,7 +82,7 @@ void leave(int cpu) {
   sched_setaffinity(0, sizeof(all), &all);
 }
 
-// Each thread takes its own part of the range piece by piece, then pieces that other threads have
+// Each thread takes its own share of the range piece by piece, then pieces that other threads have
 // left. So a late or slow thread does not delay the others.
 class Pool {
  public:
@@ -113,11 +113,11 @@ class Pool {
     error_ = nullptr;
     caller_ = sched_getcpu();
     piece_ = std::max<int64_t>(1, n / (count * kPieces));
-    if (parts_.size() != static_cast<size_t>(count)) parts_ = std::vector<Part>(count);
+    if (shares_.size() != static_cast<size_t>(count)) shares_ = std::vector<Share>(count);
     for (int64_t i = 0; i < count; ++i) {
-      Part& part = parts_[static_cast<size_t>(i)];
-      part.next.store(n * i / count, std::memory_order_relaxed);
-      part.end = n * (i + 1) / count;
+      Share& share = shares_[static_cast<size_t>(i)];
+      share.next.store(n * i / count, std::memory_order_relaxed);
+      share.end = n * (i + 1) / count;
     }
     gate_.fetch_and(~kClosed, std::memory_order_release);
     {
@@ -137,20 +137,20 @@ class Pool {
   }
 
  private:
-  struct alignas(64) Part {
+  struct alignas(64) Share {
     std::atomic<int64_t> next = 0;
     int64_t end = 0;
   };
-  static constexpr int64_t kPieces = 8;          // pieces per part
+  static constexpr int64_t kPieces = 8;          // pieces per share
   static constexpr uint32_t kClosed = 1U << 31;  // no thread may begin; low bits: threads inside
 
   void share(size_t first) {
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      Part& part = parts_[(first + i) % parts_.size()];
+    for (size_t i = 0; i < shares_.size(); ++i) {
+      Share& share = shares_[(first + i) % shares_.size()];
       while (true) {
-        const int64_t begin = part.next.fetch_add(piece_, std::memory_order_relaxed);
-        if (begin >= part.end) break;
-        run_piece(begin, std::min(begin + piece_, part.end));
+        const int64_t begin = share.next.fetch_add(piece_, std::memory_order_relaxed);
+        if (begin >= share.end) break;
+        run_piece(begin, std::min(begin + piece_, share.end));
       }
     }
   }
@@ -161,7 +161,7 @@ class Pool {
     } catch (...) {
       const std::lock_guard guard(mutex_);
       error_ = std::current_exception();
-      for (Part& part : parts_) part.next.store(part.end, std::memory_order_relaxed);
+      for (Share& share : shares_) share.next.store(share.end, std::memory_order_relaxed);
     }
   }
 
@@ -192,7 +192,7 @@ class Pool {
   const Range* body_ = nullptr;
   int64_t piece_ = 1;
   int caller_ = -1;  // core of the caller
-  std::vector<Part> parts_;
+  std::vector<Share> shares_;
   std::exception_ptr error_;
   std::atomic<uint32_t> gate_ = kClosed;
   std::atomic<uint64_t> round_ = 0;

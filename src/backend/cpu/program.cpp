@@ -50,7 +50,7 @@ class Compiler {
     program_.slots = static_cast<uint32_t>(step.loads.size());
   }
 
-  Program run() {
+  LoopProgram run() {
     for (const uint32_t total : step_.totals()) {
       phase({total});
       program_.phases.back().result = wide(total);
@@ -141,11 +141,11 @@ class Compiler {
   std::vector<Extent> extent_;
   std::vector<uint32_t> slot_, spread_;       // by node
   std::vector<uint32_t> temporaries_, free_;  // all temporary slots; the unused ones
-  Program program_;
+  LoopProgram program_;
 };
 
 }  // namespace
 
-Program compile(const Step& step, const Loops& loops) { return Compiler(step, loops).run(); }
+LoopProgram compile(const Step& step, const Loops& loops) { return Compiler(step, loops).run(); }
 
 }  // namespace tenon::cpu

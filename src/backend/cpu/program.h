@@ -31,7 +31,7 @@ struct Phase {
 
 // Slots [0, loads) are the loads. Constants follow, then temporaries. The slot of a column or of a
 // total holds one value per row. So does a value that depends only on such slots.
-struct Program {
+struct LoopProgram {
   std::vector<Instruction> once;  // depend on constants, parameters and scalars only
   std::vector<Phase> phases;      // one per total; the last is for the stores
   std::vector<std::pair<uint32_t, float>> constants;
@@ -39,6 +39,6 @@ struct Program {
   uint32_t slots = 0;
 };
 
-Program compile(const Step& step, const Loops& loops);
+LoopProgram compile(const Step& step, const Loops& loops);
 
 }  // namespace tenon::cpu

@@ -49,8 +49,7 @@ Access access(const View& view, const ColumnMap& columns) {
 
 Access load_access(const Load& l, const RunArgs& args) {
   if (l.from == Load::From::parameter) return {.value = args.parameters[l.arg]};
-  if (l.from == Load::From::random || l.from == Load::From::total || l.from == Load::From::product)
-    return {};
+  if (!reads_view(l)) return {};
   Access a = access(args.in[l.arg], l.columns);
   const View& v = args.in[l.arg];
   if (l.from == Load::From::block)

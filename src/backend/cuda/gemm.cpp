@@ -239,13 +239,11 @@ GemmProgram::GemmProgram(const Step& step, int64_t width, int64_t multiprocessor
 
 RunArgs GemmProgram::of_body(const RunArgs& args) const {
   RunArgs body = args;
-  if (step_.rows) body.rows = step_.rows;
+  body.rows = step_.body_rows(args.rows);
   return body;
 }
 
-int64_t GemmProgram::inner(const RunArgs& args) const {
-  return step_.gemm()->inner ? step_.gemm()->inner : args.rows;
-}
+int64_t GemmProgram::inner(const RunArgs& args) const { return step_.gemm()->inner_for(args.rows); }
 
 int64_t GemmProgram::cost(int64_t rows, int64_t width) const {
   const int64_t part = width / static_cast<int64_t>(products_of(step_).size());

@@ -16,7 +16,7 @@ class LtForm {
   explicit LtForm(const Step& step);
 
   [[nodiscard]] int64_t rows(int64_t given) const { return step_.body_rows(given); }
-  [[nodiscard]] int64_t inner(int64_t given) const { return gemm().inner ? gemm().inner : given; }
+  [[nodiscard]] int64_t inner(int64_t given) const { return gemm().inner_for(given); }
 
   // Whether one cuBLASLt call does the whole step: the body scales by a parameter and adds at most
   // what cuBLASLt can add.

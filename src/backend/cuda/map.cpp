@@ -43,7 +43,7 @@ std::string refusal(const Step& step) {
                  l.transposed ? " transposed" : "", "; that comes with the tiled map");
   constexpr std::string_view kPlain = "; the flat map reads and writes f32, f16 and bf16 only";
   for (size_t i = 0; i < step.loads.size(); ++i)
-    if (step.loads[i].from != Load::From::parameter && !info(step.loads[i].dtype).plain)
+    if (reads_view(step.loads[i]) && !info(step.loads[i].dtype).plain)
       return str("load ", i, " is ", info(step.loads[i].dtype).name, kPlain);
   for (size_t i = 0; i < step.stores.size(); ++i)
     if (!info(step.stores[i].dtype).plain)

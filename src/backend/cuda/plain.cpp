@@ -96,8 +96,8 @@ class PlainProgram::Writer {
 
  private:
   void begin(int64_t given) {
-    rows_ = step_.rows ? step_.rows : given;
-    inner_ = step_.gemm() ? (step_.gemm()->inner ? step_.gemm()->inner : given) : 0;
+    rows_ = step_.body_rows(given);
+    inner_ = step_.gemm() ? step_.gemm()->inner_for(given) : 0;
   }
 
   void prepare_places() {

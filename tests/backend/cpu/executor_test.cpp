@@ -413,7 +413,7 @@ TEST(Executor, EveryInstructionSetHasTheSameBits) {
 // Runs a compiled program on one tile.
 std::vector<float> interpret(const Step& step, const cpu::Loops& loops, const Mat& x,
                              const Mat& g) {
-  const cpu::Program p = cpu::compile(step, loops);
+  const cpu::LoopProgram p = cpu::compile(step, loops);
   std::vector<std::vector<float>> slots(p.slots, std::vector<float>(cpu::kTile));
   for (const auto& [slot, value] : p.constants) slots[slot].assign(cpu::kTile, value);
   for (size_t i = 0; i < step.loads.size(); ++i)

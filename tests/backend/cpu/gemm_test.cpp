@@ -399,8 +399,8 @@ TEST(Gemm, GatedBodiesAreEncoded) {
           Operand o(DType::e4m3);
           o.format.scaling = mode;
           o.columnwise = true;
-          const StepBuilder::Part part{call("swiglu", x, y), {}};
-          step.store(o, 1, 4, h, std::span(&part, 1));
+          const Piece piece{call("swiglu", x, y), {}};
+          step.store(o, 1, 4, h, std::span(&piece, 1));
         };
         body.out.emplace_back(DType::bf16, s.m, 2 * h, 1);
         for (const bool column : {false, true}) {

@@ -85,10 +85,10 @@ struct Made {
   // Stores codes with one scale, and their amax.
   void encode(Expr value, DType codes, Scaling scaling) {
     const auto arg = static_cast<uint32_t>(outputs.size());
-    const StepBuilder::Part part{value, {}};
+    const Piece piece{value, {}};
     Operand o;
     o.format = {.dtype = codes, .scaling = scaling};
-    build.store(o, arg, in_scalar, cols, std::span(&part, 1));
+    build.store(o, arg, in_scalar, cols, std::span(&piece, 1));
     outputs.push_back({codes, rows, cols});
     outputs.push_back({DType::f32, 1, 1});
     for (int i = 2; i < 5; ++i) outputs.push_back({});
