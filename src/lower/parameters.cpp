@@ -47,9 +47,8 @@ void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterTensor& p,
 }
 
 bool differs(const Format& f) {
-  return f.scaling != Scaling::none &&
-         !(f.blocks(Orientation::rowwise) == f.blocks(Orientation::columnwise)) &&
-         f.scaling != Scaling::block128x128;
+  const Blocks row = f.blocks(Orientation::rowwise), column = f.blocks(Orientation::columnwise);
+  return row.rows != column.rows || row.cols != column.cols;
 }
 
 Operand encoded(const Format& f, bool row, bool column) {

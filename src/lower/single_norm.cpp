@@ -95,7 +95,7 @@ class NormCall {
       const Flow::Parts parts = flow.parts(a, v);
       if (!form_.amax_only) a.store(to, parts);
       if (form_.y_amax)
-        store_amax(a, A::y_amax, parts, to.operand.format.scaling == Scaling::delayed);
+        store_amax(a, A::y_amax, parts, info(to.operand.format.scaling).scale_given);
     });
   }
 
