@@ -41,58 +41,59 @@ struct Blocks {
 // One row per scaling mode.
 struct ScalingInfo {
   std::string_view name;
-  DType scale;        // dtype of scale_inv
-  bool transposes;    // columnwise data has shape [K, M]
-  bool power_of_two;  // default: fp32 scales are powers of two
-  std::array<Blocks, 2> blocks;
+  DType scale = DType::f32;   // dtype of scale_inv
+  bool reads_scale = false;   // one number for the tensor, an input: its multiplier or its amax
+  bool scale_given = false;   // that number is the multiplier, which the caller gives
+  bool transposes = true;     // columnwise data has shape [K, M]
+  bool power_of_two = false;  // default: fp32 scales are powers of two
+  std::array<Blocks, 2> blocks = {};
   Shape (*scales)(int64_t m, int64_t k, Orientation);
+
+  // The scale follows from the amax of the whole tensor.
+  [[nodiscard]] constexpr bool reads_amax() const { return reads_scale && !scale_given; }
 };
 
 inline constexpr std::array<ScalingInfo, 6> kScalings{{
-    {"none", DType::f32, true, false, {}, [](int64_t, int64_t, Orientation) { return Shape{}; }},
-    {"delayed",
-     DType::f32,
-     true,
-     false,
-     {},
-     [](int64_t, int64_t, Orientation) {
-       return Shape{1, 1};
-     }},
-    {"current",
-     DType::f32,
-     true,
-     false,
-     {},
-     [](int64_t, int64_t, Orientation) {
-       return Shape{1, 1};
-     }},
-    {"mxfp8",
-     DType::e8m0,
-     false,
-     true,
-     {{{1, 32, false}, {32, 1, false}}},
-     [](int64_t m, int64_t k, Orientation o) {
-       return o == Orientation::rowwise ? Shape{rup(m, 128), rup(cdiv(k, 32), 4)}
-                                        : Shape{rup(cdiv(m, 32), 4), rup(k, 128)};
-     }},
-    {"block1x128",
-     DType::f32,
-     true,
-     true,
-     {{{1, 128, true}, {128, 1, false}}},
-     [](int64_t m, int64_t k, Orientation o) {
-       return o == Orientation::rowwise ? Shape{cdiv(k, 128), rup(m, 4)}
-                                        : Shape{cdiv(m, 128), rup(k, 4)};
-     }},
-    {"block128x128",
-     DType::f32,
-     true,
-     true,
-     {{{128, 128, false}, {128, 128, true}}},
-     [](int64_t m, int64_t k, Orientation o) {
-       return o == Orientation::rowwise ? Shape{cdiv(m, 128), rup(cdiv(k, 128), 4)}
-                                        : Shape{cdiv(k, 128), rup(cdiv(m, 128), 4)};
-     }},
+    {.name = "none", .scales = [](int64_t, int64_t, Orientation) { return Shape{}; }},
+    {.name = "delayed",
+     .reads_scale = true,
+     .scale_given = true,
+     .scales =
+         [](int64_t, int64_t, Orientation) {
+           return Shape{1, 1};
+         }},
+    {.name = "current",
+     .reads_scale = true,
+     .scales =
+         [](int64_t, int64_t, Orientation) {
+           return Shape{1, 1};
+         }},
+    {.name = "mxfp8",
+     .scale = DType::e8m0,
+     .transposes = false,
+     .power_of_two = true,
+     .blocks = {{{1, 32, false}, {32, 1, false}}},
+     .scales =
+         [](int64_t m, int64_t k, Orientation o) {
+           return o == Orientation::rowwise ? Shape{rup(m, 128), rup(cdiv(k, 32), 4)}
+                                            : Shape{rup(cdiv(m, 32), 4), rup(k, 128)};
+         }},
+    {.name = "block1x128",
+     .power_of_two = true,
+     .blocks = {{{1, 128, true}, {128, 1, false}}},
+     .scales =
+         [](int64_t m, int64_t k, Orientation o) {
+           return o == Orientation::rowwise ? Shape{cdiv(k, 128), rup(m, 4)}
+                                            : Shape{cdiv(m, 128), rup(k, 4)};
+         }},
+    {.name = "block128x128",
+     .power_of_two = true,
+     .blocks = {{{128, 128, false}, {128, 128, true}}},
+     .scales =
+         [](int64_t m, int64_t k, Orientation o) {
+           return o == Orientation::rowwise ? Shape{cdiv(m, 128), rup(cdiv(k, 128), 4)}
+                                            : Shape{cdiv(k, 128), rup(cdiv(m, 128), 4)};
+         }},
 }};
 
 constexpr const ScalingInfo& info(Scaling s) { return kScalings[static_cast<size_t>(s)]; }
@@ -118,6 +119,11 @@ struct Format {
   }
   [[nodiscard]] constexpr Shape scale_shape(int64_t m, int64_t k, Orientation o) const {
     return info(scaling).scales(m, k, o);
+  }
+  // Whether the mode computes fp32 scales: then eps and power_of_two are its parameters.
+  [[nodiscard]] constexpr bool fp32_rule() const {
+    const ScalingInfo& mode = info(scaling);
+    return scaling != Scaling::none && !mode.scale_given && mode.scale == DType::f32;
   }
   [[nodiscard]] constexpr bool powers() const {
     return power_of_two.value_or(info(scaling).power_of_two);

@@ -266,7 +266,8 @@ class Quantized:
             if f.power_of_two is not None:
                 t.power_of_two = POWER_OF_TWO["power_of_two" if f.power_of_two else "exact_scale"]
             t.eps = f.eps
-            t.amax_given = self.scaling == "current" and f.amax is not None
+            mode = scaling_of(self.scaling)
+            t.amax_given = mode.single and not mode.scale_given and f.amax is not None
             t.scale = view(self._scale, (1, 1))
             t.amax = view(self.amax, (1, 1))
             t.health = view(self._health, (1, 3))

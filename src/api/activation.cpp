@@ -117,15 +117,15 @@ void run(const Activation& f, ActivationForm& form, Inputs& in, Outputs& out, co
   const auto place = [&](const Tensor& t, size_t i, bool& writes_amax) {
     if (!t.given()) return;
     place_output(t, out.data() + (i == 0 ? A::y : A::db));
-    if (t.format.scaling != Scaling::delayed && t.format.scaling != Scaling::current) return;
+    if (!info(t.format.scaling).reads_scale) return;
     View& scale = in[A::y_scale + i];
     View& amax = out[A::y_amax + i];
     const bool finds = finds_amax(t);
     require(!finds || t.amax.given() || options.device != Device::cuda, f.name,
             ": current scaling on cuda needs a place for the amax; give amax, [1,1] f32 there");
     amax = t.amax.given() ? t.amax : matrix(&found[i], DType::f32, 1, 1);
-    scale = t.format.scaling == Scaling::delayed ? t.scale : amax;
-    writes_amax = finds || (t.format.scaling == Scaling::delayed && t.amax.given());
+    scale = info(t.format.scaling).scale_given ? t.scale : amax;
+    writes_amax = finds || (info(t.format.scaling).scale_given && t.amax.given());
   };
   place(y, 0, form.y_amax);
   place(db, 1, form.db_amax);

@@ -21,9 +21,7 @@ std::string_view part(Orientation o, const std::array<std::string_view, 2>& name
 
 bool has_shape(const View& v, Shape s) { return v.rows == s.rows && v.cols == s.cols; }
 
-bool single_scale(const Tensor& t) {
-  return t.format.scaling == Scaling::delayed || t.format.scaling == Scaling::current;
-}
+bool single_scale(const Tensor& t) { return info(t.format.scaling).reads_scale; }
 
 // Both encodings share one scale, so either scale_inv view may hold it.
 const View& scale_view(const Tensor& t, Orientation o) {
@@ -48,14 +46,13 @@ void check_format(std::string_view op, const NamedTensor& t) {
   else if (!info(f.dtype).plain)
     fail(Code::unsupported, op, ": ", t.name, " is ", info(f.dtype).name,
          "; without a scale it must be f32, f16 or bf16, or give it a scaling mode");
-  const bool own_rule = quantised && f.scaling != Scaling::delayed && f.scaling != Scaling::mxfp8;
   require(f.eps >= 0 && std::isfinite(f.eps), op, ": ", t.name, " has eps = ", f.eps,
           "; it must be finite and not negative");
-  require(own_rule || f.eps == 0, op, ": ", t.name, " has eps = ", f.eps, ", but ", mode,
+  require(f.fp32_rule() || f.eps == 0, op, ": ", t.name, " has eps = ", f.eps, ", but ", mode,
           " has none; it belongs to current and block scaling");
-  require(own_rule || !f.power_of_two, op, ": ", t.name, " sets power_of_two, but ", mode,
+  require(f.fp32_rule() || !f.power_of_two, op, ": ", t.name, " sets power_of_two, but ", mode,
           " has no choice there; it belongs to current and block scaling");
-  require(!f.swizzled || f.scaling == Scaling::mxfp8, op, ": ", t.name,
+  require(!f.swizzled || info(f.scaling).scale == DType::e8m0, op, ": ", t.name,
           " asks for swizzled scales, but its scaling is ", mode, "; only mxfp8 has them");
 }
 
@@ -162,8 +159,8 @@ void check_output(std::string_view op, const NamedTensor& t, int64_t rows, int64
     check_encodings(op, t, {rows, cols}, rule);
   }
   const std::string_view mode = info(x.format.scaling).name;
-  const bool delayed = x.format.scaling == Scaling::delayed;
-  const bool current = x.format.scaling == Scaling::current;
+  const bool delayed = info(x.format.scaling).scale_given;
+  const bool current = info(x.format.scaling).reads_amax();
   require(!delayed || x.scale.given(), op, ": ", t.name,
           ".scale is not given; delayed scaling multiplies by it, one f32 number");
   require(delayed || !x.scale.given(), op, ": ", t.name, ".scale is given, but ", mode,
@@ -226,7 +223,7 @@ void place_output(const Tensor& t, View* views) {
 }
 
 bool finds_amax(const Tensor& t) {
-  return t.given() && t.format.scaling == Scaling::current && !t.amax_given;
+  return t.given() && info(t.format.scaling).reads_amax() && !t.amax_given;
 }
 
 }  // namespace tenon

@@ -23,8 +23,8 @@ tenon_scaling row(tenon::Scaling s) {
   tenon_scaling row{};
   row.name = mode.name.data();
   row.scale_dtype = static_cast<int32_t>(mode.scale);
-  row.single = s != tenon::Scaling::none && mode.blocks[0].single();
-  row.scale_given = s == tenon::Scaling::delayed;
+  row.single = mode.reads_scale;
+  row.scale_given = mode.scale_given;
   row.transposes = mode.transposes;
   for (size_t side = 0; side < mode.blocks.size(); ++side) {
     row.block_rows[side] = mode.blocks[side].rows;

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "backend/cpu/loops.h"
+#include "backend/cpu/isa.h"
 #include "backend/cuda/makers.h"
 #include "choice/backends.h"
 #include "cli/command.h"
@@ -19,7 +19,7 @@ int doctor(bool json) {
   if (json) {
     nlohmann::json out;
     out["tenon"] = version();
-    out["cpu"] = {{"isa", std::string(cpu::loops().isa)},
+    out["cpu"] = {{"isa", std::string(cpu::isa_here().name)},
                   {"threads", threads()},
                   {"cores", std::thread::hardware_concurrency()}};
     out["cuda"] = {{"usable", cuda.gpu},  {"device", cuda.device},     {"driver", cuda.driver},
@@ -33,8 +33,8 @@ int doctor(bool json) {
     return ok;
   }
   fmt::print("tenon   {}\n", version());
-  fmt::print("cpu     {} loops, {} threads of {} cores (TENON_THREADS, TENON_ISA change them)\n",
-             cpu::loops().isa, threads(), std::thread::hardware_concurrency());
+  fmt::print("cpu     {}, {} threads of {} cores (TENON_THREADS, TENON_ISA change them)\n",
+             cpu::isa_here().name, threads(), std::thread::hardware_concurrency());
   for (const std::string& line : cuda::doctor_lines()) fmt::print("{}\n", line);
   return ok;
 }

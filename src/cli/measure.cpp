@@ -67,7 +67,7 @@ class Meter {
   Meter(const Trial& trial, const FileTensor& t, const Census& census) : tensor_(t) {
     out_.trial = trial;
     amax_ = census.amax;
-    const bool delayed = trial.format.scaling == Scaling::delayed;
+    const bool delayed = info(trial.format.scaling).scale_given;
     if (delayed && trial.scale == 0) out_.trial.scale = warm_scale(census, trial.format.dtype);
   }
 
@@ -94,8 +94,8 @@ class Meter {
     Tensor written = coded;
     std::array<float, 3> health{};
     written.health = matrix(health.data(), DType::f32, 1, 3);
-    if (f.scaling == Scaling::delayed) written.scale = single(out_.trial.scale);
-    if (f.scaling == Scaling::current) written.amax = single(amax_), written.amax_given = true;
+    if (info(f.scaling).scale_given) written.scale = single(out_.trial.scale);
+    if (info(f.scaling).reads_amax()) written.amax = single(amax_), written.amax_given = true;
     quantize(x, written);
     dequantize(coded, matrix(back_.data(), DType::f32, t.rows, t.cols));
     out_.saturated += static_cast<int64_t>(health[0]);
@@ -199,14 +199,14 @@ class Meter {
   size_t crowd_ = size_t{1} << 20;
 };
 
+}  // namespace
+
 std::string listed_modes() {
   std::string text;
   for (const ScalingInfo& s : kScalings)
     if (s.name != "none") text += str(s.name, ", ");
   return text + "all";
 }
-
-}  // namespace
 
 std::vector<Trial> parse_trials(const std::string& text, const TrialOptions& options) {
   constexpr std::string_view kOp = "quantize --recipe";
@@ -219,10 +219,10 @@ std::vector<Trial> parse_trials(const std::string& text, const TrialOptions& opt
     if (std::ranges::any_of(result, [&](const Trial& o) { return o.name == r.name; })) return;
     r.format = {.dtype = dtype, .scaling = scaling};
     if (options.columnwise) r.orientation = Orientation::columnwise;
-    if (scaling == Scaling::delayed) {
+    if (info(scaling).scale_given) {
       r.scale = options.scale;
       uses_scale = true;
-    } else if (scaling != Scaling::mxfp8) {
+    } else if (r.format.fp32_rule()) {
       r.format.eps = options.eps;
       if (options.exact_scales) r.format.power_of_two = false;
       uses_rule = true;
@@ -252,10 +252,9 @@ std::vector<Trial> parse_trials(const std::string& text, const TrialOptions& opt
   }
   require(uses_scale || options.scale == 0, "quantize --scale ", options.scale,
           ": only delayed scaling is given its scale; leave it out or add the recipe delayed");
-  require(
-      uses_rule || (options.eps == 0 && !options.exact_scales),
-      "quantize: --eps and --exact-scales belong to current, block1x128 and block128x128; leave ",
-      "them out or add one of these recipes");
+  require(uses_rule || (options.eps == 0 && !options.exact_scales),
+          "quantize: --eps and --exact-scales belong to current and block scaling; leave them out ",
+          "or add one of these recipes");
   return result;
 }
 

@@ -22,6 +22,8 @@ struct TrialOptions {
   bool exact_scales = false, columnwise = false;
 };
 
+// The names of all modes and `all`, separated by commas.
+std::string listed_modes();
 // Parses `DTYPE:MODE`, `all`, or several of them separated by commas. The default dtype is e4m3.
 std::vector<Trial> parse_trials(const std::string& text, const TrialOptions& options);
 

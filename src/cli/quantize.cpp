@@ -76,7 +76,7 @@ nlohmann::ordered_json as_json(const std::string& file, const FileTensor& t, con
   j["orientation"] = o.trial.orientation == Orientation::rowwise ? "rowwise" : "columnwise";
   j["power_of_two"] = f.powers();
   j["eps"] = f.eps;
-  if (f.scaling == Scaling::delayed) j["scale"] = o.trial.scale;
+  if (info(f.scaling).scale_given) j["scale"] = o.trial.scale;
   j["elements"] = before.elements;
   j["zeros"] = before.zeros;
   j["amax"] = before.amax;
@@ -212,8 +212,7 @@ extern const Command kQuantizeCommand{
       return {{{.name = "FILE", .value = &args.file, .required = true},
                {.name = "--recipe",
                 .value = &args.recipe,
-                .about = "[e4m3:|e5m2:]MODE; delayed, current, mxfp8, block1x128, block128x128, "
-                         "all; several with commas",
+                .about = "[e4m3:|e5m2:]MODE; " + listed_modes() + "; several with commas",
                 .required = true},
                {"--tensor", &args.tensor, "the tensor of this name, or all whose names contain it"},
                {"--eps", &args.eps, "current, block: the least amax"},

@@ -54,8 +54,8 @@ constexpr Scale scale_e8m0(uint32_t amax_bits, DType dtype) {
 
 // The scale of one block, for modes that compute their own scales.
 constexpr Scale scale_of(uint32_t amax_bits, const Format& f) {
-  return f.scaling == Scaling::mxfp8 ? scale_e8m0(amax_bits, f.dtype)
-                                     : scale_fp32(amax_bits, f.dtype, f.eps, f.powers());
+  return info(f.scaling).scale == DType::e8m0 ? scale_e8m0(amax_bits, f.dtype)
+                                              : scale_fp32(amax_bits, f.dtype, f.eps, f.powers());
 }
 
 // The delayed update: the scale for an amax, or the old scale if the amax is 0 or not finite.

@@ -13,7 +13,7 @@ namespace tenon {
 
 namespace {
 
-using Scalar = Lane<0>;
+using Scalar = Lane<void>;
 
 bool same_bits(float a, float b) {
   return __builtin_bit_cast(uint32_t, a) == __builtin_bit_cast(uint32_t, b);
@@ -23,9 +23,9 @@ bool is(Expr e, float value) { return e.is_constant() && same_bits(e.constant(),
 
 bool holds(Rel rel, float a, float b) {
   using Compare = bool (*)(Scalar, Scalar);
-  constexpr std::array<Compare, kRels.size()> kCompare{compare<Rel::lt, 0>, compare<Rel::le, 0>,
-                                                       compare<Rel::gt, 0>, compare<Rel::ge, 0>,
-                                                       compare<Rel::eq, 0>, compare<Rel::ne, 0>};
+  constexpr std::array<Compare, kRels.size()> kCompare{
+      compare<Rel::lt, void>, compare<Rel::le, void>, compare<Rel::gt, void>,
+      compare<Rel::ge, void>, compare<Rel::eq, void>, compare<Rel::ne, void>};
   const FpMode ieee;  // hosts may have unmasked traps
   return kCompare[static_cast<size_t>(rel)](Scalar(a), Scalar(b));
 }

@@ -18,8 +18,7 @@ std::set<uint32_t> inputs_of(const Step& step) {
   for (const Load& l : step.loads)
     if (reads_view(l)) args.insert(l.arg);
   for (const Encoder& e : step.encoders)
-    if (e.format.scaling == Scaling::delayed || e.format.scaling == Scaling::current)
-      args.insert(e.scale);
+    if (info(e.format.scaling).reads_scale) args.insert(e.scale);
   return args;
 }
 

@@ -64,8 +64,7 @@ const StoredTensor& Call::out(const Operand& o, uint32_t view, int64_t cols) {
 
 const StoredTensor& Call::out(const Operand& o, uint32_t view, int64_t cols, uint32_t scale) {
   StoredTensor p = out(o, view, cols);
-  if (o.format.scaling == Scaling::delayed || o.format.scaling == Scaling::current)
-    p.scale = static_cast<int>(scale);
+  if (info(o.format.scaling).reads_scale) p.scale = static_cast<int>(scale);
   return given(std::move(p));
 }
 
@@ -102,8 +101,7 @@ void Call::take(Pass /*pass*/, PlanStep made) {
     if (s.to != Store::To::encoded) s.arg = number_of(made.out, s.arg);
   for (Encoder& e : step_.encoders) {
     e.out = first_of(made.out, e.out);
-    if (e.format.scaling == Scaling::delayed || e.format.scaling == Scaling::current)
-      e.scale = number_of(made.in, e.scale);
+    if (info(e.format.scaling).reads_scale) e.scale = number_of(made.in, e.scale);
   }
 }
 

@@ -220,7 +220,7 @@ const StoredTensor& Flow::materialise(const std::string& name, Role role, const 
     begin(there);
     return there;
   }
-  if (as.format.scaling != Scaling::current) {
+  if (!info(as.format.scaling).reads_amax()) {
     const StoredTensor& to = planner_.tensor(name, role, as, value_->cols, rows_);
     close(to);
     return to;

@@ -63,7 +63,7 @@ class MultipliedStage final : public Stage {
                           rows, first_);
     Value y = again_->again();
     // The forward pass computed the amax of the stored, rounded value. Round here too.
-    if (r.recipe.input.scaling == Scaling::current) y = rounded(y, r.dtype);
+    if (info(r.recipe.input.scaling).reads_amax()) y = rounded(y, r.dtype);
     flow.side([&flow, this, y](Assembly& a) { a.store(*x_, flow.pieces(a, y)); });
     flow.why(x_->name + " is computed again, as " + std::string(kKeeps[2]) + " asks");
   }

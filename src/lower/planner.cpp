@@ -92,14 +92,14 @@ const StoredTensor& Planner::tensor(const std::string& name, Role role, const Op
   const Buffer number{.name = name, .dtype = DType::f32, .rows = {0, 1, 1, 1}, .cols = 1};
   if (first) {
     p.scale = first->scale;
-  } else if (f.scaling == Scaling::delayed) {
+  } else if (info(f.scaling).scale_given) {
     Buffer b = number;
     b.role = Role::state;
     b.name = name + ".scale";
     p.scale = buffer(b);
     b.name = name + ".amax";
     p.amax = buffer(b);
-  } else if (f.scaling == Scaling::current) {
+  } else if (info(f.scaling).reads_amax()) {
     Buffer b = number;
     b.role = role == Role::state ? Role::state : Role::workspace;
     b.name = name + ".amax";

@@ -108,7 +108,7 @@ class ActivationCall {
       if (!form_.amax_only) a.store(to, pieces);
       if (amax)
         store_amax(a, second ? A::db_amax : A::y_amax, pieces,
-                   to.operand.format.scaling == Scaling::delayed);
+                   info(to.operand.format.scaling).scale_given);
     });
   }
   void store_whole_amax(Flow& flow, const Value& v) {

@@ -95,7 +95,7 @@ class NormCall {
       const Pieces pieces = flow.pieces(a, v);
       if (!form_.amax_only) a.store(to, pieces);
       if (form_.y_amax)
-        store_amax(a, A::y_amax, pieces, to.operand.format.scaling == Scaling::delayed);
+        store_amax(a, A::y_amax, pieces, info(to.operand.format.scaling).scale_given);
     });
   }
 

@@ -41,7 +41,7 @@ std::string text(const Store& s) {
 }
 
 std::string text(const Encoder& e) {
-  const bool reads = e.format.scaling == Scaling::delayed || e.format.scaling == Scaling::current;
+  const bool reads = info(e.format.scaling).reads_scale;
   return str("encoder", e.out, ":", info(e.format.dtype).name, text(e.format), ":",
              e.rowwise ? "row" : "", e.columnwise ? "col" : "", e.counts ? ":health" : "", "[",
              e.cols, "]", reads ? str("<", e.scale) : "");
@@ -198,8 +198,7 @@ int64_t Step::bytes(int64_t given) const {
     for (const Orientation o : kOrientations)
       if (e.has(o)) total += encoded_bytes(e.format, rows, e.cols, o);
     // The multiplier or the amax.
-    if (e.format.scaling == Scaling::delayed || e.format.scaling == Scaling::current)
-      total += info(DType::f32).bytes;
+    if (info(e.format.scaling).reads_scale) total += info(DType::f32).bytes;
   }
   return total;
 }

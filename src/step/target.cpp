@@ -2,6 +2,7 @@
 #include "step/target.h"
 
 #include <algorithm>
+#include <array>
 #include <span>
 
 #include "tenon/error.h"
@@ -12,8 +13,8 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20, kKiB = int64_t{1} << 10;
 
-Target cpu(Isa isa, int threads, double gbps, double gflops) {
-  return {.name = std::string(kIsas[static_cast<size_t>(isa)]),
+Target cpu(std::string_view isa, int threads, double gbps, double gflops) {
+  return {.name = std::string(isa),
           .isa = isa,
           .processors = threads,
           .cache_bytes = 32 * kMiB,
@@ -40,10 +41,10 @@ Target cuda(int sm, bool features, int multiprocessors, int64_t cache, int64_t s
 std::span<const Target> table() {
   // CPUs: one server socket of that generation.
   static const auto& kTable = *new std::array{
-      cpu(Isa::baseline, 8, 40, 200),
-      cpu(Isa::avx2, 16, 80, 1000),
-      cpu(Isa::avx512, 32, 150, 4000),
-      cpu(Isa::amx, 64, 300, 60000),
+      cpu("baseline", 8, 40, 200),
+      cpu("avx2", 16, 80, 1000),
+      cpu("avx512", 32, 150, 4000),
+      cpu("amx", 64, 300, 60000),
       cuda(80, false, 108, 40 * kMiB, 163 * kKiB, 2.0, 312),    // A100
       cuda(90, true, 132, 50 * kMiB, 227 * kKiB, 4.8, 989),     // H200
       cuda(100, true, 148, 126 * kMiB, 227 * kKiB, 8.0, 2250),  // B200

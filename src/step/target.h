@@ -2,7 +2,6 @@
 // machine.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,24 +10,19 @@
 
 namespace tenon {
 
-// Each level includes all levels before it.
-enum class Isa : uint8_t { baseline, avx2, avx512, avx512bf16, amx };
-inline constexpr std::array<std::string_view, 5> kIsas{"baseline", "avx2", "avx512", "avx512bf16",
-                                                       "amx"};
-
 // Targets live as long as the process. Caches identify a target by its address.
 struct Target {
   std::string name;
   Device device = Device::cpu;
-  Isa isa = Isa::baseline;   // cpu
-  int sm = 0;                // cuda: 90
-  bool sm_features = false;  // cuda: architecture-specific features, as in sm_90a
-  int processors = 1;        // threads (cpu) or multiprocessors (cuda)
-  int64_t cache_bytes = 0;   // the last level that all processors share
-  int64_t shared_bytes = 0;  // cuda: maximum per block
-  int driver = 0;            // cuda: 13000 is CUDA 13.0
-  int nvrtc = 0;             // 1300 is 13.0; 0: not available
-  int cublaslt = 0;          // 130100 is 13.1.0; 0: not available
+  std::string_view isa = {};  // cpu: a row of backend/cpu/isa.cpp
+  int sm = 0;                 // cuda: 90
+  bool sm_features = false;   // cuda: architecture-specific features, as in sm_90a
+  int processors = 1;         // threads (cpu) or multiprocessors (cuda)
+  int64_t cache_bytes = 0;    // the last level that all processors share
+  int64_t shared_bytes = 0;   // cuda: maximum per block
+  int driver = 0;             // cuda: 13000 is CUDA 13.0
+  int nvrtc = 0;              // 1300 is 13.0; 0: not available
+  int cublaslt = 0;           // 130100 is 13.1.0; 0: not available
   double bytes_per_second = 0, flops_per_second = 0;  // bf16 peaks; 0: unknown
   // Whether a library multiplies FP8 codes, and whether both operands then need their inner
   // dimension contiguous.

@@ -157,9 +157,8 @@ Tensor Frame::tensor(const Request& request, Shape shape, const Buffer& scale,
     t.columnwise = encoding(t.format, Orientation::columnwise, shape, results.columnwise_data,
                             results.columnwise_scale_inv);
   const Scaling mode = t.format.scaling;
-  if (mode == Scaling::delayed) t.scale = view("scale", scale, {1, 1});
-  if (mode == Scaling::delayed || mode == Scaling::current)
-    t.amax = view("amax", results.amax, {1, 1});
+  if (info(mode).scale_given) t.scale = view("scale", scale, {1, 1});
+  if (info(mode).reads_scale) t.amax = view("amax", results.amax, {1, 1});
   return t;
 }
 

@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "support/modes.h"
 #include "support/support.h"
 
 namespace tenon::test {
@@ -24,8 +25,11 @@ const std::vector<std::string> kGated{"glu",    "geglu",  "geglu_erf",      "swi
                                       "qgeglu", "sreglu", "clamped_swiglu", "situglu"};
 const std::vector<std::string> kLayouts{"stacked",        "swapped",         "interleaved(1)",
                                         "interleaved(8)", "interleaved(32)", "separate"};
-const std::vector<std::string> kModes{"none",  "delayed",    "current",
-                                      "mxfp8", "block1x128", "block128x128"};
+const std::vector<std::string> kModes = [] {
+  std::vector<std::string> names;
+  for (const Mode& mode : kSpecified) names.emplace_back(mode.name);
+  return names;
+}();
 const std::vector<std::string> kSides{"row", "col", "rowcol"};
 const std::vector<std::string> kBiases{"-", "bias", "dbias", "bias+dbias"};
 const std::string kNorm = "l2normalization";
@@ -122,10 +126,11 @@ std::pair<long, long> sizes(const std::string& shape) {
 bool is_plain(const std::string& number) { return number[0] != 'e'; }
 
 // Whether a mode supports an option.
-bool option_fits(const std::string& number, const std::string& mode) {
-  if (number.ends_with("+swizzled")) return mode == "mxfp8";
-  if (number.ends_with("+pow2")) return mode == "current";
-  if (number.ends_with("+exact")) return mode == "block1x128" || mode == "block128x128";
+bool option_fits(const std::string& number, const std::string& name) {
+  const Mode& mode = *std::ranges::find(kSpecified, name, &Mode::name);
+  if (number.ends_with("+swizzled")) return mode.e8m0;
+  if (number.ends_with("+pow2")) return mode.rule && !mode.pow2;
+  if (number.ends_with("+exact")) return mode.rule && mode.pow2;
   return true;
 }
 

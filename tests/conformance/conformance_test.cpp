@@ -88,7 +88,7 @@ Problem check_encoder(const Encoder& e, const RunArgs& args, const std::vector<f
   if (ref::single(spec.mode)) {
     float given = 0;
     std::memcpy(&given, args.in[e.scale].data, sizeof given);
-    if (spec.mode == Scaling::delayed)
+    if (ref::mode_of(spec.mode).given)
       spec.scale = given;
     else if (const float most = from_bits(ref::amax_of(values.data(), m, e.cols));
              bits(given) != bits(most) && !(std::isnan(given) && std::isnan(most)))

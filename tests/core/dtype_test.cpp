@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/cpu/loops.h"
+#include "backend/cpu/isa.h"
 
 namespace {
 
@@ -252,20 +252,6 @@ TEST(Encode, ScaleRule) {
   }
 }
 
-std::vector<const cpu::Loops*> tables() {
-  std::vector<const cpu::Loops*> list{&cpu::loops(), &cpu::loops_baseline()};
-#if defined(__x86_64__)
-  // Checks single features: clang 14 does not support the names of the psABI levels.
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi2");
-  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                  __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-  if (v3) list.push_back(&cpu::loops_avx2());
-  if (v4) list.push_back(&cpu::loops_avx512());
-#endif
-  return list;
-}
-
 // Values for every branch of every conversion. The length is not a multiple of a vector.
 std::vector<float> samples() {
   std::vector<float> list;
@@ -295,7 +281,7 @@ constexpr std::array<DType, 6> kAll{DType::f32,  DType::f16,  DType::bf16,
 constexpr uint8_t kGuard = 0xa5;
 
 TEST(Loops, LoadEveryPatternAtOddAddressesAndStrides) {
-  for (const cpu::Loops* loops : tables())
+  for (const cpu::Isa& isa : cpu::isas_here())
     for (const DType d : kAll) {
       const auto bytes = static_cast<size_t>(info(d).bytes);
       const size_t n = bytes == 1 ? 256 + 13 : 0x10000 + 13;
@@ -306,33 +292,33 @@ TEST(Loops, LoadEveryPatternAtOddAddressesAndStrides) {
           std::memcpy(&memory[1 + i * stride * bytes], &code, bytes);
         }
         std::vector<float> out(n + 2, 42.0F);
-        loops->load[index(d)](&out[1], &memory[1], static_cast<int64_t>(stride), n);
+        isa.loops->load[index(d)](&out[1], &memory[1], static_cast<int64_t>(stride), n);
         for (size_t i = 0; i < n; ++i) {
           const uint32_t code = element(&memory[1 + i * stride * bytes], info(d).bytes);
           ASSERT_TRUE(equal_floats(out[i + 1], decode(d, code)))
-              << loops->isa << " " << info(d).name << " " << code << " stride " << stride;
+              << isa.name << " " << info(d).name << " " << code << " stride " << stride;
         }
-        ASSERT_TRUE(out.front() == 42 && out.back() == 42) << loops->isa << " " << info(d).name;
+        ASSERT_TRUE(out.front() == 42 && out.back() == 42) << isa.name << " " << info(d).name;
       }
     }
 }
 
 TEST(Loops, StoreAtOddAddressesAndStridesAndNothingElse) {
   const std::vector<float> values = samples();
-  for (const cpu::Loops* loops : tables())
+  for (const cpu::Isa& isa : cpu::isas_here())
     for (const DType d : kAll) {
       const auto bytes = static_cast<size_t>(info(d).bytes);
       for (const size_t stride : {1U, 2U, 3U})
         for (const size_t n : {values.size(), size_t{1}, size_t{7}, size_t{37}}) {
           std::vector<uint8_t> memory(1 + n * stride * bytes + 64, kGuard);
-          loops->store[index(d)](&memory[1], static_cast<int64_t>(stride), values.data(), n);
+          isa.loops->store[index(d)](&memory[1], static_cast<int64_t>(stride), values.data(), n);
           std::vector<uint8_t> expected(memory.size(), kGuard);
           for (size_t i = 0; i < n; ++i) {
             const uint32_t code = encode(d, values[i]);
             std::memcpy(&expected[1 + i * stride * bytes], &code, bytes);
           }
           ASSERT_TRUE(memory == expected)
-              << loops->isa << " " << info(d).name << " stride " << stride << " n " << n;
+              << isa.name << " " << info(d).name << " stride " << stride << " n " << n;
         }
     }
 }
@@ -340,13 +326,13 @@ TEST(Loops, StoreAtOddAddressesAndStridesAndNothingElse) {
 TEST(Loops, RoundEqualsEncodeThenDecode) {
   const std::vector<float> values = samples();
   const float* in = values.data();
-  for (const cpu::Loops* loops : tables())
+  for (const cpu::Isa& isa : cpu::isas_here())
     for (const DType d : kAll) {
       std::vector<float> out(values.size() + 1, 42.0F);
-      loops->round[index(d)](out.data(), &in, values.size());
+      isa.loops->round[index(d)](out.data(), &in, values.size());
       for (size_t i = 0; i < values.size(); ++i)
         ASSERT_TRUE(equal_floats(out[i], decode(d, encode(d, values[i]))))
-            << loops->isa << " " << info(d).name << " of " << std::hexfloat << values[i];
+            << isa.name << " " << info(d).name << " of " << std::hexfloat << values[i];
       ASSERT_EQ(out.back(), 42.0F);
     }
 }

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "support/modes.h"
+
 namespace {
 
 using namespace tenon;
@@ -48,55 +50,35 @@ TEST(Format, RowwiseDataHaveTheTensorsShape) {
     });
 }
 
-TEST(Format, ColumnwiseDataAreTransposedExceptForMxfp8) {
-  for (size_t s = 0; s < kScalings.size(); ++s)
-    for_all_shapes(static_cast<Scaling>(s), [](const Format& f, int64_t m, int64_t k) {
-      const Shape expected = f.scaling == Scaling::mxfp8 ? Shape{m, k} : Shape{k, m};
-      EXPECT_EQ(f.data_shape(m, k, Orientation::columnwise), expected) << where(m, k, f.scaling);
-    });
-}
-
-TEST(Format, NoScales) {
-  for_all_shapes(Scaling::none, [](const Format& f, int64_t m, int64_t k) {
+TEST(Format, EveryModeIsAsSpecified) {
+  static_assert(kScalings.size() == std::size(test::kSpecified));
+  for (size_t i = 0; i < kScalings.size(); ++i) {
+    const auto s = static_cast<Scaling>(i);
+    const test::Mode& mode = test::kSpecified[i];
+    EXPECT_EQ(info(s).name, mode.name);
+    EXPECT_EQ(scaling_named(mode.name), s);
+    EXPECT_EQ(info(s).scale, mode.e8m0 ? DType::e8m0 : DType::f32) << mode.name;
+    EXPECT_EQ(info(s).reads_scale, mode.single) << mode.name;
+    EXPECT_EQ(info(s).scale_given, mode.given) << mode.name;
+    EXPECT_EQ((Format{.dtype = DType::e4m3, .scaling = s}.fp32_rule()), mode.rule) << mode.name;
+    EXPECT_EQ(info(s).power_of_two, mode.pow2) << mode.name;
     for (const Orientation o : {Orientation::rowwise, Orientation::columnwise}) {
-      const Shape s = f.scale_shape(m, k, o);
-      EXPECT_EQ(s.rows * s.cols, 0);
+      const bool column = o == Orientation::columnwise;
+      const Blocks blocks = info(s).blocks[column];
+      EXPECT_EQ(blocks.single(), s == Scaling::none || mode.single) << mode.name;
+      if (!blocks.single()) {
+        EXPECT_EQ((test::ref::Size{blocks.rows, blocks.cols}), mode.block[column]) << mode.name;
+      }
+      EXPECT_EQ(blocks.transposed, mode.turned[column]) << mode.name;
+      for_all_shapes(s, [&](const Format& f, int64_t m, int64_t k) {
+        const Shape data = f.data_shape(m, k, o), scales = f.scale_shape(m, k, o);
+        EXPECT_EQ((test::ref::Size{data.rows, data.cols}), test::ref::data_size(mode, m, k, column))
+            << where(m, k, s);
+        EXPECT_EQ((test::ref::Size{scales.rows, scales.cols}), mode.scales(m, k, column))
+            << where(m, k, s);
+      });
     }
-  });
-}
-
-TEST(Format, OneScaleForTheTensor) {
-  for (const Scaling s : {Scaling::delayed, Scaling::current})
-    for_all_shapes(s, [](const Format& f, int64_t m, int64_t k) {
-      for (const Orientation o : {Orientation::rowwise, Orientation::columnwise})
-        EXPECT_EQ(f.scale_shape(m, k, o), (Shape{1, 1})) << where(m, k, f.scaling);
-    });
-}
-
-TEST(Format, Mxfp8Scales) {
-  for_all_shapes(Scaling::mxfp8, [](const Format& f, int64_t m, int64_t k) {
-    EXPECT_EQ(f.scale_shape(m, k, Orientation::rowwise),
-              (Shape{multiple_from(m, 128), multiple_from(pieces(k, 32), 4)}))
-        << where(m, k, f.scaling);
-    EXPECT_EQ(f.scale_shape(m, k, Orientation::columnwise),
-              (Shape{multiple_from(pieces(m, 32), 4), multiple_from(k, 128)}))
-        << where(m, k, f.scaling);
-  });
-}
-
-TEST(Format, BlockScales) {
-  for_all_shapes(Scaling::block1x128, [](const Format& f, int64_t m, int64_t k) {
-    EXPECT_EQ(f.scale_shape(m, k, Orientation::rowwise),
-              (Shape{pieces(k, 128), multiple_from(m, 4)}));
-    EXPECT_EQ(f.scale_shape(m, k, Orientation::columnwise),
-              (Shape{pieces(m, 128), multiple_from(k, 4)}));
-  });
-  for_all_shapes(Scaling::block128x128, [](const Format& f, int64_t m, int64_t k) {
-    EXPECT_EQ(f.scale_shape(m, k, Orientation::rowwise),
-              (Shape{pieces(m, 128), multiple_from(pieces(k, 128), 4)}));
-    EXPECT_EQ(f.scale_shape(m, k, Orientation::columnwise),
-              (Shape{pieces(k, 128), multiple_from(pieces(m, 128), 4)}));
-  });
+  }
 }
 
 // Values computed by hand, to find errors that the table and the loops have in common.
@@ -114,37 +96,16 @@ TEST(Format, WorkedExamples) {
   EXPECT_EQ(square.scale_shape(129, 4096, Orientation::columnwise), (Shape{32, 4}));
 }
 
-TEST(Format, ScaleTypesAndBlocks) {
-  struct Row {
-    Scaling scaling;
-    std::string_view name;
-    DType scale;
-    Shape rowwise, columnwise;
-  };
-  constexpr std::array<Row, 6> kRows{
-      {{Scaling::none, "none", DType::f32, {0, 0}, {0, 0}},
-       {Scaling::delayed, "delayed", DType::f32, {0, 0}, {0, 0}},
-       {Scaling::current, "current", DType::f32, {0, 0}, {0, 0}},
-       {Scaling::mxfp8, "mxfp8", DType::e8m0, {1, 32}, {32, 1}},
-       {Scaling::block1x128, "block1x128", DType::f32, {1, 128}, {128, 1}},
-       {Scaling::block128x128, "block128x128", DType::f32, {128, 128}, {128, 128}}}};
-  for (const Row& r : kRows) {
-    EXPECT_EQ(info(r.scaling).name, r.name);
-    EXPECT_EQ(info(r.scaling).scale, r.scale) << r.name;
-    EXPECT_EQ(scaling_named(r.name), r.scaling);
-    const Format f{.dtype = DType::e4m3, .scaling = r.scaling};
-    const Blocks row = f.blocks(Orientation::rowwise);
-    const Blocks column = f.blocks(Orientation::columnwise);
-    EXPECT_EQ((Shape{row.rows, row.cols}), r.rowwise) << r.name;
-    EXPECT_EQ((Shape{column.rows, column.cols}), r.columnwise) << r.name;
-    // The padded tensor of scales has one scale per block.
+TEST(Format, PaddedScalesHaveOneForEachBlock) {
+  for (const ScalingInfo& mode : kScalings) {
+    const Format f{.dtype = DType::e4m3, .scaling = *scaling_named(mode.name)};
     for (const Orientation o : {Orientation::rowwise, Orientation::columnwise}) {
       if (f.blocks(o).single()) continue;
       const Shape count = f.blocks(o).count(300, 1000);
       const Shape padded = f.scale_shape(300, 1000, o);
       const bool transposed = f.blocks(o).transposed;
-      EXPECT_LE(count.rows, transposed ? padded.cols : padded.rows) << r.name;
-      EXPECT_LE(count.cols, transposed ? padded.rows : padded.cols) << r.name;
+      EXPECT_LE(count.rows, transposed ? padded.cols : padded.rows) << mode.name;
+      EXPECT_LE(count.cols, transposed ? padded.rows : padded.cols) << mode.name;
     }
   }
 }

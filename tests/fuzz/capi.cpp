@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "support/modes.h"
 #include "tenon/tenon.h"
 
 namespace {
@@ -61,34 +62,12 @@ bool same(const tenon_view& a, const tenon_view& b) {
          (a.stride == b.stride || a.rows == 1);
 }
 
-// The table of the specification, independent of the library.
-int64_t up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-struct Shape {
-  int64_t rows, cols;
-};
-enum Mode : size_t { none, delayed, current, mxfp8, block1x128, block128x128, modes };
-constexpr std::array<const char*, modes> kModes{"none",  "delayed",    "current",
-                                                "mxfp8", "block1x128", "block128x128"};
-bool single(Mode m) { return m == delayed || m == current; }
-Shape data_shape(Mode mode, int64_t m, int64_t k, bool column) {
-  return column && mode != mxfp8 ? Shape{k, m} : Shape{m, k};
-}
-Shape scale_shape(Mode mode, int64_t m, int64_t k, bool column) {
-  switch (mode) {
-    case mxfp8:
-      return column ? Shape{up(up(m, 32), 4) * 4, up(k, 128) * 128}
-                    : Shape{up(m, 128) * 128, up(up(k, 32), 4) * 4};
-    case block1x128:
-      return column ? Shape{up(m, 128), up(k, 4) * 4} : Shape{up(k, 128), up(m, 4) * 4};
-    case block128x128:
-      return column ? Shape{up(k, 128), up(up(m, 128), 4) * 4}
-                    : Shape{up(m, 128), up(up(k, 128), 4) * 4};
-    case none:
-      return {0, 0};
-    default:
-      return {1, 1};
-  }
-}
+using tenon::test::kSpecified;
+using tenon::test::Mode;
+using Shape = tenon::test::ref::Size;
+constexpr const Mode* kNone = kSpecified;
+using tenon::test::ref::data_size;
+using tenon::test::ref::up;
 
 // updated: the result depends on the previous contents.
 enum class Use : uint8_t { read, written, updated, ignored };
@@ -475,7 +454,7 @@ struct Given {
   const tenon_view* plain = nullptr;
   const tenon_tensor* encoded = nullptr;
   // The properties of the tensor, to check the results.
-  Mode mode = none;
+  const Mode* mode = kNone;
   bool swizzled = false, powers = false;
   int32_t dtype = 0;
   std::array<const tenon_view*, 2> data{}, scales{};
@@ -484,32 +463,30 @@ struct Given {
 
 Given encoded(Call& c, Shape s, Use use) {
   Given g;
-  g.mode = static_cast<Mode>(c.in.below(modes));
-  g.dtype = static_cast<int32_t>(g.mode == none ? c.in.below(3) : 3 + c.in.below(2));
-  const bool own_rule = g.mode == current || g.mode == block1x128 || g.mode == block128x128;
+  g.mode = kSpecified + c.in.below(std::size(kSpecified));
+  g.dtype = static_cast<int32_t>(g.mode == kNone ? c.in.below(3) : 3 + c.in.below(2));
   tenon_tensor t{};
   t.dtype = g.dtype;
-  if (own_rule) {
+  if (g.mode->rule) {
     constexpr std::array<float, 5> kEps{0, 1e-12F, 0.5F, 1e30F, 0x1p-149F};
     t.eps = c.in.pick(kEps);
     t.power_of_two = static_cast<int32_t>(c.in.below(3));
   }
-  g.powers =
-      t.power_of_two == TENON_POWER_OF_TWO ||
-      (t.power_of_two == TENON_MODE_DEFAULT && (g.mode == block1x128 || g.mode == block128x128));
-  g.swizzled = g.mode == mxfp8 && c.in.below(2);
+  g.powers = t.power_of_two == TENON_POWER_OF_TWO ||
+             (t.power_of_two == TENON_MODE_DEFAULT && g.mode->pow2);
+  g.swizzled = g.mode->e8m0 && c.in.below(2);
   t.swizzled = g.swizzled;
   const size_t which = 1 + c.in.below(3);
   const std::array has{(which & 1) != 0, (which & 2) != 0};
-  const int32_t scale_dtype = g.mode == mxfp8 ? TENON_E8M0 : TENON_F32;
+  const int32_t scale_dtype = g.mode->e8m0 ? TENON_E8M0 : TENON_F32;
   for (const size_t column : {size_t{0}, size_t{1}}) {
     if (!has[column]) continue;
-    const Shape d = data_shape(g.mode, s.rows, s.cols, column);
+    const Shape d = data_size(*g.mode, s.rows, s.cols, column);
     g.data[column] = c.view(d.rows, d.cols, g.dtype, use);
-    if (g.mode == none) continue;
-    const Shape n = scale_shape(g.mode, s.rows, s.cols, column);
+    if (g.mode == kNone) continue;
+    const Shape n = g.mode->scales(s.rows, s.cols, column);
     // One scale may be given with either encoding, in one place or in two.
-    if (single(g.mode) && column == 1 && has[0] && c.in.below(2)) {
+    if (g.mode->single && column == 1 && has[0] && c.in.below(2)) {
       g.scales[1] = c.in.below(2) ? g.scales[0] : nullptr;
       continue;
     }
@@ -529,14 +506,15 @@ Given encoded(Call& c, Shape s, Use use) {
     }
   }
   const bool writes = use == Use::written;
-  if (g.mode == delayed && writes) t.scale = c.number(Use::read);
-  if (single(g.mode) && writes && c.in.below(2)) {
-    t.amax_given = g.mode == current && c.in.below(3) == 1 ? 1 : 0;
-    const Use found = g.mode == delayed ? Use::updated : Use::written;
+  if (g.mode->given && writes) t.scale = c.number(Use::read);
+  if (g.mode->single && writes && c.in.below(2)) {
+    t.amax_given = !g.mode->given && c.in.below(3) == 1 ? 1 : 0;
+    const Use found = g.mode->given ? Use::updated : Use::written;
     t.amax = g.amax = c.number(t.amax_given ? Use::read : found);
   }
-  if (g.mode != none && writes && c.in.below(2)) g.health = t.health = c.view(1, 3, TENON_F32, use);
-  t.scaling = c.text_or_noise(kModes[g.mode]);
+  if (g.mode != kNone && writes && c.in.below(2))
+    g.health = t.health = c.view(1, 3, TENON_F32, use);
+  t.scaling = c.text_or_noise(g.mode->name.data());
   c.vague = c.vague || !t.scaling;
   t.data = g.data[0], t.columnwise_data = g.data[1];
   t.scale_inv = g.scales[0], t.columnwise_scale_inv = g.scales[1];
@@ -576,7 +554,7 @@ Given encoded(Call& c, Shape s, Use use) {
         c.must = true;
         break;
       case 6:
-        t.scaling = c.text(kModes[c.in.below(modes)]);
+        t.scaling = c.text(kSpecified[c.in.below(std::size(kSpecified))].name.data());
         c.vague = true;
         break;
       case 7:
@@ -622,7 +600,7 @@ uint32_t code_at(const tenon_view& v, int64_t offset) {
 
 // Properties of every encoded tensor, independent of its values.
 void check_encoded(const Call& c, const Given& g, Shape s) {
-  if (!c.ok || c.odd || !g.encoded || g.mode == none || endless(s)) return;
+  if (!c.ok || c.odd || !g.encoded || g.mode == kNone || endless(s)) return;
   const uint32_t largest = g.dtype == TENON_E4M3 ? 0x7e : 0x7b;
   for (const size_t column : {size_t{0}, size_t{1}}) {
     const tenon_view* d = g.data[column];
@@ -632,13 +610,11 @@ void check_encoded(const Call& c, const Given& g, Shape s) {
         c.check((code & 0x7f) <= largest || code == 0x7f, "code " + std::to_string(code));
       }
     const tenon_view* n = g.scales[column];
-    if (!d || !n || g.mode == delayed) continue;
-    const Shape block = g.mode == mxfp8        ? column ? Shape{32, 1} : Shape{1, 32}
-                               : g.mode == block1x128 ? column ? Shape{128, 1} : Shape{1, 128}
-                                                      : Shape{128, 128};
-    const bool one = g.mode == current;
-    const Shape used = one ? Shape{1, 1} : Shape{up(s.rows, block.rows), up(s.cols, block.cols)};
-    const bool turned = (g.mode == block1x128 && !column) || (g.mode == block128x128 && column);
+    if (!d || !n || g.mode->given) continue;
+    const Shape block = g.mode->block[column];
+    const Shape used =
+        g.mode->single ? Shape{1, 1} : Shape{up(s.rows, block.rows), up(s.cols, block.cols)};
+    const bool turned = g.mode->turned[column];
     int64_t padding = 0;
     for (int64_t i = 0; i < n->rows; ++i)
       for (int64_t j = 0; j < n->cols; ++j) {
@@ -651,7 +627,7 @@ void check_encoded(const Call& c, const Given& g, Shape s) {
             turned ? j < used.rows && i < used.cols : i < used.rows && j < used.cols;
         if (!inside) {
           c.check(code == 0, "padding is not zero");
-        } else if (g.mode != mxfp8) {
+        } else if (!g.mode->e8m0) {
           float inverse = 0;
           std::memcpy(&inverse, &code, sizeof inverse);
           c.check(inverse >= 0 && std::isfinite(inverse), "scale_inv is no scale");
@@ -672,7 +648,7 @@ void check_encoded(const Call& c, const Given& g, Shape s) {
     }
     c.check(sum <= static_cast<float>(s.rows * s.cols), "more counted than there is");
   }
-  if (g.amax && g.mode == current && !g.encoded->amax_given)
+  if (g.amax && !g.mode->given && !g.encoded->amax_given)
     c.check(code_at(*g.amax, 0) >> 31 == 0, "a negative amax");
 }
 
@@ -1269,9 +1245,9 @@ void small_functions(Call& c) {
       };
       const tenon_view* data = c.in.below(4) == 1 ? nullptr : place();
       const tenon_view* scales = c.in.below(4) == 1 ? nullptr : place();
-      const size_t mode = c.in.below(modes);
+      const Mode& mode = kSpecified[c.in.below(std::size(kSpecified))];
       const auto column = static_cast<int32_t>(c.in.below(3));
-      const char* text = c.text_or_noise(kModes[mode]);
+      const char* text = c.text_or_noise(mode.name.data());
       const auto numbers = [](const tenon_view* v) {
         return v ? static_cast<int64_t*>(v->data) : nullptr;
       };
@@ -1279,8 +1255,8 @@ void small_functions(Call& c) {
         return tenon_encoding_shape(text, rows, cols, column, numbers(data), numbers(scales));
       });
       if (!c.ok || c.odd) return;
-      const Shape d = data_shape(static_cast<Mode>(mode), rows, cols, column);
-      const Shape n = scale_shape(static_cast<Mode>(mode), rows, cols, column);
+      const Shape d = data_size(mode, rows, cols, column);
+      const Shape n = mode.scales(rows, cols, column != 0);
       if (data) c.check(numbers(data)[0] == d.rows && numbers(data)[1] == d.cols, "data shape");
       if (scales)
         c.check(numbers(scales)[0] == n.rows && numbers(scales)[1] == n.cols, "scale shape");

@@ -8,7 +8,7 @@
 #include <limits>
 #include <thread>
 
-#include "backend/cpu/loops.h"
+#include "backend/cpu/isa.h"
 #include "core/philox.h"
 #include "lower/single_dropout.h"
 #include "runtime/execute.h"
@@ -152,23 +152,18 @@ TEST(Philox, KnownAnswers) {
 }
 
 TEST(Philox, EveryInstructionSetDrawsTheSame) {
-  std::vector<const cpu::Loops*> tables{&cpu::loops_baseline()};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("x86-64-v3")) tables.push_back(&cpu::loops_avx2());
-  if (__builtin_cpu_supports("x86-64-v4")) tables.push_back(&cpu::loops_avx512());
-#endif
   constexpr uint64_t kCarry = (uint64_t{1} << 32) - 5;
-  for (const cpu::Loops* table : tables)
+  for (const cpu::Isa& isa : cpu::isas_here())
     for (const uint64_t key : {uint64_t{0}, uint64_t{0x0123456789abcdef}, ~uint64_t{0}})
       for (const uint64_t first : {uint64_t{0}, kCarry, 77 * kBig + 3})
         for (const uint64_t high : {uint64_t{1}, 5 * kBig, ~uint64_t{0}})
           for (const size_t blocks : {1U, 2U, 3U, 7U, 8U, 15U, 16U, 17U, 65U}) {
             std::vector<float> out(8 * blocks + 1, -1);
-            table->random(out.data(), key, first, high, blocks);
+            isa.loops->random(out.data(), key, first, high, blocks);
             for (size_t i = 0; i < 8 * blocks; ++i)
               ASSERT_EQ(out[i], static_cast<float>(draw(key, high, 8 * first + i)))
-                  << table->isa << " " << blocks << " blocks, number " << i;
-            EXPECT_EQ(out.back(), -1) << table->isa;
+                  << isa.name << " " << blocks << " blocks, number " << i;
+            EXPECT_EQ(out.back(), -1) << isa.name;
           }
 }
 
@@ -373,19 +368,17 @@ TEST(Dropout, DISABLED_Digest) {
           for (int64_t c = 0; c < m->cols(); ++c)
             digest = (digest ^ m->code(r, c)) * 0x100000001b3U;
     }
-  std::printf("digest %.*s %016llx\n", static_cast<int>(cpu::loops().isa.size()),
-              cpu::loops().isa.data(), static_cast<unsigned long long>(digest));
+  const std::string isa(cpu::isa_here().name);
+  std::printf("digest %s %016llx\n", isa.c_str(), static_cast<unsigned long long>(digest));
 }
 
 #if defined(__x86_64__)
 TEST(Dropout, EveryInstructionSetGivesTheSameBits) {
   std::array<char, 4096> path{};
   ASSERT_GT(readlink("/proc/self/exe", path.data(), path.size() - 1), 0);
-  std::vector<std::string> isas{"baseline"};
-  if (__builtin_cpu_supports("x86-64-v3")) isas.emplace_back("avx2");
-  if (__builtin_cpu_supports("x86-64-v4")) isas.emplace_back("avx512");
   std::string first;
-  for (const std::string& isa : isas) {
+  for (const cpu::Isa& row : cpu::isas_here()) {
+    const std::string isa(row.name);
     const std::string command =
         str("TENON_ISA=", isa, " '", path.data(),
             "' --gtest_filter=Dropout.DISABLED_Digest --gtest_also_run_disabled_tests");

@@ -4,7 +4,7 @@
 
 #include "backend/cpu/executor.h"
 #include "backend/cpu/here.h"
-#include "backend/cpu/loops.h"
+#include "backend/cpu/isa.h"
 #include "core/philox.h"
 #include "lazy/builder.h"
 #include "lower/single_norm.h"
@@ -409,7 +409,7 @@ TEST(Norm, FusedLoopsInEveryForm) {
         SCOPED_TRACE(str("kind ", static_cast<int>(kind), " ", info(d).name, " bits ", bits));
         const NormForm form = form_of(kind, 700, o);
         EXPECT_EQ(kernel_for(norm_step(form), Device::cpu).maker,
-                  std::string(cpu::loops().isa) == "baseline" ? "executor" : "norm");
+                  cpu::isa_here().norms ? "norm" : "executor");
         check_forward(kind, 35, 700, o);
         check_backward(kind, 67, 700, o);
         if (HasFailure()) return;

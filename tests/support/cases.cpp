@@ -166,9 +166,10 @@ class Table {
  private:
   // Whether a mode supports an option.
   static bool fits(std::string_view option, const std::string& mode) {
-    if (option == "swizzled") return mode == "mxfp8";
-    if (option == "pow2") return mode == "current";
-    if (option == "exact") return mode.starts_with("block");
+    const Format f{.scaling = scaling_named(mode).value_or(Scaling::none)};
+    if (option == "swizzled") return info(f.scaling).scale == DType::e8m0;
+    if (option == "pow2") return f.fp32_rule() && !info(f.scaling).power_of_two;
+    if (option == "exact") return f.fp32_rule() && info(f.scaling).power_of_two;
     return true;
   }
 

@@ -13,12 +13,17 @@
 #include <thread>
 #include <vector>
 
+#include "support/modes.h"
 #include "support/support.h"
 
 namespace tenon::test {
 
-inline constexpr Scaling kModes[] = {Scaling::delayed, Scaling::current, Scaling::mxfp8,
-                                     Scaling::block1x128, Scaling::block128x128};
+// Every mode but none.
+inline constexpr auto kModes = [] {
+  std::array<Scaling, std::size(kSpecified) - 1> list{};
+  for (size_t i = 0; i < list.size(); ++i) list[i] = static_cast<Scaling>(i + 1);
+  return list;
+}();
 inline constexpr DType kFp8[] = {DType::e4m3, DType::e5m2};
 
 // The format to write, and its options.
@@ -39,8 +44,6 @@ struct Spec {
 };
 
 namespace ref {
-
-inline int64_t up(int64_t a, int64_t b) { return a % b == 0 ? a / b : a / b + 1; }
 
 inline double fp8_max(DType d) { return d == DType::e4m3 ? 448 : 57344; }
 inline int fp8_codes(DType d) { return d == DType::e4m3 ? 0x7f : 0x7c; }  // finite, not negative
@@ -147,54 +150,25 @@ inline float e8m0_value(uint8_t e) {
   return e == 255 ? kNan : static_cast<float>(std::ldexp(1.0, e - 127));
 }
 
-// Rows and columns of the table in the specification.
-struct Size {
-  int64_t rows, cols;
-};
-inline bool single(Scaling s) { return s == Scaling::delayed || s == Scaling::current; }
+inline const Mode& mode_of(Scaling s) { return kSpecified[static_cast<size_t>(s)]; }
+inline bool single(Scaling s) { return mode_of(s).single; }
 inline Size data_size(Scaling s, int64_t m, int64_t k, bool column) {
-  return column && s != Scaling::mxfp8 ? Size{k, m} : Size{m, k};
+  return data_size(mode_of(s), m, k, column);
 }
 inline Size scale_size(Scaling s, int64_t m, int64_t k, bool column) {
-  switch (s) {
-    case Scaling::mxfp8:
-      return column ? Size{up(up(m, 32), 4) * 4, up(k, 128) * 128}
-                    : Size{up(m, 128) * 128, up(up(k, 32), 4) * 4};
-    case Scaling::block1x128:
-      return column ? Size{up(m, 128), up(k, 4) * 4} : Size{up(k, 128), up(m, 4) * 4};
-    case Scaling::block128x128:
-      return column ? Size{up(k, 128), up(up(m, 128), 4) * 4}
-                    : Size{up(m, 128), up(up(k, 128), 4) * 4};
-    case Scaling::none:
-      return {0, 0};
-    default:
-      return {1, 1};
-  }
+  return mode_of(s).scales(m, k, column);
 }
-inline Size block_size(Scaling s, bool column) {
-  switch (s) {
-    case Scaling::mxfp8:
-      return column ? Size{32, 1} : Size{1, 32};
-    case Scaling::block1x128:
-      return column ? Size{128, 1} : Size{1, 128};
-    case Scaling::block128x128:
-      return {128, 128};
-    default:  // one scale: the blocks do not matter
-      return {32, 32};
-  }
-}
+inline Size block_size(Scaling s, bool column) { return mode_of(s).block[column]; }
 // The index of the scale of block (i, j) in its dense tensor.
 inline int64_t scale_place(const Spec& s, bool column, int64_t i, int64_t j, Size all) {
-  if (s.mode == Scaling::mxfp8 && s.swizzled) {
+  if (s.swizzled) {
     const int64_t line = column ? j : i;
     const int64_t block = column ? i : j;
     const int64_t nt = (column ? all.rows : all.cols) / 4;
     return ((line / 128) * nt + block / 4) * 512 + (line % 32) * 16 + ((line % 128) / 32) * 4 +
            block % 4;
   }
-  const bool turned =
-      (s.mode == Scaling::block1x128 && !column) || (s.mode == Scaling::block128x128 && column);
-  return turned ? j * all.cols + i : i * all.cols + j;
+  return mode_of(s.mode).turned[column] ? j * all.cols + i : i * all.cols + j;
 }
 
 // f(i) for all i < n. Uses two threads for large tensors.
@@ -234,26 +208,26 @@ inline void side(const Spec& s, const float* v, int64_t m, int64_t k, bool colum
   SideBytes& to = column ? out.column : out.row;
   const Size all = scale_size(s.mode, m, k, column);
   const Size block = block_size(s.mode, column);
-  const int64_t bytes = s.mode == Scaling::mxfp8 ? 1 : 4;
+  const Mode& mode = mode_of(s.mode);
+  const int64_t bytes = mode.e8m0 ? 1 : 4;
   to.data.assign(static_cast<size_t>(m * k), 0);
   to.scales.assign(static_cast<size_t>(all.rows * all.cols * bytes), 0);  // padding is zero
   // The multiplier for an amax. The stored scale is written to `place`.
   const auto scale_of = [&](uint32_t amax, int64_t place) {
-    if (s.mode == Scaling::mxfp8) {
+    if (mode.e8m0) {
       const uint8_t e = e8m0(amax, s.dtype);
       to.scales[static_cast<size_t>(place)] = e;
       return e8m0_multiplier(e);
     }
-    const bool pow2 = s.pow2.value_or(s.mode != Scaling::current);
-    const float scale =
-        s.mode == Scaling::delayed ? s.scale : multiplier(amax, s.dtype, s.eps, pow2);
+    const bool pow2 = s.pow2.value_or(mode.pow2);
+    const float scale = mode.given ? s.scale : multiplier(amax, s.dtype, s.eps, pow2);
     const float inverse = quotient(1, scale);
     std::memcpy(to.scales.data() + 4 * place, &inverse, sizeof inverse);
     return scale;
   };
-  const bool one = single(s.mode);
+  const bool one = mode.single;
   const float whole = one ? scale_of(s.amax.value_or(out.amax), 0) : 0;
-  const bool turned = column && s.mode != Scaling::mxfp8;
+  const bool turned = column && mode.turns;
   const Steps& steps = fp8_steps(s.dtype);
   // Half a step above the largest value. Values below it round to the largest value, not saturate.
   const float most = s.dtype == DType::e4m3 ? 464 : 61440;
@@ -316,11 +290,11 @@ inline std::vector<float> dequantise_ref(const Spec& s, const Quantised& q, int6
                                 ? 0
                                 : ref::scale_place(s, column, r / block.rows, c / block.cols, all);
       float inverse = 0;
-      if (s.mode == Scaling::mxfp8)
+      if (ref::mode_of(s.mode).e8m0)
         inverse = ref::e8m0_value(from.scales[static_cast<size_t>(place)]);
       else
         std::memcpy(&inverse, from.scales.data() + 4 * place, sizeof inverse);
-      const bool turned = column && s.mode != Scaling::mxfp8;
+      const bool turned = column && ref::mode_of(s.mode).turns;
       const uint8_t code = from.data[static_cast<size_t>(turned ? c * m + r : r * k + c)];
       out[static_cast<size_t>(r * k + c)] =
           ref::product(static_cast<float>(ref::fp8_value(s.dtype, code)), inverse);
@@ -413,7 +387,7 @@ class Encoded {
   // With `odd`, rows are padded and addresses are odd.
   Encoded(const Spec& s, int64_t m, int64_t k, bool odd = false, bool health = true)
       : spec_(s), m_(m), k_(k), counted_(health) {
-    const DType scale = s.mode == Scaling::mxfp8 ? DType::e8m0 : DType::f32;
+    const DType scale = ref::mode_of(s.mode).e8m0 ? DType::e8m0 : DType::f32;
     const int64_t pad = odd ? 3 : 0;
     for (const bool column : {false, true}) {
       if (!(column ? s.column : s.row)) continue;
@@ -427,7 +401,7 @@ class Encoded {
     multiplier_.put(&s.scale);
     amax_ = Memory(DType::f32, 1, 1, 0, shift);
     const uint32_t slot = s.amax.value_or(0);  // a new slot of a history is 0
-    if (s.amax || s.mode == Scaling::delayed) amax_.put(&slot);
+    if (s.amax || ref::mode_of(s.mode).given) amax_.put(&slot);
     health_ = Memory(DType::f32, 1, 3, 0, shift);
   }
 
@@ -440,9 +414,10 @@ class Encoded {
                 .swizzled = spec_.swizzled};
     if (spec_.row) t.rowwise = {data_[0].view(), scales_[0].view()};
     if (spec_.column) t.columnwise = {data_[1].view(), scales_[1].view()};
-    if (spec_.mode == Scaling::delayed) t.scale = multiplier_.view();
+    if (ref::mode_of(spec_.mode).given) t.scale = multiplier_.view();
     if (ref::single(spec_.mode)) t.amax = amax_.view();
-    t.amax_given = spec_.mode == Scaling::current && spec_.amax.has_value();
+    t.amax_given =
+        ref::single(spec_.mode) && !ref::mode_of(spec_.mode).given && spec_.amax.has_value();
     if (counted_) t.health = health_.view();
     return t;
   }
@@ -488,7 +463,7 @@ class Encoded {
     if (!amax_.guards_hold() || !health_.guards_hold() || !multiplier_.guards_hold())
       return "a byte beside amax, health or scale was written";
     if (ref::single(spec_.mode)) {
-      const uint32_t before = spec_.mode == Scaling::delayed ? bits(held) & 0x7fffffffU : 0;
+      const uint32_t before = ref::mode_of(spec_.mode).given ? bits(held) & 0x7fffffffU : 0;
       const uint32_t want = spec_.amax.value_or(std::max(q.amax, before));
       if (!equal(amax(), from_bits(want)))
         return str("amax is ", amax(), ", expected ", from_bits(want));
@@ -531,7 +506,7 @@ inline std::vector<Spec> all_specs(bool swizzled_too = false) {
   for (const Scaling mode : kModes)
     for (const DType d : kFp8)
       for (const bool swizzled : {false, true}) {
-        if (swizzled && (mode != Scaling::mxfp8 || !swizzled_too)) continue;
+        if (swizzled && (!ref::mode_of(mode).e8m0 || !swizzled_too)) continue;
         for (const Spec& s :
              sides({.dtype = d, .mode = mode, .swizzled = swizzled, .scale = 24.5F}))
           list.push_back(s);

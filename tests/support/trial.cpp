@@ -178,10 +178,10 @@ Tensor Trial::encoded(const std::string& number, const std::string& mode, const 
   }
   Tensor t(f, e[0], e[1]);
   constexpr std::array<float, 6> kScales{1.0F, 0.5F, 3.7F, 1e-3F, 0x1p20F, 0x1p-30F};
-  if (f.scaling == Scaling::delayed) {
+  if (info(f.scaling).scale_given) {
     t.scale = single(kScales[random_() % kScales.size()]);
     t.amax = single(0.25F);
-  } else if (f.scaling == Scaling::current && options_.device == Device::cuda) {
+  } else if (info(f.scaling).reads_amax() && options_.device == Device::cuda) {
     t.amax = single(0.25F);
   }
   const bool counts = backward_ && !case_[Column::bias].starts_with("bias");

@@ -78,7 +78,7 @@ class EncodedVerifier {
   void whole_tensor() {
     float given = 0;
     std::memcpy(&given, args_.in[e_.scale].data, sizeof given);
-    const Scale scale = f_.scaling == Scaling::delayed
+    const Scale scale = info(f_.scaling).scale_given
                             ? scale_given(given)
                             : scale_of(__builtin_bit_cast(uint32_t, given) & kMagnitude, f_);
     if (scales().given() && code_at(scales(), 0) != scale.inverse)
@@ -111,7 +111,7 @@ class EncodedVerifier {
     if (!scale_fits(code, amax))
       report("scale (", i, ", ", j, ") is ", decode(info(f_.scaling).scale, code),
              ", amax lies in [", amax.low, ", ", amax.high, "]");
-    if (f_.scaling == Scaling::mxfp8) {
+    if (info(f_.scaling).scale == DType::e8m0) {
       // The multiplier for the scale code.
       const double m = code == 255 ? std::nan("") : std::ldexp(1.0, 127 - static_cast<int>(code));
       return block(a, {static_cast<float>(m), code}, true);

@@ -24,7 +24,7 @@ Scale single_scale(const Encoder& e, const RunArgs& args) {
   if (e.format.scaling == Scaling::none) return {};
   float value = 0;
   std::memcpy(&value, args.in[e.scale].data, sizeof value);
-  if (e.format.scaling == Scaling::delayed) return scale_given(value);
+  if (info(e.format.scaling).scale_given) return scale_given(value);
   return scale_of(__builtin_bit_cast(uint32_t, value) & kMagnitude, e.format);
 }
 

@@ -40,7 +40,7 @@ class Executor final : public Kernel {
 Attempt make_executor(const Step& step, const Target& target) {
   if (step.gemm()) return Refusal{"the executor runs bodies; a product needs the gemm maker", true};
   if (!target.here) return kernel_elsewhere(target);
-  return std::make_shared<const Executor>(step, loops_for(target.isa));
+  return std::make_shared<const Executor>(step, *isa_of(target).loops);
 }
 
 }  // namespace tenon::cpu

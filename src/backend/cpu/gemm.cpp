@@ -7,7 +7,6 @@
 
 #include "backend/cpu/finish.h"
 #include "backend/cpu/gemm_pack.h"
-#include "backend/cpu/isa.h"
 #include "backend/cpu/pool.h"
 #include "backend/cpu/tile_runner.h"
 #include "core/scratch.h"
@@ -383,8 +382,8 @@ Attempt make_gemm(const Step& step, const Target& target) {
   if (!target.here) return kernel_elsewhere(target);
   const bool narrow = step.precision == Precision::native && exact_in_bf16(step.gemm()->a.format) &&
                       exact_in_bf16(step.gemm()->b.format);
-  const GemmKernel* bf16 = narrow ? gemm_bf16(target.isa) : nullptr;
-  return gemm_with(step, bf16 ? *bf16 : gemm_fp32(target.isa), kGroupFloats, loops_for(target.isa));
+  const Isa& isa = isa_of(target);
+  return gemm_with(step, narrow && isa.bf16 ? *isa.bf16 : *isa.fp32, kGroupFloats, *isa.loops);
 }
 
 std::shared_ptr<const Kernel> gemm_with(const Step& step, const GemmKernel& kernel,

@@ -1,8 +1,7 @@
 // Matrix products: operands are packed as fp32 or bf16 panels, and the body runs on tiles in cache.
 #pragma once
 
-#include "backend/cpu/gemm_kernels.h"
-#include "backend/cpu/loops.h"
+#include "backend/cpu/isa.h"
 #include "step/backend.h"
 
 namespace tenon::cpu {
@@ -15,6 +14,6 @@ inline constexpr int64_t kGroupFloats = 1 << 25;
 // The same with a given kernel. The kernel must support the matrices of the step.
 std::shared_ptr<const Kernel> gemm_with(const Step& step, const GemmKernel& kernel,
                                         int64_t group_floats = kGroupFloats,
-                                        const Loops& table = loops());
+                                        const Loops& table = *isa_here().loops);
 
 }  // namespace tenon::cpu

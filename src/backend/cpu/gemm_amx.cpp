@@ -79,22 +79,18 @@ void tile_amx(int64_t rows, int64_t k, const float* a, const float* b, float* c,
 
 }  // namespace
 
-const GemmKernel& gemm_amx() {
-  static constexpr GemmKernel kKernel{.isa = "amx",
-                                      .pairs = true,
-                                      .tiles = true,
-                                      .rows = 2 * kTile,
-                                      .cols = kCols,
-                                      .granule = kTile,
-                                      .block = kBlock,
-                                      .fetch = 8,
-                                      .tile = tile_amx,
-                                      .transpose = transpose,
-                                      .copy = copy,
-                                      .zip = zip,
-                                      .begin = begin,
-                                      .end = end};
-  return kKernel;
-}
+extern constexpr GemmKernel kGemmAmx{.pairs = true,
+                                     .tiles = true,
+                                     .rows = 2 * kTile,
+                                     .cols = kCols,
+                                     .granule = kTile,
+                                     .block = kBlock,
+                                     .fetch = 8,
+                                     .tile = tile_amx,
+                                     .transpose = transpose,
+                                     .copy = copy,
+                                     .zip = zip,
+                                     .begin = begin,
+                                     .end = end};
 
 }  // namespace tenon::cpu

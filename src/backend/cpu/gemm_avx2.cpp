@@ -113,15 +113,11 @@ void transpose(float* out, int64_t width, const void* in, int64_t stride, int64_
 
 }  // namespace
 
-const GemmKernel& gemm_avx2() {
-  static constexpr GemmKernel kKernel{.isa = "avx2",
-                                      .rows = kRows,
+extern constexpr GemmKernel kGemmAvx2{.rows = kRows,
                                       .cols = kCols,
                                       .block = kInnerBlock,
                                       .tile = tile,
                                       .transpose = transpose,
                                       .copy = copy};
-  return kKernel;
-}
 
 }  // namespace tenon::cpu

@@ -13,15 +13,11 @@ struct Fma {
 
 }  // namespace
 
-const GemmKernel& gemm_avx512() {
-  static constexpr GemmKernel kKernel{.isa = "avx512",
-                                      .rows = kRows,
-                                      .cols = kCols,
-                                      .block = kInnerBlock,
-                                      .tile = tile<Fma>,
-                                      .transpose = transpose,
-                                      .copy = copy};
-  return kKernel;
-}
+extern constexpr GemmKernel kGemmAvx512{.rows = kRows,
+                                        .cols = kCols,
+                                        .block = kInnerBlock,
+                                        .tile = tile<Fma>,
+                                        .transpose = transpose,
+                                        .copy = copy};
 
 }  // namespace tenon::cpu

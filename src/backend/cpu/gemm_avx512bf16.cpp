@@ -14,17 +14,13 @@ struct Dot {
 
 }  // namespace
 
-const GemmKernel& gemm_avx512bf16() {
-  static constexpr GemmKernel kKernel{.isa = "avx512bf16",
-                                      .pairs = true,
-                                      .rows = kRows,
-                                      .cols = kCols,
-                                      .block = kInnerBlock,
-                                      .tile = tile<Dot>,
-                                      .transpose = transpose,
-                                      .copy = copy,
-                                      .zip = zip};
-  return kKernel;
-}
+extern constexpr GemmKernel kGemmAvx512Bf16{.pairs = true,
+                                            .rows = kRows,
+                                            .cols = kCols,
+                                            .block = kInnerBlock,
+                                            .tile = tile<Dot>,
+                                            .transpose = transpose,
+                                            .copy = copy,
+                                            .zip = zip};
 
 }  // namespace tenon::cpu

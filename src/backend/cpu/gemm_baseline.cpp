@@ -62,15 +62,11 @@ void transpose(float* out, int64_t width, const void* in, int64_t stride, int64_
 
 }  // namespace
 
-const GemmKernel& gemm_baseline() {
-  static constexpr GemmKernel kKernel{.isa = "baseline",
-                                      .rows = kRows,
-                                      .cols = kCols,
-                                      .block = kInnerBlock,
-                                      .tile = tile,
-                                      .transpose = transpose,
-                                      .copy = copy};
-  return kKernel;
-}
+extern constexpr GemmKernel kGemmBaseline{.rows = kRows,
+                                          .cols = kCols,
+                                          .block = kInnerBlock,
+                                          .tile = tile,
+                                          .transpose = transpose,
+                                          .copy = copy};
 
 }  // namespace tenon::cpu

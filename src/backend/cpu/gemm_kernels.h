@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <string_view>
 
 namespace tenon::cpu {
 
@@ -11,7 +9,6 @@ namespace tenon::cpu {
 // are neighbours in k, the even one in the low half. A panel of b is [k][cols]. A panel of a is
 // [k][rows], or [k ÷ 16][rows][16] if `tiles` is set.
 struct GemmKernel {
-  std::string_view isa;
   bool pairs = false;   // words are pairs of bf16
   bool tiles = false;   // panels of a hold 16 words of each row together; rows in multiples of 16
   int64_t rows = 1;     // rows of a full tile
@@ -41,16 +38,5 @@ struct GemmKernel {
 // block. Then the blocks are added in order. The result is the same for every instruction set and
 // tile size.
 inline constexpr int64_t kInnerBlock = 256;
-
-// All that this processor runs.
-std::span<const GemmKernel* const> gemm_kernels();
-
-const GemmKernel& gemm_baseline();
-#if defined(__x86_64__)
-const GemmKernel& gemm_avx2();
-const GemmKernel& gemm_avx512();
-const GemmKernel& gemm_avx512bf16();
-const GemmKernel& gemm_amx();
-#endif
 
 }  // namespace tenon::cpu

@@ -15,8 +15,8 @@ namespace {
 Target make() {
   Target t;
   t.here = true;
-  t.isa = isa_here();
-  t.name = kIsas[static_cast<size_t>(t.isa)];
+  t.isa = isa_here().name;
+  t.name = t.isa;
   t.processors = processors();
 #if defined(_SC_LEVEL3_CACHE_SIZE)
   t.cache_bytes = std::max<int64_t>(0, sysconf(_SC_LEVEL3_CACHE_SIZE));

@@ -4,9 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
-#include "backend/cpu/norm_loops.h"
 #include "tenon/dtype.h"
 #include "tenon/expr.h"
 
@@ -22,7 +20,6 @@ using ScaleLoop = void (*)(void* to, const float* from, size_t n, float scale);
 using ScalesLoop = void (*)(void* to, const float* from, size_t n, const float* scales);
 
 struct Loops {
-  std::string_view isa;
   std::array<WordLoop, kWords.size()> strict, native;
   std::array<WordLoop, kRels.size()> select;
   std::array<WordLoop, kDTypes.size()> round;
@@ -37,16 +34,6 @@ struct Loops {
   void (*max_bits_into)(uint32_t* most, const float* in, size_t n);  // the same per lane
   // Values 8·first … 8·(first + blocks) of the random stream, as 0 to 65535.
   void (*random)(float* out, uint64_t key, uint64_t first, uint64_t high, size_t blocks);
-  NormTable norms = {};
 };
-
-// The best table for this processor. TENON_ISA=baseline|avx2|avx512 selects a lesser one.
-const Loops& loops();
-
-const Loops& loops_baseline();
-#if defined(__x86_64__)
-const Loops& loops_avx2();
-const Loops& loops_avx512();
-#endif
 
 }  // namespace tenon::cpu

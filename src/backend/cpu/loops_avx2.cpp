@@ -3,9 +3,6 @@
 
 namespace tenon::cpu {
 
-const Loops& loops_avx2() {
-  static const Loops kLoops = make_loops<2>("avx2", norms_avx2());
-  return kLoops;
-}
+extern constexpr Loops kLoopsAvx2 = make_loops<struct Avx2>();
 
 }  // namespace tenon::cpu

@@ -3,9 +3,6 @@
 
 namespace tenon::cpu {
 
-const Loops& loops_avx512() {
-  static const Loops kLoops = make_loops<3>("avx512", norms_avx512());
-  return kLoops;
-}
+extern constexpr Loops kLoopsAvx512 = make_loops<struct Avx512>();
 
 }  // namespace tenon::cpu

@@ -3,9 +3,6 @@
 
 namespace tenon::cpu {
 
-const Loops& loops_baseline() {
-  static constexpr Loops kLoops = make_loops<1>("baseline");
-  return kLoops;
-}
+extern constexpr Loops kLoopsBaseline = make_loops<struct Baseline>();
 
 }  // namespace tenon::cpu

@@ -15,7 +15,7 @@
 
 namespace tenon::cpu {
 
-template <int tag>
+template <class tag>
 struct LoopMaker {
   using V = Lane<tag>;
 
@@ -175,10 +175,9 @@ struct LoopMaker {
   }
 
   template <size_t... w, size_t... r, size_t... d>
-  static constexpr Loops make(std::string_view isa, std::index_sequence<w...>,
-                              std::index_sequence<r...>, std::index_sequence<d...>) {
-    return {.isa = isa,
-            .strict = {word_loop<static_cast<Word>(w), words::Strict>...},
+  static constexpr Loops make(std::index_sequence<w...>, std::index_sequence<r...>,
+                              std::index_sequence<d...>) {
+    return {.strict = {word_loop<static_cast<Word>(w), words::Strict>...},
             .native = {word_loop<static_cast<Word>(w), words::Native>...},
             .select = {select_loop<static_cast<Rel>(r)>...},
             .round = {round_loop<static_cast<DType>(d)>...},
@@ -195,13 +194,11 @@ struct LoopMaker {
   }
 };
 
-template <int tag>
-constexpr Loops make_loops(std::string_view isa, const NormTable& norms = {}) {
-  Loops loops = LoopMaker<tag>::make(isa, std::make_index_sequence<kWords.size()>{},
-                                     std::make_index_sequence<kRels.size()>{},
-                                     std::make_index_sequence<kDTypes.size()>{});
-  loops.norms = norms;
-  return loops;
+template <class tag>
+constexpr Loops make_loops() {
+  return LoopMaker<tag>::make(std::make_index_sequence<kWords.size()>{},
+                              std::make_index_sequence<kRels.size()>{},
+                              std::make_index_sequence<kDTypes.size()>{});
 }
 
 }  // namespace tenon::cpu

@@ -1,16 +1,23 @@
-// The makers of the CPU backend, best first.
+// The registry of CPU makers.
 #include "backend/cpu/makers.h"
 
 #include <algorithm>
 #include <cstdlib>
 
-#include "backend/cpu/executor.h"
-#include "backend/cpu/gemm.h"
 #include "backend/cpu/here.h"
-#include "backend/cpu/norm.h"
 #include "core/philox.h"
 
+// One line per maker, best first.
+#define TENON_MAKERS       \
+  MAKER("gemm", make_gemm) \
+  MAKER("norm", make_norm) \
+  MAKER("executor", make_executor)
+
 namespace tenon::cpu {
+
+#define MAKER(name, make) Attempt make(const Step& step, const Target& target);
+TENON_MAKERS
+#undef MAKER
 
 namespace {
 
@@ -26,8 +33,9 @@ void give(void* memory, void* /*stream*/) { std::free(memory); }
 }  // namespace
 
 const Backend& backend() {
-  static constexpr Maker kMakers[] = {
-      {"gemm", make_gemm}, {"norm", make_norm}, {"executor", make_executor}};
+#define MAKER(name, make) {name, make},
+  static constexpr Maker kMakers[] = {TENON_MAKERS};
+#undef MAKER
   static constexpr Backend kBackend{"cpu", Device::cpu, kMakers, here, take, give, draw};
   return kBackend;
 }

@@ -390,16 +390,15 @@ Attempt make_norm(const Step& step, const Target& target) {
     if (s.to == Store::To::tile &&
         (s.dtype != dtype || !s.columns.contiguous() || s.columns.offset != 0))
       return Refusal{"results have another dtype or layout than the inputs"};
-  if (target.isa < Isa::avx2 || (dtype != DType::f32 && dtype != DType::bf16))
+  const Isa& isa = isa_of(target);
+  if (!isa.fused_norms || (dtype != DType::f32 && dtype != DType::bf16))
     return Refusal{"fused loops exist for f32 and bf16 with AVX2 or AVX-512"};
   auto norm = Surroundings(step).run();
   if (!norm) return Refusal{"the fused loops have one norm with plain results"};
   if (!target.here) return kernel_elsewhere(target);
   norm->dtype = *dtype;
-  const Loops& table = loops_for(target.isa);
-  const NormTable& norms = table.norms;
-  return std::make_shared<const NormKernel>(step, *norm, table,
-                                            *(dtype == DType::f32 ? norms.f32 : norms.bf16));
+  return std::make_shared<const NormKernel>(
+      step, *norm, *isa.loops, *(dtype == DType::f32 ? isa.norms->f32 : isa.norms->bf16));
 }
 
 }  // namespace tenon::cpu

@@ -59,15 +59,9 @@ struct NormLoops {
   NormPair total_residual;
 };
 
-// Null if the instruction set has no fused loops.
 struct NormTable {
   const NormLoops* f32 = nullptr;
   const NormLoops* bf16 = nullptr;
 };
-
-#if defined(__x86_64__)
-const NormTable& norms_avx2();
-const NormTable& norms_avx512();
-#endif
 
 }  // namespace tenon::cpu

@@ -28,10 +28,13 @@ struct Vectors<8> {
   using U [[gnu::vector_size(32)]] = uint32_t;
 };
 
-template <int tag, DType d>
+template <class tag, DType d>
 struct NormMaker {
-  static constexpr int kLanes = tag == 3 ? 16 : 8;
-  static constexpr int kLevels = tag == 3 ? 4 : 3;
+#if defined(__AVX512F__)
+  static constexpr int kLanes = 16, kLevels = 4;
+#else
+  static constexpr int kLanes = 8, kLevels = 3;
+#endif
   static constexpr int64_t kLine = 2 * kLanes;
   static constexpr int64_t kBytes = info(d).bytes;
   static constexpr int64_t kLineBytes = kLine * kBytes;
@@ -531,7 +534,7 @@ struct NormMaker {
   };
 };
 
-template <int tag>
+template <class tag>
 constexpr NormTable make_norms() {
   return {&NormMaker<tag, DType::f32>::kLoops, &NormMaker<tag, DType::bf16>::kLoops};
 }

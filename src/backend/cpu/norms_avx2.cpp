@@ -3,9 +3,6 @@
 
 namespace tenon::cpu {
 
-const NormTable& norms_avx2() {
-  static constexpr NormTable kNorms = make_norms<2>();
-  return kNorms;
-}
+extern constexpr NormTable kNormsAvx2 = make_norms<struct Avx2>();
 
 }  // namespace tenon::cpu

@@ -3,9 +3,6 @@
 
 namespace tenon::cpu {
 
-const NormTable& norms_avx512() {
-  static constexpr NormTable kNorms = make_norms<3>();
-  return kNorms;
-}
+extern constexpr NormTable kNormsAvx512 = make_norms<struct Avx512>();
 
 }  // namespace tenon::cpu

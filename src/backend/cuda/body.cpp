@@ -68,8 +68,7 @@ std::array<Place, kEncoderPlaces> encoder_places(const Encoder& e, const RunArgs
   std::array<Place, kEncoderPlaces> all;
   for (uint32_t i = 0; i < Encoder::outputs; ++i)
     if (i != Encoder::health || e.counts) all[i] = place(args.out[e.out + i]);
-  const bool given = e.format.scaling == Scaling::delayed || e.format.scaling == Scaling::current;
-  if (given) all[Encoder::outputs].data = args.in[e.scale].data;
+  if (info(e.format.scaling).reads_scale) all[Encoder::outputs].data = args.in[e.scale].data;
   all[Encoder::outputs].cols = e.cols;
   return all;
 }
@@ -84,8 +83,8 @@ std::string scaling_text(const Step& step, size_t number) {
              ";\n  using Scale = ", format(info(e.format.scaling).scale),
              ";\n  static constexpr int kPlace = ", kEncoderPlaces * number,
              ";\n  static constexpr bool kScaled = ", flag(e.format.scaling != Scaling::none),
-             ", kGiven = ", flag(e.format.scaling == Scaling::delayed),
-             ", kE8M0 = ", flag(e.format.scaling == Scaling::mxfp8),
+             ", kGiven = ", flag(info(e.format.scaling).scale_given),
+             ", kE8M0 = ", flag(info(e.format.scaling).scale == DType::e8m0),
              ", kPowers = ", flag(e.format.powers()), ", kSwizzled = ", flag(e.format.swizzled),
              ";\n", number_of("most", f.max), number_of("inverse_most", 1.0F / f.max),
              number_of("eps", e.format.eps),

@@ -264,7 +264,7 @@ std::string finish_lines(const Step& step, bool early) {
   }
   for (size_t e = 0; e < step.encoders.size(); ++e) {
     const Format& f = step.encoders[e].format;
-    if (f.scaling == Scaling::none || !f.blocks(Orientation::rowwise).single()) continue;
+    if (!info(f.scaling).reads_scale) continue;
     text += "if (blockIdx.x == 0 && threadIdx.x == 0) {\n";
     for (const size_t side : {Encoder::row_scale, Encoder::column_scale})
       text += str("if (a.place[", e * kEncoderPlaces + side, "].data)\n  tenon_put<4>(a.place[",

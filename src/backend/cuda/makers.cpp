@@ -1,24 +1,32 @@
-// The CUDA makers, best first.
+// The registry of CUDA makers.
 #include "backend/cuda/makers.h"
 
-#include "backend/cuda/block.h"
 #include "backend/cuda/cache.h"
 #include "backend/cuda/cublaslt.h"
-#include "backend/cuda/decode.h"
 #include "backend/cuda/driver.h"
-#include "backend/cuda/gemm.h"
 #include "backend/cuda/here.h"
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/lt_form.h"
-#include "backend/cuda/map.h"
 #include "backend/cuda/nvrtc.h"
-#include "backend/cuda/plain.h"
-#include "backend/cuda/row.h"
-#include "backend/cuda/tile.h"
-#include "backend/cuda/vector.h"
 #include "tenon/error.h"
 
+// One line per maker, best first.
+#define TENON_MAKERS                     \
+  MAKER("vector map", make_vector)       \
+  MAKER("tiled map", make_tile)          \
+  MAKER("block map", make_block)         \
+  MAKER("row map", make_row)             \
+  MAKER("flat map", make_map)            \
+  MAKER("gemm", make_gemm)               \
+  MAKER("cublaslt", make_cublaslt)       \
+  MAKER("cublaslt", make_cublaslt_split) \
+  MAKER("decode", make_decode)           \
+  MAKER("plain", make_plain)
+
 namespace tenon::cuda {
+
+#define MAKER(name, make) Attempt make(const Step& step, const Target& target);
+TENON_MAKERS
+#undef MAKER
 
 namespace {
 
@@ -52,12 +60,9 @@ void give(void* memory, void* stream) {
 std::string draw_text() { return kDraw; }
 
 const Backend& backend() {
-  static constexpr Maker kMakers[] = {
-      {"vector map", make_vector}, {"tiled map", make_tile},
-      {"block map", make_block},   {"row map", make_row},
-      {"flat map", make_map},      {"gemm", make_gemm},
-      {"cublaslt", make_cublaslt}, {"cublaslt", make_cublaslt_split},
-      {"decode", make_decode},     {"plain", make_plain}};
+#define MAKER(name, make) {name, make},
+  static constexpr Maker kMakers[] = {TENON_MAKERS};
+#undef MAKER
   static constexpr Backend kBackend{"cuda", Device::cuda, kMakers, here, take, give, draw};
   return kBackend;
 }

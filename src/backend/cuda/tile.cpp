@@ -39,7 +39,7 @@ Room room_of(const Step& step, const EightLines& formula) {
   const size_t sums = stores_to(step, Store::To::column_sum).size();
   const bool alone = std::ranges::count_if(step.loads, loaded) == 1;
   const auto random = [](const Load& l) { return l.from == Load::From::random; };
-  const auto found = [](const Encoder& e) { return e.format.scaling == Scaling::current; };
+  const auto found = [](const Encoder& e) { return info(e.format.scaling).reads_amax(); };
   const bool light = sums == 1 && turned_stores(step).empty() && held_bytes(step) <= 4 &&
                      formula.length() < kLongFormula && std::ranges::none_of(step.loads, random) &&
                      std::ranges::none_of(step.encoders, found);

@@ -2,7 +2,7 @@
 #include <bit>
 #include <functional>
 
-#include "backend/cpu/loops.h"
+#include "backend/cpu/isa.h"
 #include "backend/cpu/program.h"
 #include "lazy/builder.h"
 #include "lower/single_activation.h"
@@ -355,13 +355,6 @@ TEST(Executor, AmaxIsAnIntegerMaximum) {
 }
 
 #if defined(__x86_64__)
-std::vector<const cpu::Loops*> tables() {
-  std::vector<const cpu::Loops*> list{&cpu::loops_baseline()};
-  if (__builtin_cpu_supports("x86-64-v3")) list.push_back(&cpu::loops_avx2());
-  if (__builtin_cpu_supports("x86-64-v4")) list.push_back(&cpu::loops_avx512());
-  return list;
-}
-
 std::vector<float> operands(unsigned seed) {
   std::mt19937 random(seed);
   std::vector<float> v;
@@ -377,12 +370,12 @@ TEST(Executor, EveryInstructionSetHasTheSameBits) {
   const size_t n = in[0].size();
   const auto compare = [&](const char* what, size_t which, auto loop) {
     std::vector<float> expected(n, 0.0F), got(n, 0.0F);
-    loop(*tables()[0], expected.data());
-    for (const cpu::Loops* table : tables()) {
-      loop(*table, got.data());
+    loop(*cpu::isas_here()[0].loops, expected.data());
+    for (const cpu::Isa& isa : cpu::isas_here()) {
+      loop(*isa.loops, got.data());
       for (size_t i = 0; i < n; ++i)
         if (!equal(expected[i], got[i])) {
-          ADD_FAILURE() << what << " " << which << " at " << in[0][i] << ": " << table->isa
+          ADD_FAILURE() << what << " " << which << " at " << in[0][i] << ": " << isa.name
                         << " gives " << got[i] << ", baseline " << expected[i];
           break;
         }
@@ -399,7 +392,7 @@ TEST(Executor, EveryInstructionSetHasTheSameBits) {
       compare("store and load", d, [&](const cpu::Loops& t, float* out) {
         std::vector<uint8_t> codes(n * 12 + 1);
         t.store[d](codes.data() + 1, stride, pointers[0], n);
-        cpu::loops_baseline().load[d](out, codes.data() + 1, stride, n / 2);
+        cpu::isas_here()[0].loops->load[d](out, codes.data() + 1, stride, n / 2);
         t.load[d](out + n / 2, codes.data() + 1, stride, n / 2);
       });
   }
@@ -443,12 +436,12 @@ TEST(Executor, EveryInstructionSetRunsEveryActivationToTheSameBits) {
     form.precision = Precision::strict;
     form.grad = form.y = DType::f32;
     const Step step = activation_step(activation(name), form);
-    const std::vector<float> expected = interpret(step, *tables()[0], x, g);
-    for (const cpu::Loops* table : tables()) {
-      const std::vector<float> got = interpret(step, *table, x, g);
+    const std::vector<float> expected = interpret(step, *cpu::isas_here()[0].loops, x, g);
+    for (const cpu::Isa& isa : cpu::isas_here()) {
+      const std::vector<float> got = interpret(step, *isa.loops, x, g);
       size_t wrong = 0;
       for (size_t i = 0; i < got.size(); ++i) wrong += !equal(expected[i], got[i]);
-      EXPECT_EQ(wrong, 0U) << name << " " << table->isa;
+      EXPECT_EQ(wrong, 0U) << name << " " << isa.name;
     }
   }
 }

@@ -6,7 +6,6 @@
 
 #include "backend/cpu/executor.h"
 #include "backend/cpu/here.h"
-#include "backend/cpu/loops.h"
 #include "lazy/builder.h"
 #include "support/formula.h"
 #include "support/quantize_reference.h"
@@ -43,18 +42,20 @@ void run(const Kernel& kernel, int64_t rows, const std::vector<View>& in,
     }
 }
 
-std::vector<const GemmKernel*> fp32_kernels() {
-  std::vector<const GemmKernel*> list;
-  for (const GemmKernel* k : cpu::gemm_kernels())
-    if (!k->pairs) list.push_back(k);
+// A kernel, and the first instruction set that has it.
+struct Named {
+  std::string isa;
+  const GemmKernel& kernel;
+};
+std::vector<Named> kernels_of(const GemmKernel* cpu::Isa::*unit) {
+  std::vector<Named> list;
+  for (const cpu::Isa& isa : cpu::isas_here())
+    if (isa.*unit && (list.empty() || &list.back().kernel != isa.*unit))
+      list.push_back({std::string(isa.name), *(isa.*unit)});
   return list;
 }
-std::vector<const GemmKernel*> bf16_kernels() {
-  std::vector<const GemmKernel*> list;
-  for (const GemmKernel* k : cpu::gemm_kernels())
-    if (k->pairs) list.push_back(k);
-  return list;
-}
+std::vector<Named> fp32_kernels() { return kernels_of(&cpu::Isa::fp32); }
+std::vector<Named> bf16_kernels() { return kernels_of(&cpu::Isa::bf16); }
 
 // The memory format of one operand of a product.
 struct Form {
@@ -233,18 +234,18 @@ TEST(Gemm, EveryFormatInEveryPlace) {
       const Size s = kSizes[(i + 3 * z) % std::size(kSizes)];
       const Side a = side(fa, s.m, s.k, 1, static_cast<int64_t>(i % 3), i % 5);
       const Side b = side(fb, s.k, s.n, 2, static_cast<int64_t>(i % 2), i % 4);
-      expect_product(a, b, product(a, b, *kernels.back()), fa.text() + " * " + fb.text());
+      expect_product(a, b, product(a, b, kernels.back().kernel), fa.text() + " * " + fb.text());
       if (HasFatalFailure()) return;
     }
   }
 }
 
 TEST(Gemm, SpecialNumbersGoThrough) {
-  for (const GemmKernel* kernel : fp32_kernels())
+  for (const auto& [isa, kernel] : fp32_kernels())
     for (const Size& s : {Size{7, 33, 129}, Size{270, 40, 300}}) {
       const Side a = side({}, s.m, s.k, 5, 0, 0, true);
       const Side b = side({.transposed = true}, s.k, s.n, 6, 0, 0, true);
-      expect_product(a, b, product(a, b, *kernel), std::string(kernel->isa));
+      expect_product(a, b, product(a, b, kernel), isa);
     }
 }
 
@@ -253,7 +254,7 @@ TEST(Gemm, BitsDependOnTheRowAndColumnAlone) {
   const Side a = side({DType::bf16}, 300, 523, 1);
   const Side b = side({DType::f32, Scaling::none, false, true}, 523, 1100, 2);
   const auto kernels = fp32_kernels();
-  const Mat whole = product(a, b, *kernels.back());
+  const Mat whole = product(a, b, kernels.back().kernel);
   const auto same = [&](const Mat& c, int64_t row, int64_t column, const std::string& what) {
     for (int64_t r = 0; r < c.rows(); ++r)
       for (int64_t j = 0; j < c.cols(); ++j)
@@ -261,11 +262,11 @@ TEST(Gemm, BitsDependOnTheRowAndColumnAlone) {
   };
   for (const int threads : {1, 2, 7}) {
     const Threads scope(threads);
-    same(product(a, b, *kernels.back()), 0, 0, str(threads, " threads"));
+    same(product(a, b, kernels.back().kernel), 0, 0, str(threads, " threads"));
   }
   // Packs one block and one chunk at a time, and three.
   for (const int64_t group : {int64_t{1}, int64_t{600000}})
-    same(product(a, b, *kernels.back(), group), 0, 0, str("groups of ", group));
+    same(product(a, b, kernels.back().kernel, group), 0, 0, str("groups of ", group));
   const auto rows_of = [&](int64_t first, int64_t n) {
     Side part = a;
     part.rows = n;
@@ -275,14 +276,13 @@ TEST(Gemm, BitsDependOnTheRowAndColumnAlone) {
     return part;
   };
   for (const auto& [first, n] : {std::pair<int64_t, int64_t>{0, 1}, {299, 1}, {17, 7}, {100, 65}})
-    same(product(rows_of(first, n), b, *kernels.back()), first, 0, str(n, " rows"));
+    same(product(rows_of(first, n), b, kernels.back().kernel), first, 0, str(n, " rows"));
   const Side few = rows_of(40, 70);
   Side some = b;
   some.cols = 97;
   some.codes = Memory(DType::f32, 97, b.rows, 5, 3);
   some.codes.put(b.codes.dense().data());
-  for (const GemmKernel* kernel : kernels)
-    same(product(few, some, *kernel), 40, 0, std::string(kernel->isa));
+  for (const auto& [isa, kernel] : kernels) same(product(few, some, kernel), 40, 0, isa);
 }
 
 // An epilogue after a product, and the same formula on the product in memory.
@@ -369,7 +369,7 @@ TEST(Gemm, BodyIsTheExecutors) {
         step.store({To::amax, 4, DType::f32, {}}, y);
         if (s.n < 600) step.store({To::sum, 5, DType::f32, {}}, p);
       };
-      expect_same(a, b, body, *fp32_kernels().back(), Precision::strict, "body");
+      expect_same(a, b, body, fp32_kernels().back().kernel, Precision::strict, "body");
       if (HasFatalFailure()) return;
     }
 }
@@ -411,7 +411,7 @@ TEST(Gemm, GatedBodiesAreEncoded) {
                                 scales.cols);
         }
         body.out.emplace_back();
-        expect_same(a, b, body, *kernels.back(), Precision::native,
+        expect_same(a, b, body, kernels.back().kernel, Precision::native,
                     str("gate ", static_cast<int>(gate), " ", info(mode).name, " ", s.m));
         if (HasFatalFailure()) return;
       }
@@ -482,7 +482,7 @@ TEST(Gemm, NothingToDo) {
   for (const Size& s : {Size{0, 5, 7}, Size{3, 0, 7}, Size{0, 0, 0}, Size{300, 0, 4}}) {
     const Side a = side({}, s.m, s.k, 1);
     const Side b = side({}, s.k, s.n, 2);
-    product(a, b, *fp32_kernels().back());
+    product(a, b, fp32_kernels().back().kernel);
   }
 }
 
@@ -495,25 +495,25 @@ TEST(Gemm, Bf16Units) {
                               {DType::e5m2, Scaling::current, true},
                               {DType::e4m3, Scaling::current, false, true},
                               {DType::e4m3, Scaling::delayed, true, true}};
-  for (const GemmKernel* kernel : bf16_kernels()) {
+  for (const auto& [isa, kernel] : bf16_kernels()) {
     for (size_t i = 0; i < all.size(); ++i)
       for (size_t j = 0; j < all.size(); ++j) {
         if (!chosen()) continue;
         const Size s = kSizes[(i + 3 * j) % std::size(kSizes)];
         const Side a = side(all[i], s.m, s.k, 1, static_cast<int64_t>(i % 3), i % 5);
         const Side b = side(all[j], s.k, s.n, 2, static_cast<int64_t>(j % 2), j % 4);
-        expect_product(a, b, product(a, b, *kernel),
-                       str(kernel->isa, " ", all[i].text(), " * ", all[j].text()));
+        expect_product(a, b, product(a, b, kernel),
+                       str(isa, " ", all[i].text(), " * ", all[j].text()));
         if (HasFatalFailure()) return;
       }
     const Side a = side({DType::bf16}, 300, 1301, 1);
     const Side b = side({DType::bf16, Scaling::none, false, true}, 1301, 520, 2);
-    const Mat whole = product(a, b, *kernel);
-    expect_product(a, b, whole, std::string(kernel->isa));
+    const Mat whole = product(a, b, kernel);
+    expect_product(a, b, whole, isa);
     Side first = a;
     first.rows = 7;
-    const Mat few = product(first, b, *kernel);
-    EXPECT_TRUE(product(a, b, *kernel, 1).same_bytes(whole));
+    const Mat few = product(first, b, kernel);
+    EXPECT_TRUE(product(a, b, kernel, 1).same_bytes(whole));
     for (int64_t r = 0; r < 7; ++r)
       for (int64_t c = 0; c < b.cols; ++c) ASSERT_EQ(few.code(r, c), whole.code(r, c));
   }
