@@ -193,6 +193,8 @@ std::optional<LtForm::Whole> LtForm::find_whole() const {
   if (!add_term(*value, s, whole, product) || !product) return std::nullopt;
   // The bias of an FP8 product in f32 would be bf16.
   if (whole.bias && s.dtype == DType::f32 && has_codes(gemm().a)) return std::nullopt;
+  // It rounds the sum with the tensor to 16 bits before it adds the bias.
+  if (whole.bias && whole.held && s.dtype != DType::f32) return std::nullopt;
   return whole;
 }
 
@@ -244,7 +246,7 @@ bool multiplies(const Step& step, const Target& target) {
 Attempt make_cublaslt(const Step& step, const Target& target) {
   if (auto refusal = refused(step, target)) return *std::move(refusal);
   if (!LtForm(step).is_whole())
-    return Refusal{"its products are scaled, add a bias and a tensor, and do nothing else"};
+    return Refusal{"its products are scaled and add a bias or a tensor, and do nothing else"};
   return std::make_shared<const LtKernel>(step);
 }
 

@@ -207,8 +207,8 @@ bool multiplied(const cuda::LtProduct& product) {
   return choice.found && cuda::multiply(lt, nullptr, choice, product, workspace.data(), nullptr);
 }
 
-// Hopper adds the FP8 products of a block of 128 with 14 bits.
-constexpr double kLostByCodes = 0x1p-13;
+// Hopper aligns the FP8 products of an instruction to the largest one and keeps 13 bits of each.
+constexpr double kLostByCodes = 0x1p-11;
 
 template <class Case>
 void expect_right(Problem& p, const Case& c, double lost = 0) {
@@ -243,7 +243,8 @@ TEST(CublasLt, OneProductDoesTheWholeStep) {
   for (const Case& c : cases()) {
     Problem p = problem(c);
     const LtForm form(p.step);
-    EXPECT_EQ(form.is_whole(), whole(c.body) && pairs(c)) << c.text();
+    const bool both = c.body == Body::bias_add && c.out != DType::f32;
+    EXPECT_EQ(form.is_whole(), whole(c.body) && pairs(c) && !both) << c.text();
     const std::vector<View> in = run_views(p, c), out = Problem::views(p.out);
     const auto product = form.whole(args_of(p.rows, in, out));
     EXPECT_EQ(product.has_value() || c.body == Body::bias || c.body == Body::bias_first,
@@ -378,7 +379,9 @@ TEST(CublasLt, MultipliesCodes) {
     EXPECT_EQ(LtForm::refusal(p.step, named_target("sm_90a")), "") << c.text();
     const LtForm form(p.step);
     const bool bias = c.body == Body::bias || c.body == Body::bias_add;
-    EXPECT_EQ(form.is_whole(), c.body != Body::gelu && !(bias && c.out == DType::f32)) << c.text();
+    const bool both = c.body == Body::bias_add && c.out != DType::f32;
+    EXPECT_EQ(form.is_whole(), c.body != Body::gelu && !both && !(bias && c.out == DType::f32))
+        << c.text();
     const std::vector<View> in = Problem::views(p.in), out = Problem::views(p.out);
     const auto product = form.whole(args_of(p.rows, in, out));
     if (!product) continue;
@@ -386,7 +389,7 @@ TEST(CublasLt, MultipliesCodes) {
     expect_right(p, c);
     ++done;
   }
-  EXPECT_GT(done, 25U);
+  EXPECT_GT(done, 20U);
 }
 
 // Reports a reason for a misaligned bias and for a shape without a kernel, and does not run.
