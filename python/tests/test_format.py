@@ -6,11 +6,8 @@ from tenon import _format, _lib
 
 
 def test_scaling_modes_are_in_the_librarys_order():
-    assert list(_format.SCALINGS) == [
-        *("none", "delayed", "current"),
-        *("mxfp8", "block1x128", "block128x128"),
-    ]
-    assert [s.number for s in _format.SCALINGS.values()] == list(range(6))
+    assert next(iter(_format.SCALINGS)) == "none"
+    assert [s.number for s in _format.SCALINGS.values()] == list(range(len(_format.SCALINGS)))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +63,7 @@ def test_saved_buffers_are_read_backward():
 
 def test_lists_have_the_length_that_the_library_tells():
     found = _lib.list_of(_lib.lib.tenon_scalings, _lib.Scaling)
-    assert len(found) == 6 and found[3].name == b"mxfp8"
+    assert [s.name.decode() for s in found] == list(_format.SCALINGS)
     with pytest.raises(ValueError, match="tenon_plan_buffers: plan is NULL"):
         _lib.list_of(_lib.lib.tenon_plan_buffers, _lib.Buffer, None)
 

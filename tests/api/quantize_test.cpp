@@ -1062,8 +1062,9 @@ class Mistakes : public testing::Test {
 
 TEST_F(Mistakes, Formats) {
   const Spec mx{.mode = Scaling::mxfp8}, cur{.mode = Scaling::current}, del{};
-  bad(cur, [](Tensor& t) { t.format.scaling = static_cast<Scaling>(9); },
-      {"quantize", "y", "scaling number 9", "below 6"});
+  const std::string below = str("below ", kScalings.size());
+  bad(cur, [](Tensor& t) { t.format.scaling = static_cast<Scaling>(99); },
+      {"quantize", "y", "scaling number 99", below.c_str()});
   bad(cur, [](Tensor& t) { t.format.dtype = static_cast<DType>(77); },
       {"quantize", "y", "dtype number 77", "below 6"});
   bad(mx, [](Tensor& t) { t.format.dtype = DType::bf16; },

@@ -352,6 +352,7 @@ std::string kernel_cell(const Case& c) {
 std::vector<Case> covering(bool few_kernels) {
   constexpr int kTries = 2000;       // cells are never empty, and most tries succeed
   constexpr int kPairTries = 20000;  // a pair may be rare, or impossible
+  constexpr int kCellTries = 30;
   constexpr std::array kOfKernels{Column::bias, Column::input, Column::output, Column::precision,
                                   Column::rounding};
   const Table table;
@@ -375,15 +376,33 @@ std::vector<Case> covering(bool few_kernels) {
     add(row);
     first.try_emplace(kernel, row);
   }
+  const auto for_open_pairs = [&](const auto& f) {
+    for (size_t a = 0; a < kColumns; ++a)
+      for (size_t b = a + 1; b < kColumns; ++b)
+        for (size_t i = 0; i < table.size(a); ++i)
+          for (size_t j = 0; j < table.size(b); ++j)
+            if (cover.open(a, i, b, j))
+              f(Fixed{{static_cast<Column>(a), i}, {static_cast<Column>(b), j}});
+  };
   // Covers the pairs that the cells left open. Skips pairs that no allowed case has.
-  for (size_t a = 0; a < kColumns; ++a)
-    for (size_t b = a + 1; b < kColumns; ++b)
-      for (size_t i = 0; i < table.size(a); ++i)
-        for (size_t j = 0; j < table.size(b); ++j)
-          if (cover.open(a, i, b, j) &&
-              cover.complete({{static_cast<Column>(a), i}, {static_cast<Column>(b), j}}, row,
-                             kPairTries))
-            add(row);
+  for_open_pairs([&](const Fixed& pair) {
+    if (cover.complete(pair, row, kPairTries)) add(row);
+  });
+  // A pair that few cells have may have been missed, so it is sought in each cell.
+  const std::vector<Fixed> cells = cell_rows(table);
+  for_open_pairs([&](const Fixed& pair) {
+    for (const Fixed& cell : cells) {
+      const auto differs = [&](const auto& value) {
+        return std::ranges::any_of(cell, [&](const auto& other) {
+          return other.first == value.first && other.second != value.second;
+        });
+      };
+      if (std::ranges::any_of(pair, differs)) continue;
+      Fixed both = cell;
+      both.insert(both.end(), pair.begin(), pair.end());
+      if (cover.complete(both, row, kCellTries)) return add(row);
+    }
+  });
   return result;
 }
 
