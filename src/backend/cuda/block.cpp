@@ -208,8 +208,9 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
 
 bool BlockProgram::fits(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];
-  if (args.rows == 0 || step_.cols == 0 || !suits_eights(step_, singles_, args)) return false;
+  if (args.rows == 0 || step_.cols == 0) return false;
   if (whole_rows_ && args.rows % tile_.rows != 0) return false;
+  if (!suits_eights(step_, singles_, args)) return false;
   // Threads outside the tensor read its last row and column for their maxima. An output in place
   // could overwrite these first, so such calls are refused.
   for (const size_t k : stores_to(step_, Store::To::tile))
@@ -256,13 +257,17 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   return list;
 }
 
-Attempt make_block(const Step& step, const Target& /*target*/) {
+namespace {
+
+Attempt make(const Step& step, bool whole_rows) {
   if (std::string why = BlockProgram::refusal(step); !why.empty())
     return Refusal{std::move(why), !step.is_map()};
-  Programs both;  // for whole tiles, and for every size
-  for (const bool whole : {true, false})
-    both.push_back(std::make_unique<BlockProgram>(step, whole));
-  return kernel_of(step.name, std::move(both));
+  return kernel_of(step.name, std::make_unique<BlockProgram>(step, whole_rows));
 }
+
+}  // namespace
+
+Attempt make_whole_blocks(const Step& step, const Target& /*target*/) { return make(step, true); }
+Attempt make_block(const Step& step, const Target& /*target*/) { return make(step, false); }
 
 }  // namespace tenon::cuda

@@ -267,19 +267,22 @@ bool GemmProgram::suits(const RunArgs& args) const {
 }
 
 // Where rows or tiles are few, cuBLASLt divides the work better.
-int64_t GemmProgram::least_rows(const Step& step, int64_t multiprocessors) {
+int64_t GemmProgram::least_body_rows() const {
   constexpr int64_t kFewRows = 128;
-  const int64_t part = kNarrow / static_cast<int64_t>(products_of(step).size());
-  const int64_t down = cdiv(multiprocessors, 2 * cdiv(step.cols, part));  // tiles, at least
+  const int64_t part = kNarrow / static_cast<int64_t>(products_of(step_).size());
+  const int64_t down = cdiv(multiprocessors_, 2 * cdiv(step_.cols, part));  // tiles, at least
   return std::max(kFewRows, (down - 1) * kTileRows + 1);
 }
+
+// Fixed rows are no rows of a call.
+int64_t GemmProgram::least_rows() const { return library_ && !step_.rows ? least_body_rows() : 0; }
 
 bool GemmProgram::fits(const RunArgs& args) const {
   if (!suits(args)) return false;
   // Where products are long, a map after cuBLASLt's best tile costs less than the rounds of ours.
   constexpr int64_t kLong = 8192;
   const int64_t rows = of_body(args).rows;
-  if (library_ && (inner(args) > kLong || rows < least_rows(step_, multiprocessors_))) return false;
+  if (library_ && (inner(args) > kLong || rows < least_body_rows())) return false;
   // Measured: a wide tile, which reads its operands less often, is 4.5 % faster.
   return width_ == kNarrow || 1000 * cost(rows, kWide) <= 1045 * cost(rows, kNarrow);
 }
@@ -394,7 +397,10 @@ std::vector<Launch> GemmProgram::launches(const RunArgs& args) const {
   return list;
 }
 
-Attempt make_gemm(const Step& step, const Target& target) {
+namespace {
+
+// Refusals that hold for both widths have one reason.
+Attempt make(const Step& step, const Target& target, int64_t width) {
   if (!step.gemm()) return Refusal{GemmProgram::refusal(step, GemmProgram::kNarrow), true};
   const std::string wide = GemmProgram::refusal(step, GemmProgram::kWide);
   const std::string narrow = GemmProgram::refusal(step, GemmProgram::kNarrow);
@@ -411,15 +417,21 @@ Attempt make_gemm(const Step& step, const Target& target) {
     return Refusal{"cuBLASLt does the whole step in one product"};
   if (library && draws(step))
     return Refusal{"a body that draws random numbers is faster as a map after cuBLASLt's product"};
-  Programs programs;
-  for (const int64_t width : {GemmProgram::kWide, GemmProgram::kNarrow}) {
-    if (width == GemmProgram::kWide ? !wide.empty() : whole) continue;
-    programs.push_back(std::make_unique<GemmProgram>(step, width, target.processors, library));
-  }
-  // Fixed rows are no rows of a call.
-  const bool counts = library && !step.rows;
-  return kernel_of(step.name, std::move(programs),
-                   counts ? GemmProgram::least_rows(step, target.processors) : 0);
+  // The other width takes the step.
+  if (width == GemmProgram::kWide && !wide.empty()) return Refusal{wide, true};
+  if (width == GemmProgram::kNarrow && whole)
+    return Refusal{"cuBLASLt is faster than narrow tiles", true};
+  return kernel_of(step.name,
+                   std::make_unique<GemmProgram>(step, width, target.processors, library));
+}
+
+}  // namespace
+
+Attempt make_wide_gemm(const Step& step, const Target& target) {
+  return make(step, target, GemmProgram::kWide);
+}
+Attempt make_gemm(const Step& step, const Target& target) {
+  return make(step, target, GemmProgram::kNarrow);
 }
 
 }  // namespace tenon::cuda

@@ -50,12 +50,13 @@ void give(void* memory, void* stream) {
 std::string draw_text() { return kDraw; }
 
 const Backend& backend() {
+  // Two lines of one name: the first takes fewer calls.
   static constexpr Maker kMakers[] = {
-      {"vector map", make_vector}, {"tiled map", make_tile},
-      {"block map", make_block},   {"row map", make_row},
-      {"flat map", make_map},      {"gemm", make_gemm},
-      {"cublaslt", make_cublaslt}, {"cublaslt", make_cublaslt_split},
-      {"plain", make_plain}};
+      {"vector map", make_vector},      {"tiled map", make_whole_tiles},   {"tiled map", make_tile},
+      {"block map", make_whole_blocks}, {"block map", make_block},         {"row map", make_row},
+      {"flat map", make_map},           {"gemm", make_wide_gemm},          {"gemm", make_gemm},
+      {"cublaslt", make_cublaslt},      {"cublaslt", make_cublaslt_split}, {"plain", make_plain},
+  };
   static constexpr Backend kBackend{"cuda", Device::cuda, kMakers, here, take, give, draw};
   return kBackend;
 }

@@ -24,7 +24,7 @@ struct Launch {
   unsigned per_multiprocessor = 0;  // if not 0, the most blocks; they loop over the work
 };
 
-// Creating a text and checking a call need no GPU.
+// Creating a text and checking a call need no GPU. The functions are those of Kernel.
 class Program {
  public:
   virtual ~Program() = default;
@@ -33,6 +33,7 @@ class Program {
   // Whether it can run a call. Sizes or addresses may be unsuitable.
   [[nodiscard]] virtual bool fits(const RunArgs& /*args*/) const { return true; }
   [[nodiscard]] virtual bool fits_all() const { return false; }
+  [[nodiscard]] virtual int64_t least_rows() const { return 0; }
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
   // In order. `args.workspace` holds at least workspace(args.rows) bytes.
   [[nodiscard]] virtual std::vector<Launch> launches(const RunArgs& args) const = 0;
@@ -49,11 +50,7 @@ class Program {
   std::vector<std::string> entries_;
 };
 
-// A call runs the first of the programs that fits it. One that lends no workspace takes it in the
-// order of its stream.
-using Programs = std::vector<std::unique_ptr<Program>>;
-std::shared_ptr<const Kernel> kernel_of(const std::string& name, Programs programs,
-                                        int64_t least_rows = 0);
+// The kernel that runs a program. A call without a workspace takes one in the order of its stream.
 std::shared_ptr<const Kernel> kernel_of(const std::string& name, std::unique_ptr<Program> program);
 
 }  // namespace tenon::cuda

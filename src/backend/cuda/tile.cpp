@@ -151,8 +151,9 @@ TileProgram::TileProgram(const Step& step, bool whole_rows) : step_(step), whole
 }
 
 bool TileProgram::fits(const RunArgs& args) const {
-  if (args.rows == 0 || step_.cols == 0 || !suits_eights(step_, singles_, args)) return false;
+  if (args.rows == 0 || step_.cols == 0) return false;
   if (whole_rows_ && args.rows % kTile != 0) return false;
+  if (!suits_eights(step_, singles_, args)) return false;
   // Columns are written 16 rows at a time.
   for (const Encoder& e : step_.encoders) {
     if (!e.columnwise) continue;
@@ -185,15 +186,20 @@ std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
   return list;
 }
 
-Attempt make_tile(const Step& step, const Target& /*target*/) {
+namespace {
+
+Attempt make(const Step& step, bool whole_rows) {
   if (std::string why = TileProgram::refusal(step); !why.empty())
     return Refusal{std::move(why), !step.is_map()};
   if (turned_stores(step).empty() && stores_to(step, Store::To::column_sum).empty() &&
       VectorProgram::refusal(step).empty())
     return Refusal{"nothing is summed or written along the columns"};
-  Programs both;  // for whole tiles, and for every size
-  for (const bool whole : {true, false}) both.push_back(std::make_unique<TileProgram>(step, whole));
-  return kernel_of(step.name, std::move(both));
+  return kernel_of(step.name, std::make_unique<TileProgram>(step, whole_rows));
 }
+
+}  // namespace
+
+Attempt make_whole_tiles(const Step& step, const Target& /*target*/) { return make(step, true); }
+Attempt make_tile(const Step& step, const Target& /*target*/) { return make(step, false); }
 
 }  // namespace tenon::cuda
