@@ -4,11 +4,10 @@
 #include <algorithm>
 
 #include "backend/cuda/eight.h"
+#include "backend/cuda/skeletons.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
-
-extern const char kBlockSkeleton[];  // embedded by the build
 
 namespace {
 
@@ -134,7 +133,7 @@ std::string BlockProgram::refusal(const Step& step) {
   if (e.format.blocks(Orientation::rowwise).single()) return "the block map has no single scales";
   if (e.counts) return "the block map counts nothing";
   if (std::string why = parts_of(step).why_not; !why.empty()) return why;
-  if (argument_bytes(step, sizeof(TileHead)) > kArgumentBytes)
+  if (argument_bytes(step, sizeof(TenonTileHead)) > kArgumentBytes)
     return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
   return "";
 }
@@ -171,10 +170,11 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
                      sums.empty() && step.loads.size() == 1;
   parked_ = static_cast<unsigned>(light ? 1 : parts.all.size() - 1) * tile.threads() * kThreadBytes;
   text_ =
-      str(tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
-          "using Arguments = TenonTileArguments<",
-          step.loads.size() + formula.singles.count() + step.stores.size(), ", ", kEncoderPlaces,
-          ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
+      str(block_skeletons(), encoder_text(step),
+          arguments_text("TenonTileHead",
+                         step.loads.size() + formula.singles.count() + step.stores.size(),
+                         kEncoderPlaces),
+          "struct Body {\n  using Encoder = Encoder0;\n",
           "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
           ", kParts = ", parts.all.size(), ", kEncoded = ", parts.encoded,
           ", kSums = ", sums.size(), ", kStrip = ", partial_strip(step), ", kShift = ", parts.shift,
@@ -231,8 +231,8 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];
   const BlockTile& tile = tile_;
   const Accesses at = accesses_of(step_, singles_, args);
-  const std::array<Place, kEncoderPlaces> places = encoder_places(e, args);
-  const TileHead head = tile_head(step_, args, tile.rows);
+  const std::array<TenonPlace, kEncoderPlaces> places = encoder_places(e, args);
+  const TenonTileHead head = tile_head(step_, args, tile.rows);
   std::vector<Launch> list;
   const auto launch = [&](const char* entry, int64_t blocks, unsigned threads) {
     list.push_back(launch_of(number(entry), blocks, threads, head, at, places));

@@ -34,6 +34,7 @@ class ProgramKernel final : public Kernel {
   [[nodiscard]] std::vector<std::string> texts() const override { return {program_->text()}; }
 
   void run(const RunArgs& given) const override {
+    if (program_->idle(given)) return;
     const CurrentContext context;
     const auto stream = static_cast<Stream>(given.stream);
     RunArgs args = given;
