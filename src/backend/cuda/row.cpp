@@ -90,6 +90,15 @@ Size size_of(const Step& step) {
     if (s.threads <= kMostThreads && (best.threads == 0 || rank(s) < rank(best))) best = s;
   }
   if (best.threads) best.blocks = blocks(best.threads, words * best.vectors + kBeside);
+  if (best.threads && !step.totals().empty() && words_of(step, Load::From::row) == 0) {
+    // The compiler keeps a row decoded if it is read again after a total. One block alone would be
+    // idle at its barriers.
+    constexpr int64_t kBesideDecoded = 16;
+    const auto tile = [](const Load& l) { return l.from == Load::From::tile; };
+    const int64_t decoded = kEight * std::ranges::count_if(step.loads, tile) * best.vectors;
+    const int64_t fewer = blocks(best.threads, decoded + kBesideDecoded);
+    best.blocks = std::min(best.blocks, std::max<int64_t>(fewer, 2));
+  }
   return best;
 }
 
