@@ -58,7 +58,8 @@ class Kernel {
 
 struct Refusal {
   std::string why;
-  // The maker handles only other heads. Such a refusal carries no information.
+  // The maker handles only other heads, or leaves the step to the next maker of its name. Such a
+  // refusal carries no information.
   bool other_head = false;
 };
 

@@ -354,6 +354,26 @@ TEST(Choice, ACallTakesTheFirstWayThatFits) {
   EXPECT_EQ(maker(2), "flat map");
 }
 
+// Two ways of one maker: whole tiles have a shorter text of their own.
+TEST(Choice, RowsThatFillTilesHaveTheirOwnText) {
+  StepBuilder build("sum", 64, Precision::native);
+  build.store({To::column_sum, 0, DType::f32, {}}, build.load({From::tile, 0, DType::bf16, {}}));
+  const Chosen chosen = kernel_for(build.finish(), named_target("sm_90a"));
+  const auto* const memory = reinterpret_cast<std::byte*>(uintptr_t{1} << 20);  // not read
+  const auto text = [&](int64_t rows) {
+    const View in = matrix(memory, DType::bf16, rows, 64), out = matrix(memory, DType::f32, 1, 64);
+    const RunArgs call{.rows = rows, .in = {&in, 1}, .out = {&out, 1}, .parameters = {}};
+    EXPECT_EQ(chosen.kernel->way(call).maker, "tiled map");
+    const std::vector<std::string> texts = chosen.kernel->texts_for(call);
+    EXPECT_EQ(texts.size(), 1U);
+    return texts[0];
+  };
+  EXPECT_EQ(text(128), text(256));
+  EXPECT_EQ(text(100), text(200));
+  EXPECT_LT(text(128).find("kWholeRows = true"), text(128).size());
+  EXPECT_LT(text(100).find("kWholeRows = false"), text(100).size());
+}
+
 Step product_step(Precision precision, DType dtype, int64_t cols) {
   StepBuilder build("product", cols, precision);
   const Expr p = build.load({.from = From::product});

@@ -4,11 +4,10 @@
 #include <algorithm>
 
 #include "backend/cuda/eight.h"
+#include "backend/cuda/skeletons.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
-
-extern const char kBlockSkeleton[];  // embedded by the build
 
 namespace {
 
@@ -134,7 +133,7 @@ std::string BlockProgram::refusal(const Step& step) {
   if (e.format.blocks(Orientation::rowwise).single()) return "the block map has no single scales";
   if (e.counts) return "the block map counts nothing";
   if (std::string why = parts_of(step).why_not; !why.empty()) return why;
-  if (argument_bytes(step, sizeof(TileHead)) > kArgumentBytes)
+  if (argument_bytes(step, sizeof(TenonTileHead)) > kArgumentBytes)
     return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
   return "";
 }
@@ -171,10 +170,11 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
                      sums.empty() && step.loads.size() == 1;
   parked_ = static_cast<unsigned>(light ? 1 : parts.all.size() - 1) * tile.threads() * kThreadBytes;
   text_ =
-      str(tile_skeletons(), kBlockSkeleton, "\n", encoder_text(step),
-          "using Arguments = TenonTileArguments<",
-          step.loads.size() + formula.singles.count() + step.stores.size(), ", ", kEncoderPlaces,
-          ">;\nstruct Body {\n  using Encoder = Encoder0;\n",
+      str(block_skeletons(), encoder_text(step),
+          arguments_text("TenonTileHead",
+                         step.loads.size() + formula.singles.count() + step.stores.size(),
+                         kEncoderPlaces),
+          "struct Body {\n  using Encoder = Encoder0;\n",
           "  static constexpr int kTileRows = ", tile.rows, ", kTileCols = ", tile.cols,
           ", kParts = ", parts.all.size(), ", kEncoded = ", parts.encoded,
           ", kSums = ", sums.size(), ", kStrip = ", partial_strip(step), ", kShift = ", parts.shift,
@@ -208,8 +208,9 @@ BlockProgram::BlockProgram(const Step& step, bool whole_rows)
 
 bool BlockProgram::fits(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];
-  if (args.rows == 0 || step_.cols == 0 || !suits_eights(step_, singles_, args)) return false;
+  if (args.rows == 0 || step_.cols == 0) return false;
   if (whole_rows_ && args.rows % tile_.rows != 0) return false;
+  if (!suits_eights(step_, singles_, args)) return false;
   // Threads outside the tensor read its last row and column for their maxima. An output in place
   // could overwrite these first, so such calls are refused.
   for (const size_t k : stores_to(step_, Store::To::tile))
@@ -230,8 +231,8 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   const Encoder& e = step_.encoders[0];
   const BlockTile& tile = tile_;
   const Accesses at = accesses_of(step_, singles_, args);
-  const std::array<Place, kEncoderPlaces> places = encoder_places(e, args);
-  const TileHead head = tile_head(step_, args, tile.rows);
+  const std::array<TenonPlace, kEncoderPlaces> places = encoder_places(e, args);
+  const TenonTileHead head = tile_head(step_, args, tile.rows);
   std::vector<Launch> list;
   const auto launch = [&](const char* entry, int64_t blocks, unsigned threads) {
     list.push_back(launch_of(number(entry), blocks, threads, head, at, places));
@@ -256,13 +257,17 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
   return list;
 }
 
-Attempt make_block(const Step& step, const Target& /*target*/) {
+namespace {
+
+Attempt make(const Step& step, bool whole_rows) {
   if (std::string why = BlockProgram::refusal(step); !why.empty())
     return Refusal{std::move(why), !step.is_map()};
-  Programs both;  // for whole tiles, and for every size
-  for (const bool whole : {true, false})
-    both.push_back(std::make_unique<BlockProgram>(step, whole));
-  return kernel_of(step.name, std::move(both));
+  return kernel_of(step.name, std::make_unique<BlockProgram>(step, whole_rows));
 }
+
+}  // namespace
+
+Attempt make_whole_blocks(const Step& step, const Target& /*target*/) { return make(step, true); }
+Attempt make_block(const Step& step, const Target& /*target*/) { return make(step, false); }
 
 }  // namespace tenon::cuda

@@ -34,6 +34,8 @@ class BlockProgram final : public Program {
   unsigned parked_ = 0;  // bytes of values kept in shared memory
 };
 
+// For calls whose rows are whole tiles, and for calls of any size.
+Attempt make_whole_blocks(const Step& step, const Target& target);
 Attempt make_block(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

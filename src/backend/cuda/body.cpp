@@ -1,6 +1,8 @@
 // Prints loads, formulas and stores.
 #include "backend/cuda/body.h"
 
+#include <algorithm>
+
 #include "backend/cuda/native.h"
 #include "core/scaling.h"
 #include "expr/lower.h"
@@ -39,18 +41,18 @@ std::string block_arguments(const Load& l) {
              flag(l.orientation == Orientation::rowwise));
 }
 
-Access access(const View& view, const ColumnMap& columns) {
-  return {.data = view.data,
+TenonAccess access(const View& view, const ColumnMap& columns) {
+  return {.data = static_cast<TenonU8*>(view.data),
           .stride = view.stride,
           .block = columns.block,
           .block_stride = columns.stride,
           .offset = columns.offset};
 }
 
-Access load_access(const Load& l, const RunArgs& args) {
+TenonAccess load_access(const Load& l, const RunArgs& args) {
   if (l.from == Load::From::parameter) return {.value = args.parameters[l.arg]};
   if (!reads_view(l)) return {};
-  Access a = access(args.in[l.arg], l.columns);
+  TenonAccess a = access(args.in[l.arg], l.columns);
   const View& v = args.in[l.arg];
   if (l.from == Load::From::block)
     a.tiles = (l.orientation == Orientation::rowwise ? v.cols : v.rows) / 4;
@@ -62,13 +64,25 @@ bool lies_turned(const Matrix& m) { return m.transposed != m.codes_transposed();
 const char* flag(bool b) { return b ? "true" : "false"; }
 std::string format(DType d) { return str("tenon_", info(d).name); }
 
-Place place(const View& v) { return {v.data, v.stride, v.rows, v.cols}; }
+TenonPlace place(const View& v) {
+  return {static_cast<TenonU8*>(v.data), v.stride, v.rows, v.cols};
+}
 
-std::array<Place, kEncoderPlaces> encoder_places(const Encoder& e, const RunArgs& args) {
-  std::array<Place, kEncoderPlaces> all;
+const TenonU64* random_state(const RunArgs& args) {
+  return reinterpret_cast<const TenonU64*>(args.random);
+}
+
+std::string arguments_text(std::string_view head, size_t accesses, size_t places) {
+  return str("using Arguments = TenonArguments<", head, ", ", std::max<size_t>(1, accesses), ", ",
+             std::max<size_t>(1, places), ">;\n");
+}
+
+std::array<TenonPlace, kEncoderPlaces> encoder_places(const Encoder& e, const RunArgs& args) {
+  std::array<TenonPlace, kEncoderPlaces> all;
   for (uint32_t i = 0; i < Encoder::outputs; ++i)
     if (i != Encoder::health || e.counts) all[i] = place(args.out[e.out + i]);
-  if (info(e.format.scaling).reads_scale) all[Encoder::outputs].data = args.in[e.scale].data;
+  if (info(e.format.scaling).reads_scale)
+    all[Encoder::outputs].data = static_cast<TenonU8*>(args.in[e.scale].data);
   all[Encoder::outputs].cols = e.cols;
   return all;
 }

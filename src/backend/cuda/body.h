@@ -3,50 +3,34 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "backend/cuda/device/arguments.h"
 #include "core/few.h"
 #include "step/backend.h"
 
 namespace tenon::cuda {
 
-// Same layout as TenonAccess in device/map.cuh.
-struct Access {
-  void* data = nullptr;
-  int64_t stride = 0;
-  int64_t block = 1, block_stride = 1, offset = 0;
-  int64_t tiles = 0;  // tiles of swizzled scales per row
-  float value = 0;
-};
-static_assert(sizeof(Access) == 56);
-
 inline constexpr size_t kArgumentBytes = 4096;  // limit that every driver supports
 
-Access access(const View& view, const ColumnMap& columns);
+TenonAccess access(const View& view, const ColumnMap& columns);
 // The access of a load. The caller sets the address of a product or a total.
-Access load_access(const Load& l, const RunArgs& args);
+TenonAccess load_access(const Load& l, const RunArgs& args);
 
-// Same layout as TenonPlace in device/plain.cuh.
-struct Place {
-  void* data = nullptr;
-  int64_t stride = 0, rows = 0, cols = 0;
-};
-using Places = Few<Place, 8>;
-Place place(const View& v);
+using Places = Few<TenonPlace, 8>;
+TenonPlace place(const View& v);
 
-// The first members of TenonPlainArguments in device/plain.cuh.
-struct PlainHead {
-  int64_t rows = 0, cols = 0, inner = 0;
-  const uint64_t* random = nullptr;
-  void* from = nullptr;
-  void* to = nullptr;
-  int64_t count = 0;
-};
+// The state of random loads in the type of kernels.
+const TenonU64* random_state(const RunArgs& args);
+
+// `using Arguments = ...;` for a head of device/arguments.h.
+std::string arguments_text(std::string_view head, size_t accesses, size_t places);
 
 // The places of an encoder: its outputs, then its multiplier or amax with the columns of the
 // tensor.
 inline constexpr size_t kEncoderPlaces = Encoder::outputs + 1;
-std::array<Place, kEncoderPlaces> encoder_places(const Encoder& e, const RunArgs& args);
+std::array<TenonPlace, kEncoderPlaces> encoder_places(const Encoder& e, const RunArgs& args);
 // `struct ScalingN`: the properties of the format of encoder N that device/plain.cuh uses.
 std::string scaling_text(const Step& step, size_t number);
 

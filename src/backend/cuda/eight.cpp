@@ -8,13 +8,6 @@
 
 namespace tenon::cuda {
 
-// Embedded by the build.
-extern const char kWordsSkeleton[];
-extern const char kMapSkeleton[];
-extern const char kPlainSkeleton[];
-extern const char kVectorSkeleton[];
-extern const char kTileSkeleton[];
-
 namespace {
 
 std::vector<Loaded> loaded(const Step& step) {
@@ -33,11 +26,6 @@ int64_t partial_width(const Step& step) {
   return static_cast<int64_t>(stores_to(step, Store::To::column_sum).size()) * step.cols;
 }
 }  // namespace
-
-std::string vector_skeletons() {
-  return str(kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton, "\n", kVectorSkeleton, "\n");
-}
-std::string tile_skeletons() { return str(vector_skeletons(), kTileSkeleton, "\n"); }
 
 std::string element_eight(std::string_view kind, const ColumnMap& columns, const std::string& at) {
   return str("tenon_", kind, columns.contiguous() ? "8(" : "8_blocks(", at, ", row, column)");
@@ -106,15 +94,15 @@ std::string multiplier_lines(const Step& step) {
 }
 
 size_t argument_bytes(const Step& step, size_t head) {
-  return head + (step.loads.size() + step.stores.size()) * sizeof(Access) +
-         (step.encoders.size() * kEncoderPlaces + 1) * sizeof(Place);
+  return head + (step.loads.size() + step.stores.size()) * sizeof(TenonAccess) +
+         (step.encoders.size() * kEncoderPlaces + 1) * sizeof(TenonPlace);
 }
 
 EightLines eight_lines(const Step& step, size_t head) {
   if (step.effective_precision() != Precision::native)
     return {.ready = "", .lines = compute_lines(step)};
   const size_t bytes = argument_bytes(step, head);
-  const size_t room = bytes > kArgumentBytes ? 0 : (kArgumentBytes - bytes) / sizeof(Access);
+  const size_t room = bytes > kArgumentBytes ? 0 : (kArgumentBytes - bytes) / sizeof(TenonAccess);
   return native_eight(*step.graph, step.roots(), step.native_error(), loaded(step), room);
 }
 
@@ -132,17 +120,22 @@ std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::stri
              ")");
 }
 
-TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_rows) {
+TenonTileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_rows) {
   const auto tiles = [&](int64_t rows) {
     return static_cast<uint32_t>(rows / tile_rows * tile_rows);
   };
-  return {args.rows,       step.cols, args.random, args.workspace, tiles(args.rows - 1),
-          tiles(args.rows)};
+  return {.rows = args.rows,
+          .cols = step.cols,
+          .random = random_state(args),
+          .partial = static_cast<float*>(args.workspace),
+          .last = tiles(args.rows - 1),
+          .whole = tiles(args.rows)};
 }
 
 std::vector<Launch> launches_of_tiles(size_t entry, int64_t across, int64_t down, int64_t tile_rows,
-                                      unsigned threads, TileHead head, std::span<const Access> at,
-                                      std::span<const Place> places) {
+                                      unsigned threads, TenonTileHead head,
+                                      std::span<const TenonAccess> at,
+                                      std::span<const TenonPlace> places) {
   constexpr int64_t kMostDown = 65535;
   const int64_t each = cdiv(down, cdiv(down, kMostDown));  // balances the launches
   std::vector<Launch> list;
@@ -301,8 +294,8 @@ Few<float, 12> single_loads(const Step& step, const RunArgs& args) {
 
 Accesses accesses_of(const Step& step, const Singles& singles, const RunArgs& args) {
   Accesses all;
-  const auto add = [&](Access a, DType dtype, bool vectors) {
-    if (vectors) a.data = static_cast<std::byte*>(a.data) + a.offset * info(dtype).bytes;
+  const auto add = [&](TenonAccess a, DType dtype, bool vectors) {
+    if (vectors) a.data += a.offset * info(dtype).bytes;
     all.push_back(a);
   };
   for (const Load& l : step.loads)
@@ -317,7 +310,7 @@ Accesses accesses_of(const Step& step, const Singles& singles, const RunArgs& ar
   return all;
 }
 
-bool aligned(const Access& a, int64_t element_bytes, bool rows) {
+bool aligned(const TenonAccess& a, int64_t element_bytes, bool rows) {
   const int64_t bytes = std::min<int64_t>(16, kEight * element_bytes);
   const auto whole = [&](int64_t elements) { return elements * element_bytes % bytes == 0; };
   return reinterpret_cast<uintptr_t>(a.data) % static_cast<uintptr_t>(bytes) == 0 &&
@@ -327,8 +320,8 @@ bool aligned(const Access& a, int64_t element_bytes, bool rows) {
 
 namespace {
 // Whether eight adjacent elements have one scale, or scales in one vector. See tenon_block8.
-bool suits_block8(const Load& l, const Access& a) {
-  Access columns = a;
+bool suits_block8(const Load& l, const TenonAccess& a) {
+  TenonAccess columns = a;
   columns.data = nullptr;
   if (!aligned(columns, 1, false)) return false;
   const bool vector = l.format.blocks(l.orientation).cols == 1 && !l.format.swizzled;
@@ -345,7 +338,7 @@ bool suits_eights(const Step& step, const Singles& singles, const RunArgs& args)
   const auto small = [](int64_t n) { return 0 <= n && n <= INT32_MAX; };
   constexpr int64_t kMostBytes = 4;
   if (!small(args.rows) || !small(step.cols)) return false;
-  for (const Access& a : all)
+  for (const TenonAccess& a : all)
     if (!small(a.stride * kMostBytes) || !small(a.block_stride)) return false;
   const auto whole = [](const void* data, size_t bytes) {
     return reinterpret_cast<uintptr_t>(data) % bytes == 0;
@@ -366,7 +359,7 @@ bool suits_eights(const Step& step, const Singles& singles, const RunArgs& args)
   }
   for (size_t k = 0; k < step.stores.size(); ++k) {
     const Store& s = step.stores[k];
-    const Access& a = all[step.loads.size() + k];
+    const TenonAccess& a = all[step.loads.size() + k];
     bool fine = true;
     if (s.to == Store::To::amax)
       fine = reinterpret_cast<uintptr_t>(a.data) % sizeof(uint32_t) == 0;

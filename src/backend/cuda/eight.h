@@ -10,43 +10,19 @@
 namespace tenon::cuda {
 
 inline constexpr int64_t kEight = 8;
-inline constexpr int64_t kLine = 32;  // floats of a cache line, as kTenonLine in device/tile.cuh
+inline constexpr int64_t kLine = kTenonLine;
 
-// The texts of device/*.cuh for the vector map, and for the tiled maps.
-std::string vector_skeletons();
-std::string tile_skeletons();
-
-// The first members of TenonTileArguments in device/tile.cuh.
-struct TileHead {
-  int64_t rows = 0, cols = 0;
-  const uint64_t* random = nullptr;
-  void* partial = nullptr;
-  uint32_t last = 0, whole = 0;  // first row of the last tiles; rows in full tiles
-};
 // The head of a call with tiles of `tile_rows` rows.
-TileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_rows);
+TenonTileHead tile_head(const Step& step, const RunArgs& args, int64_t tile_rows);
 
-// A launch whose argument is the head, the accesses and the places, in this order.
-template <class Head>
-Launch launch_of(size_t entry, int64_t blocks, unsigned threads, const Head& head,
-                 std::span<const Access> at, std::span<const Place> places) {
-  Launch l;
-  l.entry = entry;
-  l.blocks = static_cast<unsigned>(blocks);
-  l.threads = threads;
-  l.arguments.append(std::as_bytes(std::span(&head, 1)));
-  l.arguments.append(std::as_bytes(at));
-  l.arguments.append(std::as_bytes(places));
-  return l;
-}
-
-// Size of that argument for a head of `head` bytes, without single values.
+// Size of a kernel argument with a head of `head` bytes, without single values.
 size_t argument_bytes(const Step& step, size_t head);
 
 // Launches for `across` x `down` tiles. `down` may exceed the grid limit of one launch.
 std::vector<Launch> launches_of_tiles(size_t entry, int64_t across, int64_t down, int64_t tile_rows,
-                                      unsigned threads, TileHead head, std::span<const Access> at,
-                                      std::span<const Place> places);
+                                      unsigned threads, TenonTileHead head,
+                                      std::span<const TenonAccess> at,
+                                      std::span<const TenonPlace> places);
 
 // An element of a tile or a row, relative to the data of accesses_of().
 std::string element_eight(std::string_view kind, const ColumnMap& columns, const std::string& at);
@@ -71,7 +47,7 @@ int64_t held_bytes(const Step& step);
 
 // The formula: preparation of the loads of eight elements, then the lines for each element. `head`
 // is the size of the head of the kernel argument.
-EightLines eight_lines(const Step& step, size_t head = sizeof(TileHead));
+EightLines eight_lines(const Step& step, size_t head = sizeof(TenonTileHead));
 // Copies its single values into in[], after the loads.
 std::string single_lines(const Step& step, const Singles& singles);
 
@@ -106,12 +82,12 @@ int64_t partial_blocks(const Step& step);
 // The stores of one kind.
 std::vector<size_t> stores_to(const Step& step, Store::To to);
 
-using Accesses = Few<Access, 12>;
+using Accesses = Few<TenonAccess, 12>;
 // Loads, single values, then stores. An encoded store uses the rowwise data of its encoder. For
 // vectors, the data pointer includes the column offset.
 Accesses accesses_of(const Step& step, const Singles& singles, const RunArgs& args);
 // Whether every access of eight elements is one or two aligned vectors, and the parameters fit.
 bool suits_eights(const Step& step, const Singles& singles, const RunArgs& args);
-bool aligned(const Access& a, int64_t element_bytes, bool rows);
+bool aligned(const TenonAccess& a, int64_t element_bytes, bool rows);
 
 }  // namespace tenon::cuda

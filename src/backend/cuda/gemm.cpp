@@ -8,37 +8,24 @@
 #include "backend/cuda/eight.h"
 #include "backend/cuda/lt_form.h"
 #include "backend/cuda/plain.h"
+#include "backend/cuda/skeletons.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
-
-// Embedded by the build.
-extern const char kGemmSkeleton[];
 
 namespace {
 
 constexpr const char* kEntry = "tenon_gemm_kernel";
 constexpr const char* kClear = "tenon_gemm_clear";
 constexpr unsigned kThreads = 384;
-constexpr int64_t kTileRows = 128, kStep = 64, kBoxLanes = 64;
+constexpr int64_t kTileRows = kTenonTileRows, kStep = kTenonStep, kBoxLanes = 64;
 constexpr int64_t kOrder = 32;  // columns that a tensor map permutes
 constexpr int64_t kElement = 2;
-constexpr size_t kMapAlignment = 128;
-
-// The first members of TenonGemmArguments in device/gemm.cuh.
-struct TensorMap {
-  uint64_t data[16];
-};
-struct GemmHead {
-  std::array<TensorMap, 3> maps{};
-  uint32_t rows = 0, cols = 0, steps = 0, down = 0, across = 0, block = 1;
-  const uint64_t* random = nullptr;
-};
-static_assert(sizeof(GemmHead) == 3 * 128 + 32);
+constexpr size_t kMapAlignment = kTenonMapAlignment;
 
 // Bytes of the stages and their barriers, and for alignment.
 unsigned shared_bytes(int64_t width) {
-  const int64_t stages = width > 128 ? 5 : 7;
+  const int64_t stages = width > 128 ? kTenonWideStages : kTenonNarrowStages;
   return static_cast<unsigned>(1024 + stages * ((kTileRows + width) * kStep * kElement + 16));
 }
 
@@ -142,7 +129,7 @@ std::string body_refusal(const Step& step) {
     if (e.counts) return "its body counts nothing";
   }
   if (step.stores.empty()) return "there is nothing to store";
-  if (argument_bytes(step, sizeof(GemmHead)) + kMapAlignment > kArgumentBytes)
+  if (argument_bytes(step, sizeof(TenonGemmHead)) + kMapAlignment > kArgumentBytes)
     return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
   return "";
 }
@@ -182,7 +169,7 @@ std::string GemmProgram::refusal(const Step& step, int64_t width) {
 GemmProgram::GemmProgram(const Step& step, int64_t width, int64_t multiprocessors, bool library)
     : step_(step), width_(width), multiprocessors_(multiprocessors), library_(library) {
   entries_ = {kEntry};
-  const EightLines formula = eight_lines(step, sizeof(GemmHead) + kMapAlignment);
+  const EightLines formula = eight_lines(step, sizeof(TenonGemmHead) + kMapAlignment);
   singles_ = formula.singles;
   const LoadText load = load_text(step);
   // The accumulators of a wide tile leave registers for one row only.
@@ -192,7 +179,7 @@ GemmProgram::GemmProgram(const Step& step, int64_t width, int64_t multiprocessor
   const size_t loads = step.loads.size() + formula.singles.count();
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
   text_ = str(
-      vector_skeletons(), kGemmSkeleton, "\n", scalings, "using Arguments = TenonGemmArguments<",
+      gemm_skeletons(), scalings, "using Arguments = TenonGemmArguments<",
       loads + step.stores.size(), ", ", places,
       ">;\nstruct Body {\n  static constexpr int kLoads = ", loads,
       ", kStores = ", step.stores.size(), ", kAmax = ", stores_to(step, Store::To::amax).size(),
@@ -265,19 +252,22 @@ bool GemmProgram::suits(const RunArgs& args) const {
 }
 
 // Where rows or tiles are few, cuBLASLt divides the work better.
-int64_t GemmProgram::least_rows(const Step& step, int64_t multiprocessors) {
+int64_t GemmProgram::least_body_rows() const {
   constexpr int64_t kFewRows = 128;
-  const int64_t part = kNarrow / static_cast<int64_t>(products_of(step).size());
-  const int64_t down = cdiv(multiprocessors, 2 * cdiv(step.cols, part));  // tiles, at least
+  const int64_t part = kNarrow / static_cast<int64_t>(products_of(step_).size());
+  const int64_t down = cdiv(multiprocessors_, 2 * cdiv(step_.cols, part));  // tiles, at least
   return std::max(kFewRows, (down - 1) * kTileRows + 1);
 }
+
+// Fixed rows are no rows of a call.
+int64_t GemmProgram::least_rows() const { return library_ && !step_.rows ? least_body_rows() : 0; }
 
 bool GemmProgram::fits(const RunArgs& args) const {
   if (!suits(args)) return false;
   // Where products are long, a map after cuBLASLt's best tile costs less than the rounds of ours.
   constexpr int64_t kLong = 8192;
   const int64_t rows = of_body(args).rows;
-  if (library_ && (inner(args) > kLong || rows < least_rows(step_, multiprocessors_))) return false;
+  if (library_ && (inner(args) > kLong || rows < least_body_rows())) return false;
   // Measured: a wide tile, which reads its operands less often, is 4.5 % faster.
   return width_ == kNarrow || 1000 * cost(rows, kWide) <= 1045 * cost(rows, kNarrow);
 }
@@ -342,8 +332,8 @@ namespace {
 // Constants of cuda.h.
 constexpr int kReal16F = 6, kReal16BF = 9, kSwizzle128 = 3, kPromote128 = 2;
 
-TensorMap encoded(const TensorBox& b) {
-  alignas(kMapAlignment) TensorMap map;
+TenonTensorMap encoded(const TensorBox& b) {
+  alignas(kMapAlignment) TenonTensorMap map;
   constexpr std::array<unsigned, 5> kOnes{1, 1, 1, 1, 1};
   check(driver().tensor_map_encode(&map, b.dtype == DType::f16 ? kReal16F : kReal16BF, b.rank,
                                    b.data, b.sizes.data(), b.strides.data(), b.box.data(),
@@ -358,21 +348,20 @@ std::vector<Launch> GemmProgram::launches(const RunArgs& args) const {
   const RunArgs body = of_body(args);
   const std::vector<ColumnMap> products = products_of(step_);
   const int64_t part = width_ / static_cast<int64_t>(products.size());
-  GemmHead head;
+  TenonGemmHead head;
   size_t map = 0;
-  for (const TensorBox& b : boxes(args)) head.maps[map++] = encoded(b);
+  for (const TensorBox& b : boxes(args)) head.map[map++] = encoded(b);
   head.rows = static_cast<uint32_t>(body.rows);
   head.cols = static_cast<uint32_t>(step_.cols);
   head.steps = static_cast<uint32_t>(cdiv(inner(args), kStep));
   head.down = static_cast<uint32_t>(cdiv(body.rows, kTileRows));
   head.across = static_cast<uint32_t>(cdiv(step_.cols, part));
   head.block = static_cast<uint32_t>(even(products[0]) ? step_.cols : products[0].block);
-  head.random = args.random;
+  head.random = random_state(args);
   const Accesses at = accesses_of(step_, singles_, body);
   Places places;
   for (const Encoder& e : step_.encoders)
-    for (const Place& p : encoder_places(e, args)) places.push_back(p);
-  if (places.empty()) places.emplace_back();
+    for (const TenonPlace& p : encoder_places(e, args)) places.push_back(p);
   Launch l =
       launch_of(number(kEntry), int64_t{head.down} * head.across, kThreads, head, at, places);
   // Pads the struct to its alignment on the device.
@@ -392,7 +381,10 @@ std::vector<Launch> GemmProgram::launches(const RunArgs& args) const {
   return list;
 }
 
-Attempt make_gemm(const Step& step, const Target& target) {
+namespace {
+
+// Refusals that hold for both widths have one reason.
+Attempt make(const Step& step, const Target& target, int64_t width) {
   if (!step.gemm()) return Refusal{GemmProgram::refusal(step, GemmProgram::kNarrow), true};
   const std::string wide = GemmProgram::refusal(step, GemmProgram::kWide);
   const std::string narrow = GemmProgram::refusal(step, GemmProgram::kNarrow);
@@ -409,15 +401,21 @@ Attempt make_gemm(const Step& step, const Target& target) {
     return Refusal{"cuBLASLt does the whole step in one product"};
   if (library && draws(step))
     return Refusal{"a body that draws random numbers is faster as a map after cuBLASLt's product"};
-  Programs programs;
-  for (const int64_t width : {GemmProgram::kWide, GemmProgram::kNarrow}) {
-    if (width == GemmProgram::kWide ? !wide.empty() : whole) continue;
-    programs.push_back(std::make_unique<GemmProgram>(step, width, target.processors, library));
-  }
-  // Fixed rows are no rows of a call.
-  const bool counts = library && !step.rows;
-  return kernel_of(step.name, std::move(programs),
-                   counts ? GemmProgram::least_rows(step, target.processors) : 0);
+  // The other width takes the step.
+  if (width == GemmProgram::kWide && !wide.empty()) return Refusal{wide, true};
+  if (width == GemmProgram::kNarrow && whole)
+    return Refusal{"cuBLASLt is faster than narrow tiles", true};
+  return kernel_of(step.name,
+                   std::make_unique<GemmProgram>(step, width, target.processors, library));
+}
+
+}  // namespace
+
+Attempt make_wide_gemm(const Step& step, const Target& target) {
+  return make(step, target, GemmProgram::kWide);
+}
+Attempt make_gemm(const Step& step, const Target& target) {
+  return make(step, target, GemmProgram::kNarrow);
 }
 
 }  // namespace tenon::cuda

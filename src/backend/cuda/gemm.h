@@ -33,14 +33,12 @@ class GemmProgram final : public Program {
   // `library`: cuBLASLt is available for calls that do not fit.
   GemmProgram(const Step& step, int64_t width, int64_t multiprocessors, bool library = true);
 
-  // From how many rows of a call on it is faster than cuBLASLt's product.
-  [[nodiscard]] static int64_t least_rows(const Step& step, int64_t multiprocessors);
-
   // Whether its results would be right: sizes, and addresses that copies of tensors and vectors of
   // the body need.
   [[nodiscard]] bool suits(const RunArgs& args) const;
   // Whether the call suits and this program is the fastest.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
+  [[nodiscard]] int64_t least_rows() const override;
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
 
   // a, b, and b of the second half of a gated body.
@@ -50,6 +48,8 @@ class GemmProgram final : public Program {
   // The call with the row count of the result.
   [[nodiscard]] RunArgs of_body(const RunArgs& args) const;
   [[nodiscard]] int64_t inner(const RunArgs& args) const;
+  // From how many rows of the result on it is faster than cuBLASLt's product.
+  [[nodiscard]] int64_t least_body_rows() const;
   // The work of the busiest multiprocessor, in columns of tiles.
   [[nodiscard]] int64_t cost(int64_t rows, int64_t width) const;
 
@@ -59,6 +59,8 @@ class GemmProgram final : public Program {
   bool library_;
 };
 
+// With wide tiles for the calls that they suit better, and with narrow tiles.
+Attempt make_wide_gemm(const Step& step, const Target& target);
 Attempt make_gemm(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

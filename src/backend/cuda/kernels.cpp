@@ -7,20 +7,11 @@
 
 #include "backend/cuda/cache.h"
 #include "backend/cuda/nvrtc.h"
+#include "backend/cuda/skeletons.h"
 #include "core/lock.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
-
-// Embedded by the build.
-extern const char kWordsSkeleton[];
-extern const char kMapSkeleton[];
-extern const char kPlainSkeleton[];
-extern const char kVectorSkeleton[];
-extern const char kTileSkeleton[];
-extern const char kBlockSkeleton[];
-extern const char kRowSkeleton[];
-extern const char kGemmSkeleton[];
 
 namespace {
 
@@ -36,18 +27,6 @@ struct Code {
 std::map<Key, Code>& modules() {
   static auto* const kModules = new std::map<Key, Code>;
   return *kModules;
-}
-
-// The size of the skeletons of a text. A skeleton that is not in the list is not shared.
-size_t skeleton_bytes(std::string_view text) {
-  size_t size = 0;
-  for (const std::string_view s : {kWordsSkeleton, kMapSkeleton, kPlainSkeleton, kVectorSkeleton,
-                                   kTileSkeleton, kBlockSkeleton, kRowSkeleton, kGemmSkeleton})
-    if (text.substr(size).starts_with(s)) {
-      size += s.size();
-      if (text.substr(size).starts_with('\n')) ++size;
-    }
-  return size;
 }
 
 std::string prefix_of(size_t part) { return str("part", part, "_"); }

@@ -1,36 +1,25 @@
-// Prints the body of a step after the skeletons, and launches the compiled kernel.
+// Prints the body of a step after the skeletons.
 #include "backend/cuda/map.h"
 
 #include <algorithm>
-#include <array>
 
 #include "backend/cuda/body.h"
-#include "backend/cuda/driver.h"
-#include "backend/cuda/kernels.h"
+#include "backend/cuda/eight.h"
+#include "backend/cuda/skeletons.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
-
-// The texts of device/words.cuh and device/map.cuh, embedded by the build.
-extern const char kWordsSkeleton[];
-extern const char kMapSkeleton[];
 
 namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr unsigned kBlocksPerMultiprocessor = 32;  // a few waves, so that the tail is short
+constexpr size_t kMostAccesses =
+    (kArgumentBytes - sizeof(TenonMapHead) - sizeof(TenonPlace)) / sizeof(TenonAccess);
 
-constexpr size_t kMostAccesses = (kArgumentBytes - 2 * sizeof(int64_t)) / sizeof(Access);
+}  // namespace
 
-// Same layout as TenonMapArguments in device/map.cuh.
-struct MapArguments {
-  int64_t rows = 0, cols = 0;
-  std::array<Access, kMostAccesses> at{};
-};
-static_assert(sizeof(MapArguments) <= kArgumentBytes);
-
-// Why the flat map refuses a step. Empty if it accepts the step.
-std::string refusal(const Step& step) {
+std::string MapProgram::refusal(const Step& step) {
   if (!step.is_map()) return str("the flat map has no ", step.head_name(), " head");
   for (const Store& s : step.stores)
     if (s.to != Store::To::tile)
@@ -53,66 +42,36 @@ std::string refusal(const Step& step) {
   return "";
 }
 
-class FlatMap final : public Kernel {
- public:
-  explicit FlatMap(const Step& step)
-      : loads_(step.loads),
-        stores_(step.stores),
-        cols_(step.cols),
-        source_(step.name, map_source(step), kMapKernel) {}
-
-  void prepare() const override {
-    const CurrentContext context;
-    source_.load(context);
-  }
-
-  [[nodiscard]] std::vector<std::string> texts() const override { return {source_.text()}; }
-
-  void run(const RunArgs& args) const override {
-    if (args.rows == 0 || cols_ == 0) return;
-    const CurrentContext context;
-    const LoadedKernel kernel = source_.load(context);
-    MapArguments arguments{.rows = args.rows, .cols = cols_};
-    Access* at = arguments.at.data();
-    for (const Load& l : loads_) *at++ = load_access(l, args);
-    for (const Store& s : stores_) *at++ = access(args.out[s.arg], s.columns);
-
-    // A grid-stride loop, so that the grid stays small for any number of elements.
-    const int64_t wanted = (args.rows * cols_ + kThreads - 1) / kThreads;
-    const int64_t most = int64_t{kernel.multiprocessors} * kBlocksPerMultiprocessor;
-    const auto blocks = static_cast<unsigned>(std::min(wanted, most));
-    void* values[] = {&arguments};
-    const int result = driver().launch_kernel(kernel.function, blocks, 1, 1, kThreads, 1, 1, 0,
-                                              static_cast<Stream>(args.stream), values, nullptr);
-    if (result != 0) check(result, str("launching '", source_.name(), "'"));
-  }
-
- private:
-  std::vector<Load> loads_;
-  std::vector<Store> stores_;
-  int64_t cols_;
-  Source source_;
-};
-
-}  // namespace
-
-std::string map_source(const Step& step) {
+MapProgram::MapProgram(const Step& step) : step_(step) {
+  entries_ = {"tenon_map_kernel"};
   const std::string at = "const TenonAccess* at, TenonI64 row, TenonI64 column";
-  return str(kWordsSkeleton, "\n", kMapSkeleton,
-             "\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
-             ", kStores = ", step.stores.size(), ";\n", "  __device__ static void load(", at,
-             ", float* in) {\n", indented(load_lines(step)),
-             "  }\n  __device__ static void compute(const float* in, float* out) {\n",
-             indented(compute_lines(step)), "  }\n  __device__ static void store(", at,
-             ", const float* out) {\n", indented(store_lines(step)), "  }\n};\n\n",
-             "extern \"C\" __global__ void ", kMapKernel,
-             "(const __grid_constant__ TenonMapArguments<Body::kLoads + Body::kStores> arguments) "
-             "{\n  tenon_map<Body>(arguments);\n}\n");
+  text_ = str(map_skeletons(), "struct Body {\n  static constexpr int kLoads = ", step.loads.size(),
+              ", kStores = ", step.stores.size(), ";\n", "  __device__ static void load(", at,
+              ", float* in) {\n", indented(load_lines(step)),
+              "  }\n  __device__ static void compute(const float* in, float* out) {\n",
+              indented(compute_lines(step)), "  }\n  __device__ static void store(", at,
+              ", const float* out) {\n", indented(store_lines(step)), "  }\n};\n",
+              arguments_text("TenonMapHead", step.loads.size() + step.stores.size(), 0),
+              "extern \"C\" __global__ void ", entries_[0],
+              "(const __grid_constant__ Arguments a) {\n  tenon_map<Body>(a);\n}\n");
+}
+
+// A grid-stride loop, so that the grid stays small for any number of elements.
+std::vector<Launch> MapProgram::launches(const RunArgs& args) const {
+  Accesses at;
+  for (const Load& l : step_.loads) at.push_back(load_access(l, args));
+  for (const Store& s : step_.stores) at.push_back(access(args.out[s.arg], s.columns));
+  const TenonMapHead head{args.rows, step_.cols};
+  const int64_t wanted = std::min<int64_t>(cdiv(args.rows * step_.cols, kThreads), INT32_MAX);
+  Launch l = launch_of(0, wanted, kThreads, head, at, {});
+  l.per_multiprocessor = kBlocksPerMultiprocessor;
+  return {std::move(l)};
 }
 
 Attempt make_map(const Step& step, const Target& /*target*/) {
-  if (std::string why = refusal(step); !why.empty()) return Refusal{std::move(why), !step.is_map()};
-  return std::make_shared<const FlatMap>(step);
+  if (std::string why = MapProgram::refusal(step); !why.empty())
+    return Refusal{std::move(why), !step.is_map()};
+  return kernel_of(step.name, std::make_unique<MapProgram>(step));
 }
 
 }  // namespace tenon::cuda

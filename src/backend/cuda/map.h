@@ -3,13 +3,26 @@
 
 #include <string>
 
-#include "step/backend.h"
+#include "backend/cuda/program.h"
 
 namespace tenon::cuda {
 
-// The complete text of the kernel of a step. It does not depend on sizes.
-std::string map_source(const Step& step);
-inline constexpr const char* kMapKernel = "tenon_map_kernel";
+class MapProgram final : public Program {
+ public:
+  // Why the flat map refuses a step. Empty if it accepts the step.
+  static std::string refusal(const Step& step);
+  // The text does not depend on sizes.
+  explicit MapProgram(const Step& step);
+
+  [[nodiscard]] bool fits_all() const override { return true; }
+  [[nodiscard]] bool idle(const RunArgs& args) const override {
+    return args.rows == 0 || step_.cols == 0;
+  }
+  [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
+
+ private:
+  Step step_;
+};
 
 Attempt make_map(const Step& step, const Target& target);
 

@@ -6,17 +6,13 @@
 #include "backend/cuda/body.h"
 #include "backend/cuda/eight.h"
 #include "backend/cuda/nvrtc.h"
+#include "backend/cuda/skeletons.h"
 #include "core/scaling.h"
 #include "expr/print.h"
 #include "step/split.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
-
-// The texts of device/*.cuh, embedded by the build.
-extern const char kWordsSkeleton[];
-extern const char kMapSkeleton[];
-extern const char kPlainSkeleton[];
 
 namespace {
 
@@ -28,8 +24,8 @@ constexpr size_t kAlignment = 64;
 
 // The input from an earlier kernel and the output for a later one.
 struct Memory {
-  void* from = nullptr;
-  void* to = nullptr;
+  float* from = nullptr;
+  float* to = nullptr;
   int64_t count = 0;
 };
 
@@ -125,9 +121,9 @@ class PlainProgram::Writer {
     }
   }
 
-  void* take(int64_t bytes) {
-    void* const here = memory_ ? memory_ + used_ : nullptr;
-    used_ += static_cast<size_t>(rup(bytes, kAlignment));
+  float* take(int64_t floats) {
+    float* const here = memory_ ? reinterpret_cast<float*>(memory_ + used_) : nullptr;
+    used_ += static_cast<size_t>(rup(floats * static_cast<int64_t>(sizeof(float)), kAlignment));
     return here;
   }
 
@@ -140,32 +136,21 @@ class PlainProgram::Writer {
       text += str("extern \"C\" __global__ void ", entries.back(),
                   "(const __grid_constant__ Arguments a) {\n  tenon_", what, with, "(a);\n}\n");
     if (!args_ || work <= 0) return;
-    Launch l{.entry = number, .threads = threads, .arguments = {}};
     const int64_t wanted = threads == kWarp ? work : cdiv(work, threads);
-    l.blocks = static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, kMostBlocks));
-    const PlainHead head{rows_, step_.cols, inner_, args_->random, m.from, m.to, m.count};
-    const auto add = [&](const void* data, size_t bytes) {
-      const auto* from = static_cast<const std::byte*>(data);
-      l.arguments.append({from, bytes});
-    };
-    add(&head, sizeof head);
-    const std::vector<Access> one(accesses_.empty() ? 1 : 0);
-    add(accesses_.data(), accesses_.size() * sizeof(Access));
-    add(one.data(), one.size() * sizeof(Access));
-    const std::vector<Place> some(places_.empty() ? 1 : 0);
-    add(places_.data(), places_.size() * sizeof(Place));
-    add(some.data(), some.size() * sizeof(Place));
-    all.push_back(std::move(l));
+    const TenonPlainHead head{rows_,  step_.cols, inner_, random_state(*args_),
+                              m.from, m.to,       m.count};
+    all.push_back(launch_of(number, std::clamp<int64_t>(wanted, 1, kMostBlocks), threads, head,
+                            accesses_, places_));
   }
 
   // Sets the address of the loads of a total to the output of an earlier kernel.
-  void point(uint32_t total, void* data) {
+  void point(uint32_t total, float* data) {
     if (!args_) return;
     for (size_t i = 0; i < step_.loads.size(); ++i) {
       const Load& l = step_.loads[i];
       if (l.from != Load::From::total || l.arg != total) continue;
       accesses_[i] = access({}, l.columns);
-      accesses_[i].data = data;
+      accesses_[i].data = reinterpret_cast<TenonU8*>(data);
       accesses_[i].stride = 1;
     }
   }
@@ -179,9 +164,9 @@ class PlainProgram::Writer {
 
   // A total reads the totals before it. Memory is assigned first: a kernel may load unused totals.
   void totals() {
-    std::vector<void*> to;
+    std::vector<float*> to;
     for (uint32_t t = 0; t < step_.totals().size(); ++t) {
-      to.push_back(take(rows_ * static_cast<int64_t>(sizeof(float))));
+      to.push_back(take(rows_));
       point(t, to[t]);
     }
     for (size_t t = 0; t < to.size(); ++t)
@@ -193,7 +178,6 @@ class PlainProgram::Writer {
     const Store& s = step_.stores[k];
     const std::string of = str("<Body, ", k);
     const std::string as = str(", ", format(s.dtype), ">");
-    const auto floats = [&](int64_t n) { return take(n * static_cast<int64_t>(sizeof(float))); };
     switch (s.to) {
       case Store::To::tile:
       case Store::To::encoded:
@@ -204,7 +188,7 @@ class PlainProgram::Writer {
         return kernel("row_sums", of + as, rows_, kWarp);
       case Store::To::column_sum: {
         const int64_t blocks = cdiv(rows_, kSumRows);
-        void* const parts = floats(blocks * step_.cols);
+        float* const parts = take(blocks * step_.cols);
         kernel("column_parts", str(of, ", ", flag(s.ordered), ">"), blocks * step_.cols, kThreads,
                {nullptr, parts, blocks * step_.cols});
         return kernel("column_sums", of + as, step_.cols, kThreads, {parts, nullptr, blocks});
@@ -212,7 +196,7 @@ class PlainProgram::Writer {
       case Store::To::sum:
         return sum(of, as);
       case Store::To::amax: {
-        void* const most = floats(1);
+        float* const most = take(1);
         kernel("clear", "", 1, kThreads, {nullptr, most, 1});
         kernel("amax_parts", of + ">", rows_ * step_.cols, kThreads, {nullptr, most, 0});
         return kernel("amax_end", str(of, ", ", flag(s.join), ">"), 1, kThreads,
@@ -224,9 +208,8 @@ class PlainProgram::Writer {
   // One kernel serves all levels after the first.
   void sum(const std::string& of, const std::string& as) {
     int64_t n = cdiv(rows_ * step_.cols, kSumElements);
-    constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
-    void* parts = take(std::max<int64_t>(n, 1) * kFloat);
-    void* more = take(std::max<int64_t>(cdiv(n, kSumElements), 1) * kFloat);
+    float* parts = take(std::max<int64_t>(n, 1));
+    float* more = take(std::max<int64_t>(cdiv(n, kSumElements), 1));
     kernel("sum_parts", of + ">", n, kThreads, {nullptr, parts, n});
     kernel("sum_more", "", n > 1 ? cdiv(n, kSumElements) : 0, kThreads, {parts, more, n});
     // Levels alternate between two buffers. A level has at most 1/256 of the values of the previous
@@ -236,7 +219,7 @@ class PlainProgram::Writer {
            n = cdiv(n, kSumElements), std::swap(parts, more))
         if (args_) {
           Launch again = all.back();
-          auto* head = reinterpret_cast<PlainHead*>(again.arguments.data());
+          auto* head = reinterpret_cast<TenonPlainHead*>(again.arguments.data());
           head->from = parts;
           head->to = more;
           head->count = n;
@@ -250,10 +233,10 @@ class PlainProgram::Writer {
     const Encoder& e = step_.encoders[number];
     const std::string name = str("Encoder", number);
     const int64_t elements = rows_ * e.cols;
-    void* health = nullptr;
+    float* health = nullptr;
     constexpr int64_t kHealthWords = 6;  // three 64-bit numbers
     if (e.counts) {
-      health = take(kHealthWords * static_cast<int64_t>(sizeof(float)));
+      health = take(kHealthWords);
       kernel("clear", "", kHealthWords, kThreads, {nullptr, health, kHealthWords});
     }
     for (const Orientation o : kOrientations) {
@@ -284,8 +267,8 @@ class PlainProgram::Writer {
   bool writes_ = false;
   const RunArgs* args_ = nullptr;
   int64_t rows_ = 0, inner_ = 0;
-  std::vector<Access> accesses_;
-  std::vector<Place> places_;
+  std::vector<TenonAccess> accesses_;
+  std::vector<TenonPlace> places_;
   std::byte* memory_ = nullptr;
   size_t used_ = 0;
 };
@@ -294,20 +277,18 @@ PlainProgram::PlainProgram(const Step& step) : step_(step) {
   Writer w(step_);
   w.walk();
   entries_ = w.entries;
-  const size_t accesses = std::max<size_t>(1, step.loads.size() + step.stores.size());
-  const size_t places =
-      std::max<size_t>(1, step.encoders.size() * kEncoderPlaces + (step.gemm() ? 4 : 0));
   const char* const at = "const TenonAccess* at, ";
   const char* const element = "TenonI64 row, TenonI64 column, ";
   text_ = str(
-      kWordsSkeleton, "\n", kMapSkeleton, "\n", kPlainSkeleton,
-      "\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
+      plain_skeletons(), "struct Body {\n  static constexpr int kLoads = ", step.loads.size(),
       ", kRoots = ", step.stores.size() + step.totals().size(), ";\n  __device__ static void load(",
       at, "const TenonU64* random, ", element, "float* in) {\n", indented(load_lines(step)),
       "  }\n  __device__ static void compute(const float* in, float* out) {\n",
       indented(compute_lines(step)), "  }\n  __device__ static void store(", at, element,
-      "const float* out) {\n", indented(store_lines(step)),
-      "  }\n};\nusing Arguments = TenonPlainArguments<", accesses, ", ", places, ">;\n", w.text);
+      "const float* out) {\n", indented(store_lines(step)), "  }\n};\n",
+      arguments_text("TenonPlainHead", step.loads.size() + step.stores.size(),
+                     step.encoders.size() * kEncoderPlaces + (step.gemm() ? 4 : 0)),
+      w.text);
   // Many small kernels that are not tuned: compile fast. Products would become too slow.
   if (!step.gemm()) text_ += kCompileFast;
 }
@@ -327,9 +308,9 @@ std::vector<Launch> PlainProgram::launches(const RunArgs& args) const {
 Attempt make_plain(const Step& step, const Target& /*target*/) {
   if (step.gemm() && !is_bare_product(step))
     return split_after_product(step, [](const Step&, DType) { return true; });
-  const size_t bytes = sizeof(PlainHead) +
-                       (step.loads.size() + step.stores.size() + 1) * sizeof(Access) +
-                       (step.encoders.size() * kEncoderPlaces + 4) * sizeof(Place);
+  const size_t bytes = sizeof(TenonPlainHead) +
+                       (step.loads.size() + step.stores.size() + 1) * sizeof(TenonAccess) +
+                       (step.encoders.size() * kEncoderPlaces + 4) * sizeof(TenonPlace);
   if (bytes > kArgumentBytes)
     return Refusal{str(step.loads.size() + step.stores.size(),
                        " loads and stores; a kernel's arguments hold fewer")};

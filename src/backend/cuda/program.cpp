@@ -15,52 +15,36 @@ namespace {
 
 class ProgramKernel final : public Kernel {
  public:
-  ProgramKernel(const std::string& name, Programs programs, int64_t least_rows)
-      : least_rows_(least_rows) {
-    for (std::unique_ptr<Program>& p : programs) {
-      Variant& v = variants_.emplace_back();
-      v.program = std::move(p);
-      for (const std::string& entry : v.program->entries())
-        v.sources.emplace_back(name, v.program->text(), entry);
-    }
+  ProgramKernel(const std::string& name, std::unique_ptr<Program> program)
+      : program_(std::move(program)) {
+    for (const std::string& entry : program_->entries())
+      sources_.emplace_back(name, program_->text(), entry);
   }
 
-  [[nodiscard]] bool fits(const RunArgs& call) const override {
-    return std::ranges::any_of(variants_, [&](const Variant& v) { return v.program->fits(call); });
-  }
-  [[nodiscard]] bool fits_all() const override { return variants_.back().program->fits_all(); }
-  [[nodiscard]] int64_t least_rows() const override { return least_rows_; }
+  [[nodiscard]] bool fits(const RunArgs& call) const override { return program_->fits(call); }
+  [[nodiscard]] bool fits_all() const override { return program_->fits_all(); }
+  [[nodiscard]] int64_t least_rows() const override { return program_->least_rows(); }
+  [[nodiscard]] size_t workspace(int64_t rows) const override { return program_->workspace(rows); }
 
-  [[nodiscard]] size_t workspace(int64_t rows) const override {
-    size_t most = 0;
-    for (const Variant& v : variants_) most = std::max(most, v.program->workspace(rows));
-    return most;
+  void prepare() const override {
+    const CurrentContext context;
+    for (const Source& s : sources_) s.load(context);
   }
 
-  void prepare() const override { prepare(variants_.front()); }
-  void prepare_for(const RunArgs& call) const override { prepare(of(call)); }
-
-  [[nodiscard]] std::vector<std::string> texts() const override {
-    std::vector<std::string> all;
-    for (const Variant& v : variants_) all.push_back(v.program->text());
-    return all;
-  }
-  [[nodiscard]] std::vector<std::string> texts_for(const RunArgs& call) const override {
-    return {of(call).program->text()};
-  }
+  [[nodiscard]] std::vector<std::string> texts() const override { return {program_->text()}; }
 
   void run(const RunArgs& given) const override {
-    const Variant& v = of(given);
+    if (program_->idle(given)) return;
     const CurrentContext context;
     const auto stream = static_cast<Stream>(given.stream);
     RunArgs args = given;
     std::optional<StreamMemory> own;
     if (!args.workspace) {
-      own.emplace(v.program->workspace(args.rows), stream);
+      own.emplace(program_->workspace(args.rows), stream);
       args.workspace = own->data();
     }
-    for (Launch& l : v.program->launches(args)) {
-      const Source& source = v.sources[l.entry];
+    for (Launch& l : program_->launches(args)) {
+      const Source& source = sources_[l.entry];
       void* values[] = {l.arguments.data()};
       const LoadedKernel kernel = source.load(context, l.shared);
       if (kernel.shared_bytes < l.least_shared)
@@ -77,36 +61,14 @@ class ProgramKernel final : public Kernel {
   }
 
  private:
-  struct Variant {
-    std::unique_ptr<Program> program;
-    std::deque<Source> sources;  // one an entry; they cannot move
-  };
-
-  [[nodiscard]] const Variant& of(const RunArgs& call) const {
-    for (const Variant& v : variants_)
-      if (&v == &variants_.back() || v.program->fits(call)) return v;
-    return variants_.back();
-  }
-  static void prepare(const Variant& v) {
-    const CurrentContext context;
-    for (const Source& s : v.sources) s.load(context);
-  }
-
-  std::deque<Variant> variants_;
-  int64_t least_rows_;
+  std::unique_ptr<Program> program_;
+  std::deque<Source> sources_;  // one per entry; they cannot move
 };
 
 }  // namespace
 
-std::shared_ptr<const Kernel> kernel_of(const std::string& name, Programs programs,
-                                        int64_t least_rows) {
-  return std::make_shared<const ProgramKernel>(name, std::move(programs), least_rows);
-}
-
 std::shared_ptr<const Kernel> kernel_of(const std::string& name, std::unique_ptr<Program> program) {
-  Programs one;
-  one.push_back(std::move(program));
-  return kernel_of(name, std::move(one));
+  return std::make_shared<const ProgramKernel>(name, std::move(program));
 }
 
 }  // namespace tenon::cuda

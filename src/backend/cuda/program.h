@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cassert>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "backend/cuda/device/arguments.h"
 #include "core/few.h"
 #include "step/backend.h"
 
@@ -24,7 +26,23 @@ struct Launch {
   unsigned per_multiprocessor = 0;  // if not 0, the most blocks; they loop over the work
 };
 
-// Creating a text and checking a call need no GPU.
+// A launch whose argument is TenonArguments with this head.
+template <class Head>
+Launch launch_of(size_t entry, int64_t blocks, unsigned threads, const Head& head,
+                 std::span<const TenonAccess> at, std::span<const TenonPlace> places) {
+  static constexpr TenonAccess kNoAccess;
+  static constexpr TenonPlace kNoPlace;
+  Launch l;
+  l.entry = entry;
+  l.blocks = static_cast<unsigned>(blocks);
+  l.threads = threads;
+  l.arguments.append(std::as_bytes(std::span(&head, 1)));
+  l.arguments.append(std::as_bytes(at.empty() ? std::span(&kNoAccess, 1) : at));
+  l.arguments.append(std::as_bytes(places.empty() ? std::span(&kNoPlace, 1) : places));
+  return l;
+}
+
+// Creating a text and checking a call need no GPU. The functions are those of Kernel.
 class Program {
  public:
   virtual ~Program() = default;
@@ -33,6 +51,9 @@ class Program {
   // Whether it can run a call. Sizes or addresses may be unsuitable.
   [[nodiscard]] virtual bool fits(const RunArgs& /*args*/) const { return true; }
   [[nodiscard]] virtual bool fits_all() const { return false; }
+  [[nodiscard]] virtual int64_t least_rows() const { return 0; }
+  // Whether a call has no work. Such a call needs no device.
+  [[nodiscard]] virtual bool idle(const RunArgs& /*args*/) const { return false; }
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
   // In order. `args.workspace` holds at least workspace(args.rows) bytes.
   [[nodiscard]] virtual std::vector<Launch> launches(const RunArgs& args) const = 0;
@@ -49,11 +70,7 @@ class Program {
   std::vector<std::string> entries_;
 };
 
-// A call runs the first of the programs that fits it. One that lends no workspace takes it in the
-// order of its stream.
-using Programs = std::vector<std::unique_ptr<Program>>;
-std::shared_ptr<const Kernel> kernel_of(const std::string& name, Programs programs,
-                                        int64_t least_rows = 0);
+// The kernel that runs a program. A call without a workspace takes one in the order of its stream.
 std::shared_ptr<const Kernel> kernel_of(const std::string& name, std::unique_ptr<Program> program);
 
 }  // namespace tenon::cuda

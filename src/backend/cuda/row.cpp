@@ -7,21 +7,20 @@
 
 #include "backend/cuda/driver.h"
 #include "backend/cuda/eight.h"
+#include "backend/cuda/skeletons.h"
 #include "step/split.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
 
-extern const char kRowSkeleton[];  // embedded by the build
-
 namespace {
 
 constexpr int64_t kWarp = 32, kMostThreads = 1024, kMostVectors = 8;
-constexpr int64_t kRegisters = 65536;  // registers of a multiprocessor
-constexpr int64_t kOrdered = 32;  // rows that sums of gamma's and beta's gradients add in sequence
-constexpr int64_t kParts = 512;   // sums that one launch adds
-constexpr int64_t kMostStage = 96 * 1024;  // shared memory that every device supports
-constexpr int64_t kRing = 112 * 1024;      // prefetched rows: two to four
+constexpr int64_t kRegisters = 65536;        // registers of a multiprocessor
+constexpr int64_t kOrdered = kTenonSumRows;  // for the gradients of gamma and beta
+constexpr int64_t kParts = 512;              // sums that one launch adds
+constexpr int64_t kMostStage = 96 * 1024;    // shared memory that every device supports
+constexpr int64_t kRing = 112 * 1024;        // prefetched rows: two to four
 constexpr const char* kEntry = "tenon_row_kernel";
 constexpr const char* kSums = "tenon_row_sum";
 constexpr const char* kClear = "tenon_row_clear";
@@ -91,6 +90,15 @@ Size size_of(const Step& step) {
     if (s.threads <= kMostThreads && (best.threads == 0 || rank(s) < rank(best))) best = s;
   }
   if (best.threads) best.blocks = blocks(best.threads, words * best.vectors + kBeside);
+  if (best.threads && !step.totals().empty() && words_of(step, Load::From::row) == 0) {
+    // The compiler keeps a row decoded if it is read again after a total. One block alone would be
+    // idle at its barriers.
+    constexpr int64_t kBesideDecoded = 16;
+    const auto tile = [](const Load& l) { return l.from == Load::From::tile; };
+    const int64_t decoded = kEight * std::ranges::count_if(step.loads, tile) * best.vectors;
+    const int64_t fewer = blocks(best.threads, decoded + kBesideDecoded);
+    best.blocks = std::min(best.blocks, std::max<int64_t>(fewer, 2));
+  }
   return best;
 }
 
@@ -258,9 +266,9 @@ std::string RowProgram::refusal(const Step& step) {
   }
   for (const Encoder& e : step.encoders)
     if (std::string why = why_not(e, step); !why.empty()) return why;
-  const size_t bytes = sizeof(PlainHead) +
-                       (step.loads.size() + step.stores.size()) * sizeof(Access) +
-                       (step.encoders.size() * kEncoderPlaces + 1) * sizeof(Place);
+  const size_t bytes = sizeof(TenonPlainHead) +
+                       (step.loads.size() + step.stores.size()) * sizeof(TenonAccess) +
+                       (step.encoders.size() * kEncoderPlaces + 1) * sizeof(TenonPlace);
   if (bytes > kArgumentBytes)
     return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
   return "";
@@ -280,10 +288,10 @@ RowProgram::RowProgram(const Step& step) : step_(step) {
     return str("  __device__ static void ", head, " {\n", indented(lines), "  }\n");
   };
   text_ = str(
-      tile_skeletons(), kRowSkeleton, "\n", scalings, "using Arguments = TenonPlainArguments<",
-      step.loads.size() + step.stores.size(), ", ",
-      std::max<size_t>(1, step.encoders.size() * kEncoderPlaces),
-      ">;\nstruct Body {\n  static constexpr int kLoads = ", step.loads.size(),
+      row_skeletons(), scalings,
+      arguments_text("TenonPlainHead", step.loads.size() + step.stores.size(),
+                     step.encoders.size() * kEncoderPlaces),
+      "struct Body {\n  static constexpr int kLoads = ", step.loads.size(),
       ", kStores = ", step.stores.size(), ", kRoots = ", step.stores.size() + step.totals().size(),
       ", kTotals = ", step.totals().size(), ", kSums = ", sums,
       ", kAmax = ", stores_to(step, Store::To::amax).size(), ", kThreads = ", size.threads,
@@ -356,10 +364,9 @@ std::vector<Launch> RowProgram::launches(const RunArgs& args) const {
   const Accesses at = accesses_of(step_, {}, args);
   Places places;
   for (const Encoder& e : step_.encoders)
-    for (const Place& p : encoder_places(e, args)) places.push_back(p);
-  if (places.empty()) places.emplace_back();
+    for (const TenonPlace& p : encoder_places(e, args)) places.push_back(p);
   std::vector<Launch> list;
-  PlainHead head{.rows = args.rows, .cols = step_.cols, .random = args.random};
+  TenonPlainHead head{.rows = args.rows, .cols = step_.cols, .random = random_state(args)};
   auto* to = static_cast<float*>(args.workspace);
   head.to = to;
   const auto launch = [&](const char* entry, int64_t blocks, int64_t threads) -> Launch& {

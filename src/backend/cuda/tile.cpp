@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backend/cuda/eight.h"
+#include "backend/cuda/skeletons.h"
 #include "backend/cuda/vector.h"
 #include "tenon/error.h"
 
@@ -11,7 +12,7 @@ namespace tenon::cuda {
 
 namespace {
 
-constexpr int64_t kTile = 128;
+constexpr int64_t kTile = kTenonTile;
 constexpr unsigned kThreads = 512;
 constexpr size_t kMostTurned = 2;  // 16 KB of shared memory each, and 8 KB per sum
 constexpr size_t kMostSums = 2;
@@ -102,7 +103,7 @@ std::string TileProgram::refusal(const Step& step) {
   if (stores_to(step, Store::To::column_sum).size() > kMostSums)
     return "too many sums for one tile";
   if (step.stores.empty()) return "the tiled map has nothing to store";
-  if (argument_bytes(step, sizeof(TileHead)) > kArgumentBytes)
+  if (argument_bytes(step, sizeof(TenonTileHead)) > kArgumentBytes)
     return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
   return "";
 }
@@ -116,15 +117,16 @@ TileProgram::TileProgram(const Step& step, bool whole_rows) : step_(step), whole
   t.store += encoded.store;
   std::string scalings, sum_lines;
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
-  const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
   const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
   const Room room = room_of(step, formula);
   for (size_t i = 0; i < sums.size(); ++i)
     sum_lines += str("sums[", i, "].add(out[", sums[i], "], there, r, slots[", i, "]);\n");
   text_ = str(
-      tile_skeletons(), scalings, "using Arguments = TenonTileArguments<",
-      step.loads.size() + formula.singles.count() + step.stores.size(), ", ", places,
-      ">;\nstruct Body {\n  static constexpr int kTurned = ", turned_stores(step).size(),
+      tile_skeletons(), scalings,
+      arguments_text("TenonTileHead",
+                     step.loads.size() + formula.singles.count() + step.stores.size(),
+                     step.encoders.size() * kEncoderPlaces),
+      "struct Body {\n  static constexpr int kTurned = ", turned_stores(step).size(),
       ", kSums = ", sums.size(), ", kStrip = ", partial_strip(step),
       ";\n  static constexpr bool kLight = ", flag(room.light),
       ", kLong = ", flag(formula.length() >= kManyLines), ", kWholeRows = ", flag(whole_rows),
@@ -151,8 +153,9 @@ TileProgram::TileProgram(const Step& step, bool whole_rows) : step_(step), whole
 }
 
 bool TileProgram::fits(const RunArgs& args) const {
-  if (args.rows == 0 || step_.cols == 0 || !suits_eights(step_, singles_, args)) return false;
+  if (args.rows == 0 || step_.cols == 0) return false;
   if (whole_rows_ && args.rows % kTile != 0) return false;
+  if (!suits_eights(step_, singles_, args)) return false;
   // Columns are written 16 rows at a time.
   for (const Encoder& e : step_.encoders) {
     if (!e.columnwise) continue;
@@ -169,9 +172,8 @@ std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
   const Accesses at = accesses_of(step_, singles_, args);
   Places places;
   for (const Encoder& e : step_.encoders)
-    for (const Place& p : encoder_places(e, args)) places.push_back(p);
-  if (places.empty()) places.emplace_back();
-  const TileHead head = tile_head(step_, args, kTile);
+    for (const TenonPlace& p : encoder_places(e, args)) places.push_back(p);
+  const TenonTileHead head = tile_head(step_, args, kTile);
   std::vector<Launch> list;
   const auto launch = [&](const char* entry, int64_t blocks, unsigned threads) {
     list.push_back(launch_of(number(entry), blocks, threads, head, at, places));
@@ -185,15 +187,20 @@ std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
   return list;
 }
 
-Attempt make_tile(const Step& step, const Target& /*target*/) {
+namespace {
+
+Attempt make(const Step& step, bool whole_rows) {
   if (std::string why = TileProgram::refusal(step); !why.empty())
     return Refusal{std::move(why), !step.is_map()};
   if (turned_stores(step).empty() && stores_to(step, Store::To::column_sum).empty() &&
       VectorProgram::refusal(step).empty())
     return Refusal{"nothing is summed or written along the columns"};
-  Programs both;  // for whole tiles, and for every size
-  for (const bool whole : {true, false}) both.push_back(std::make_unique<TileProgram>(step, whole));
-  return kernel_of(step.name, std::move(both));
+  return kernel_of(step.name, std::make_unique<TileProgram>(step, whole_rows));
 }
+
+}  // namespace
+
+Attempt make_whole_tiles(const Step& step, const Target& /*target*/) { return make(step, true); }
+Attempt make_tile(const Step& step, const Target& /*target*/) { return make(step, false); }
 
 }  // namespace tenon::cuda

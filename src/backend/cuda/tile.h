@@ -25,6 +25,8 @@ class TileProgram final : public Program {
   bool whole_rows_;
 };
 
+// For calls whose rows are whole tiles, and for calls of any size.
+Attempt make_whole_tiles(const Step& step, const Target& target);
 Attempt make_tile(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "backend/cuda/eight.h"
+#include "backend/cuda/skeletons.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
@@ -14,22 +15,16 @@ namespace {
 constexpr const char* kEntry = "tenon_vector_kernel";
 constexpr const char* kClear = "tenon_vector_clear";
 
-// The first members of TenonVectorArguments in device/vector.cuh.
-struct VectorHead {
-  uint32_t vectors = 0, magic = 0, shift = 0, all = 0;
-  const uint64_t* random = nullptr;
-};
-
 // floor(v ÷ d) is v·magic >> (31 + shift) for every 31-bit v: magic·d exceeds that power of two by
 // at most 2^shift.
-VectorHead divided_by(uint32_t d) {
+TenonVectorHead divided_by(uint32_t d) {
   const auto shift = static_cast<uint32_t>(std::bit_width(d - 1));
   const auto magic = static_cast<uint32_t>((uint64_t{1} << (31 + shift)) / d + 1);
   return {.vectors = d, .magic = magic, .shift = shift};
 }
 
 // Whether rows are contiguous and the column of an element does not matter.
-bool dense(const Step& step, std::span<const Access> at) {
+bool dense(const Step& step, std::span<const TenonAccess> at) {
   for (size_t i = 0; i < step.loads.size(); ++i) {
     const Load& l = step.loads[i];
     const bool tile = l.from == Load::From::tile;
@@ -83,7 +78,7 @@ std::string VectorProgram::refusal(const Step& step) {
     if (e.counts) return "the vector map counts nothing";
   }
   if (step.stores.empty()) return "the vector map has nothing to store";
-  if (argument_bytes(step, sizeof(VectorHead)) > kArgumentBytes)
+  if (argument_bytes(step, sizeof(TenonVectorHead)) > kArgumentBytes)
     return str(step.loads.size() + step.stores.size(), " loads and stores are too many");
   return "";
 }
@@ -98,11 +93,12 @@ VectorProgram::VectorProgram(const Step& step) : step_(step) {
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   for (size_t i = 0; i < step.loads.size(); ++i) loads += load_eight(step, i);
   loads += single_lines(step, formula.singles) + formula.ready;
-  const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
   text_ = str(
-      vector_skeletons(), scalings, "using Arguments = TenonVectorArguments<",
-      step.loads.size() + formula.singles.count() + step.stores.size(), ", ", places,
-      ">;\nstruct Body {\n  static constexpr int kLoads = ",
+      vector_skeletons(), scalings,
+      arguments_text("TenonVectorHead",
+                     step.loads.size() + formula.singles.count() + step.stores.size(),
+                     step.encoders.size() * kEncoderPlaces),
+      "struct Body {\n  static constexpr int kLoads = ",
       step.loads.size() + formula.singles.count(), ", kStores = ", step.stores.size(),
       ", kAmax = ", stores_to(step, Store::To::amax).size(), ", kEncoders = ", step.encoders.size(),
       ";\n  __device__ static void load(const TenonAccess* at, const TenonU64* random, "
@@ -140,15 +136,14 @@ std::vector<Launch> VectorProgram::launches(const RunArgs& args) const {
   const uint32_t all = static_cast<uint32_t>(args.rows) * vectors;
   if (size_.walks && dense(step_, at)) {
     vectors = 1;
-    for (Access& a : at) a.stride = kEight;
+    for (TenonAccess& a : at) a.stride = kEight;
   }
-  VectorHead head = divided_by(vectors);
+  TenonVectorHead head = divided_by(vectors);
   head.all = all;
-  head.random = args.random;
+  head.random = random_state(args);
   Places places;
   for (const Encoder& e : step_.encoders)
-    for (const Place& p : encoder_places(e, args)) places.push_back(p);
-  if (places.empty()) places.emplace_back();
+    for (const TenonPlace& p : encoder_places(e, args)) places.push_back(p);
   Launch l = launch_of(number(kEntry), cdiv(head.all, int64_t{size_.threads} * size_.vectors),
                        size_.threads, head, at, places);
   if (size_.walks) l.per_multiprocessor = size_.blocks;

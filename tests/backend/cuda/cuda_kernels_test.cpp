@@ -7,6 +7,7 @@
 #include "backend/cuda/nvrtc.h"
 #include "backend/cuda/plain.h"
 #include "backend/cuda/row.h"
+#include "backend/cuda/skeletons.h"
 #include "backend/cuda/tile.h"
 #include "backend/cuda/vector.h"
 #include "lazy/builder.h"
@@ -16,16 +17,6 @@
 #include "support/plan_support.h"
 #include "support/support.h"
 #include "support/trial.h"
-
-namespace tenon::cuda {
-extern const char kWordsSkeleton[];
-extern const char kMapSkeleton[];
-extern const char kPlainSkeleton[];
-extern const char kVectorSkeleton[];
-extern const char kTileSkeleton[];
-extern const char kBlockSkeleton[];
-extern const char kRowSkeleton[];
-}  // namespace tenon::cuda
 
 namespace tenon::test {
 namespace {
@@ -113,17 +104,13 @@ class Emulated : public testing::Test {
 
   void check() {
     ASSERT_FALSE(calls.empty());
-    const std::string plain =
-        str(cuda::kWordsSkeleton, "\n", cuda::kMapSkeleton, "\n", cuda::kPlainSkeleton, "\n");
-    const std::string vector = str(plain, cuda::kVectorSkeleton, "\n");
-    check_all<cuda::PlainProgram>(plain, [](const Step&) { return std::string(); });
-    vectors += check_all<cuda::VectorProgram>(vector, cuda::VectorProgram::refusal);
-    const std::string tile = str(vector, cuda::kTileSkeleton, "\n");
-    tiles += check_all<cuda::TileProgram>(tile, cuda::TileProgram::refusal);
-    blocks += check_all<cuda::BlockProgram>(str(tile, cuda::kBlockSkeleton, "\n"),
-                                            cuda::BlockProgram::refusal);
-    rows +=
-        check_all<cuda::RowProgram>(str(tile, cuda::kRowSkeleton, "\n"), cuda::RowProgram::refusal);
+    check_all<cuda::PlainProgram>(cuda::plain_skeletons(),
+                                  [](const Step&) { return std::string(); });
+    vectors +=
+        check_all<cuda::VectorProgram>(cuda::vector_skeletons(), cuda::VectorProgram::refusal);
+    tiles += check_all<cuda::TileProgram>(cuda::tile_skeletons(), cuda::TileProgram::refusal);
+    blocks += check_all<cuda::BlockProgram>(cuda::block_skeletons(), cuda::BlockProgram::refusal);
+    rows += check_all<cuda::RowProgram>(cuda::row_skeletons(), cuda::RowProgram::refusal);
     if (cuda::why_no_gpu() || cuda::why_no_nvrtc()) return;
     for (const Call& c : calls) check_on_gpu(c);
   }

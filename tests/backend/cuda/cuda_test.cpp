@@ -7,6 +7,7 @@
 #include "backend/cuda/map.h"
 #include "backend/cuda/native.h"
 #include "backend/cuda/nvrtc.h"
+#include "backend/cuda/skeletons.h"
 #include "backend/cuda/tile.h"
 #include "backend/cuda/vector.h"
 #include "lazy/builder.h"
@@ -33,7 +34,7 @@ bool have_nvrtc() {
 
 void expect_compiles(const Step& step, const char* arch) {
   if (!chosen()) return;
-  const std::string source = cuda::map_source(step);
+  const std::string source = cuda::MapProgram(step).text();
   try {
     const cuda::Compiled code = cuda::compile(source, arch);
     EXPECT_GT(code.image.size(), 100U) << step.describe();
@@ -41,7 +42,7 @@ void expect_compiles(const Step& step, const char* arch) {
                                                     "ELF"),
               true)
         << step.describe();
-    EXPECT_NE(code.image.find(cuda::kMapKernel), std::string::npos) << step.describe();
+    EXPECT_NE(code.image.find("tenon_map_kernel"), std::string::npos) << step.describe();
   } catch (const Error& e) {
     ADD_FAILURE() << step.describe() << " for " << arch << ": " << e.what();
   }
@@ -122,13 +123,13 @@ TEST(Cuda, TheTextDependsOnNoSize) {
   ActivationForm form;
   form.y = DType::f32;
   form.cols = 64;
-  const std::string text = cuda::map_source(activation_step(f, form));
+  const std::string text = cuda::MapProgram(activation_step(f, form)).text();
   form.cols = 1000;
-  EXPECT_EQ(text, cuda::map_source(activation_step(f, form)));
+  EXPECT_EQ(text, cuda::MapProgram(activation_step(f, form)).text());
   form.layout = Layout::interleaved(8);
-  EXPECT_EQ(text, cuda::map_source(activation_step(f, form)));
+  EXPECT_EQ(text, cuda::MapProgram(activation_step(f, form)).text());
   form.x = DType::bf16;
-  EXPECT_NE(text, cuda::map_source(activation_step(f, form)));
+  EXPECT_NE(text, cuda::MapProgram(activation_step(f, form)).text());
 }
 
 TEST(Cuda, BrokenTextAndUnknownArchitecturesAreErrors) {
@@ -433,7 +434,7 @@ TEST(Cuda, AWalkSeesEveryVector) {
 // includes the rows after the tiles.
 TEST(Tiles, MayBeMoreThanOneLaunchHas) {
   constexpr int64_t kTiles = 70000, kBehind = 128, kRows = 16;
-  cuda::TileHead head;
+  TenonTileHead head;
   head.rows = head.whole = kTiles * kRows;
   head.last = (kTiles - 1) * kRows;
   const std::vector<cuda::Launch> all =
@@ -441,7 +442,7 @@ TEST(Tiles, MayBeMoreThanOneLaunchHas) {
   ASSERT_EQ(all.size(), 2U);
   int64_t above = kTiles;  // tiles not yet launched
   for (const cuda::Launch& l : all) {
-    cuda::TileHead own;
+    TenonTileHead own;
     std::memcpy(&own, l.arguments.data(), sizeof own);
     EXPECT_EQ(own.last, (above - 1) * kRows);
     EXPECT_EQ(l.blocks, 3U);

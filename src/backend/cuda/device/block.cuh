@@ -191,71 +191,179 @@ __device__ inline TenonScale tenon_tile_scale(const Arguments& a, TenonU32 row0,
   return scale;
 }
 
-// Encodes one result from its values: maxima, scales, rows, columns and the sum. Columns are those
-// of the encoder. If the tile is one block, its maxima and a sum are already in shared memory.
+// The place of a thread in the tile of a result, in columns of the encoder.
+template <class Body>
+struct TenonBlockAt {
+  TenonU32 row0, column0;  // of the tile
+  int lane, group;
+  TenonU32 row, column;    // of the thread
+  TenonU32 end, last_row;  // of the result
+  bool inside;
+};
+template <class Body, class Arguments>
+__device__ inline TenonBlockAt<Body> tenon_block_at(const Arguments& a, TenonU32 row0,
+                                                    TenonU32 column0, int part) {
+  const int lane = threadIdx.x % TenonBlock<Body>::kLanes;
+  const int group = threadIdx.x / TenonBlock<Body>::kLanes;
+  const TenonU32 column = column0 + 8 * lane;
+  const TenonU32 end = Body::end(a, part);
+  return {row0,
+          column0,
+          lane,
+          group,
+          row0 + 4 * group,
+          column,
+          end,
+          static_cast<TenonU32>(a.rows) - 1,
+          Body::kWholeColumns || column < end};
+}
+
+// The maxima of the four rows of a thread.
+__device__ inline void tenon_row_maxima(const float (&v)[4][8], float (&most)[4]) {
+  for (int r = 0; r < 4; ++r) {
+    most[r] = tenon_abs(v[r][0]);
+    for (int e = 1; e < 8; ++e) most[r] = tenon_larger(most[r], v[r][e]);
+  }
+}
+
+// Stores the maxima of the columns of a thread in the line of its warp.
+template <class Body>
+__device__ inline void tenon_put_column_maxima(const TenonBlockAt<Body>& at, const float (&v)[4][8],
+                                               typename TenonBlock<Body>::Shared& shared) {
+  using Block = TenonBlock<Body>;
+  float* const line = shared.maxima()[threadIdx.x / Block::kLineThreads];
+  float most[8];
+  for (int e = 0; e < 8; ++e) {
+    most[e] = tenon_abs(v[0][e]);
+    for (int r = 1; r < 4; ++r) most[e] = tenon_larger(most[e], v[r][e]);
+  }
+  TenonWords4 w;
+  if (Block::kLanes >= 32) {
+    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 4; ++i) w.w[i] = __float_as_uint(most[4 * half + i]);
+      *tenon_plane<Block::kCols>(line, at.lane, half) = w;
+    }
+  } else {  // the half warps exchange four columns each
+    const bool upper = at.group % 2 != 0;
+    for (int i = 0; i < 4; ++i)
+      w.w[i] = __float_as_uint(
+          tenon_max(upper ? most[4 + i] : most[i],
+                    __shfl_xor_sync(0xffffffffu, upper ? most[i] : most[4 + i], 16)));
+    *tenon_plane<Block::kCols>(line, at.lane, upper) = w;
+  }
+}
+
+// One thread per column and group of rows: the scale of the block, from the maxima of all lines.
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_column_scales(const Arguments& a, const TenonBlockAt<Body>& at,
+                                           typename TenonBlock<Body>::Shared& shared) {
+  using Block = TenonBlock<Body>;
+  using Encoder = typename Body::Encoder;
+  constexpr int finishing = Block::kGroups * Block::kCols;
+  constexpr int lines = Block::kLines / Block::kGroups;
+  if (finishing != Block::kThreads && threadIdx.x >= finishing) return;
+  const int group = Block::kGroups > 1 ? threadIdx.x / Block::kCols : 0;
+  const int word = threadIdx.x - group * Block::kCols;
+  const int own = tenon_plane_column<Block::kCols>(word);
+  TenonU32 m = 0;
+  for (int i = 0; i < lines; ++i)
+    m = tenon_most(m, __float_as_uint(shared.maxima()[group * lines + i][word]));
+  const TenonScale scale = tenon_block_scale<Encoder>(m);
+  shared.multipliers(group)[word] = scale.multiplier;
+  const TenonU32 first_row = at.row0 + group * Encoder::kColumnRows;
+  if ((Body::kWholeColumns || at.column0 + own < at.end) && (full || first_row < a.rows))
+    tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(a, first_row / Encoder::kColumnRows,
+                                                            at.column0 + own, scale.inverse);
+}
+
+// The multipliers of the four rows of a thread. Stores the scales.
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_put_row_scales(const Arguments& a, const TenonBlockAt<Body>& at,
+                                            const float (&most)[4], float (&multiplier)[4]) {
+  using Encoder = typename Body::Encoder;
+  constexpr int lanes = TenonBlock<Body>::kWhole ? 4 : Encoder::kRowCols / 8;
+  const TenonScale scale = tenon_row_scales<Encoder, lanes>(most, multiplier);
+  const TenonU32 own = at.row + tenon_own_row(at.lane);
+  const bool begun = Body::kWholeColumns || at.column0 + 8 * (at.lane / lanes * lanes) < at.end;
+  if (at.lane % lanes < 4 && begun && (full || own <= at.last_row))
+    tenon_put_scale<Encoder, true, Encoder::kRowTurned>(a, own, at.column / Encoder::kRowCols,
+                                                        scale.inverse);
+}
+
+// The codes of a thread with one multiplier per row. Stores them if there is a rowwise encoding.
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_encode_rows(const Arguments& a, const TenonBlockAt<Body>& at,
+                                         const float (&v)[4][8], const float (&multiplier)[4],
+                                         TenonWords2 (&codes)[4]) {
+  using Encoder = typename Body::Encoder;
+  const TenonPlace& data = a.place[Encoder::kPlace];
+  const TenonU32 stride = static_cast<TenonU32>(data.stride);
+  TenonU8* const to = data.data + tenon_wide(at.row, stride, at.column);
+  for (int r = 0; r < 4; ++r) {
+    float scaled[8];
+    for (int e = 0; e < 8; ++e) scaled[e] = v[r][e] * multiplier[r];
+    codes[r] = tenon_codes8<typename Encoder::Format>(scaled);
+  }
+  if (Body::kRowwise && at.inside)
+    for (int r = 0; r < 4; ++r)
+      if (full || at.row + r <= at.last_row)
+        *reinterpret_cast<TenonWords2*>(to + static_cast<TenonU64>(stride) * r) = codes[r];
+}
+
+// The codes of a thread with one multiplier per column, to memory or transposed to shared memory.
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_encode_columns(const Arguments& a, const TenonBlockAt<Body>& at,
+                                            const float (&v)[4][8],
+                                            typename TenonBlock<Body>::Shared& shared) {
+  using Block = TenonBlock<Body>;
+  using Encoder = typename Body::Encoder;
+  using Format = typename Encoder::Format;
+  const int group = Block::kGroups > 1 ? 4 * at.group / Encoder::kColumnRows : 0;
+  float multiplier[8];
+  for (int half = 0; half < 2; ++half) {
+    const TenonWords4 w = *tenon_plane<Block::kCols>(shared.multipliers(group), at.lane, half);
+    for (int i = 0; i < 4; ++i) multiplier[4 * half + i] = tenon_bits(w.w[i]);
+  }
+  if (Block::kTurns) {  // four rows of a column make one word
+    for (int e = 0; e < 8; ++e) {
+      const float m = multiplier[e];
+      tenon_put_turned(shared.turned(), e,
+                       tenon_encode_pair<Format>(v[0][e] * m, v[1][e] * m) |
+                           tenon_encode_pair<Format>(v[2][e] * m, v[3][e] * m) << 16);
+    }
+  } else if (at.inside) {
+    const TenonPlace& data = a.place[Encoder::kPlace + 2];
+    const TenonU32 stride = static_cast<TenonU32>(data.stride);
+    TenonU8* const to = data.data + tenon_wide(at.row, stride, at.column);
+    for (int r = 0; r < 4; ++r) {
+      float scaled[8];
+      for (int e = 0; e < 8; ++e) scaled[e] = v[r][e] * multiplier[e];
+      if (full || at.row + r <= at.last_row)
+        *reinterpret_cast<TenonWords2*>(to + static_cast<TenonU64>(stride) * r) =
+            tenon_codes8<Format>(scaled);
+    }
+  }
+}
+
+// Encodes one result from its values: maxima, scales, rows, columns and the sum. If the tile is one
+// block, its maxima and a sum are already in shared memory.
 template <class Body, bool full, class Arguments>
 __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, TenonU32 column0,
                                           const float (&v)[4][8], int part,
                                           typename TenonBlock<Body>::Shared& shared) {
   using Block = TenonBlock<Body>;
-  using Encoder = typename Body::Encoder;
-  using Format = typename Encoder::Format;
-  const int l = threadIdx.x % Block::kLanes;
-  const int g = threadIdx.x / Block::kLanes;
-  const int line = threadIdx.x / Block::kLineThreads;
-  const TenonU32 row = row0 + 4 * g;
-  const TenonU32 column = column0 + 8 * l;
-  const TenonU32 end = Body::end(a, part);
-  const TenonU32 last_row = static_cast<TenonU32>(a.rows) - 1;
-  const bool inside = Body::kWholeColumns || column < end;
+  const TenonBlockAt<Body> at = tenon_block_at<Body>(a, row0, column0, part);
   const bool sum = Body::kSums > 0 && Body::summed(part);
   if (sum && Block::kSumsBeside && !Block::kWhole)
-    tenon_block_sum<Body, full>(a, row, v, part, shared);
+    tenon_block_sum<Body, full>(a, at.row, v, part, shared);
   float row_most[4];
-  if (Body::kRowwise && !Block::kWhole)
-    for (int r = 0; r < 4; ++r) {
-      row_most[r] = tenon_abs(v[r][0]);
-      for (int e = 1; e < 8; ++e) row_most[r] = tenon_larger(row_most[r], v[r][e]);
-    }
-  if (Block::kColumnBlocks) {
-    float most[8];
-    for (int e = 0; e < 8; ++e) {
-      most[e] = tenon_abs(v[0][e]);
-      for (int r = 1; r < 4; ++r) most[e] = tenon_larger(most[e], v[r][e]);
-    }
-    TenonWords4 w;
-    if (Block::kLanes >= 32) {
-      for (int half = 0; half < 2; ++half) {
-        for (int i = 0; i < 4; ++i) w.w[i] = __float_as_uint(most[4 * half + i]);
-        *tenon_plane<Block::kCols>(shared.maxima()[line], l, half) = w;
-      }
-    } else {  // the half warps exchange four columns each
-      const bool upper = g % 2 != 0;
-      for (int i = 0; i < 4; ++i)
-        w.w[i] = __float_as_uint(
-            tenon_max(upper ? most[4 + i] : most[i],
-                      __shfl_xor_sync(0xffffffffu, upper ? most[i] : most[4 + i], 16)));
-      *tenon_plane<Block::kCols>(shared.maxima()[line], l, upper) = w;
-    }
-  }
+  if (Body::kRowwise && !Block::kWhole) tenon_row_maxima(v, row_most);
+  if (Block::kColumnBlocks) tenon_put_column_maxima(at, v, shared);
   TenonScale whole = {};
-  if (Block::kWhole) whole = tenon_tile_scale<Body>(a, row0, column0, inside, part, shared);
-  if (Block::kColumnBlocks) __syncthreads();
-  constexpr int finishing = Block::kGroups * Block::kCols;
-  if (Block::kColumnBlocks && (finishing == Block::kThreads || threadIdx.x < finishing)) {
-    constexpr int lines = Block::kLines / Block::kGroups;
-    const int group = Block::kGroups > 1 ? threadIdx.x / Block::kCols : 0;
-    const int word = threadIdx.x - group * Block::kCols;
-    const int own = tenon_plane_column<Block::kCols>(word);
-    TenonU32 m = 0;
-    for (int i = 0; i < lines; ++i)
-      m = tenon_most(m, __float_as_uint(shared.maxima()[group * lines + i][word]));
-    const TenonScale scale = tenon_block_scale<Encoder>(m);
-    shared.multipliers(group)[word] = scale.multiplier;
-    const TenonU32 first_row = row0 + group * Encoder::kColumnRows;
-    if ((Body::kWholeColumns || column0 + own < end) && (full || first_row < a.rows))
-      tenon_put_scale<Encoder, false, Encoder::kColumnTurned>(a, first_row / Encoder::kColumnRows,
-                                                              column0 + own, scale.inverse);
+  if (Block::kWhole) whole = tenon_tile_scale<Body>(a, row0, column0, at.inside, part, shared);
+  if (Block::kColumnBlocks) {
+    __syncthreads();
+    tenon_column_scales<Body, full>(a, at, shared);
   }
   // Done by threads that compute no column scale, if there are any.
   constexpr int summing = Block::kColumnBlocks && Block::kThreads > Block::kCols ? Block::kCols : 0;
@@ -263,179 +371,210 @@ __device__ inline void tenon_block_encode(const Arguments& a, TenonU32 row0, Ten
   TenonWords2 codes[4];
   if (Body::kRowwise || Block::kWhole) {
     float multiplier[4];
-    if (Block::kWhole) {
+    if (Block::kWhole)
       for (int r = 0; r < 4; ++r) multiplier[r] = whole.multiplier;
-    } else {
-      constexpr int lanes = Block::kWhole ? 4 : Encoder::kRowCols / 8;
-      const TenonScale scale = tenon_row_scales<Encoder, lanes>(row_most, multiplier);
-      const TenonU32 own = row + tenon_own_row(l);
-      const bool begun = Body::kWholeColumns || column0 + 8 * (l / lanes * lanes) < end;
-      if (l % lanes < 4 && begun && (full || own <= last_row))
-        tenon_put_scale<Encoder, true, Encoder::kRowTurned>(a, own, column / Encoder::kRowCols,
-                                                            scale.inverse);
-    }
-    const TenonPlace& data = a.place[Encoder::kPlace];
-    const TenonU32 stride = static_cast<TenonU32>(data.stride);
-    TenonU8* const to = data.data + tenon_wide(row, stride, column);
-    for (int r = 0; r < 4; ++r) {
-      float scaled[8];
-      for (int e = 0; e < 8; ++e) scaled[e] = v[r][e] * multiplier[r];
-      codes[r] = tenon_codes8<Format>(scaled);
-    }
-    if (Body::kRowwise && inside)
-      for (int r = 0; r < 4; ++r)
-        if (full || row + r <= last_row)
-          *reinterpret_cast<TenonWords2*>(to + static_cast<TenonU64>(stride) * r) = codes[r];
+    else
+      tenon_put_row_scales<Body, full>(a, at, row_most, multiplier);
+    tenon_encode_rows<Body, full>(a, at, v, multiplier, codes);
   }
-  TenonU32* const turned = shared.turned();
   if (Block::kColumnBlocks) {
     __syncthreads();
-    const int group = Block::kGroups > 1 ? 4 * g / Encoder::kColumnRows : 0;
-    float multiplier[8];
-    for (int half = 0; half < 2; ++half) {
-      const TenonWords4 w = *tenon_plane<Block::kCols>(shared.multipliers(group), l, half);
-      for (int i = 0; i < 4; ++i) multiplier[4 * half + i] = tenon_bits(w.w[i]);
-    }
-    if (Block::kTurns) {  // four rows of a column make one word
-      for (int e = 0; e < 8; ++e) {
-        const float m = multiplier[e];
-        tenon_put_turned(turned, e,
-                         tenon_encode_pair<Format>(v[0][e] * m, v[1][e] * m) |
-                             tenon_encode_pair<Format>(v[2][e] * m, v[3][e] * m) << 16);
-      }
-    } else if (inside) {
-      const TenonPlace& data = a.place[Encoder::kPlace + 2];
-      const TenonU32 stride = static_cast<TenonU32>(data.stride);
-      TenonU8* const to = data.data + tenon_wide(row, stride, column);
-      for (int r = 0; r < 4; ++r) {
-        float scaled[8];
-        for (int e = 0; e < 8; ++e) scaled[e] = v[r][e] * multiplier[e];
-        if (full || row + r <= last_row)
-          *reinterpret_cast<TenonWords2*>(to + static_cast<TenonU64>(stride) * r) =
-              tenon_codes8<Format>(scaled);
-      }
-    }
+    tenon_encode_columns<Body, full>(a, at, v, shared);
   } else if (Block::kTurns) {
-    tenon_turn(turned, codes);
+    tenon_turn(shared.turned(), codes);
   }
   if (Block::kTurns) {
     __syncthreads();
-    tenon_store_turned<Body, full>(a, turned, part, row0, column0, end);
+    tenon_store_turned<Body, full>(a, shared.turned(), part, row0, column0, at.end);
   }
   if (sum && Block::kSumsAfter) {
-    tenon_block_sum<Body, full>(a, row, v, part, shared);
+    tenon_block_sum<Body, full>(a, at.row, v, part, shared);
     __syncthreads();
     tenon_block_end_sum<Body>(a, shared, part, 0, row0, column0);
   }
 }
 
-template <class Body, bool full, class Arguments>
-__device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, TenonU32 column0,
-                                        typename TenonBlock<Body>::Shared& shared) {
+// Row r of the results after the first waits in the slots of `thread`.
+template <class Body>
+__device__ inline void tenon_park(int thread, int r, const float (&out)[Body::kStores][8]) {
+  for (int p = 1; p < Body::kParts; ++p)
+    for (int half = 0; half < 2; ++half) {
+      TenonWords4 w;
+      for (int i = 0; i < 4; ++i) w.w[i] = __float_as_uint(out[Body::part(p)][4 * half + i]);
+      tenon_slot<TenonBlock<Body>::kThreads>(thread, 4 * (p - 1) + r, half) = w;
+    }
+}
+template <class Body>
+__device__ inline void tenon_unpark(int thread, int part, float (&v)[4][8]) {
+  for (int r = 0; r < 4; ++r)
+    for (int half = 0; half < 2; ++half) {
+      const TenonWords4 w =
+          tenon_slot<TenonBlock<Body>::kThreads>(thread, 4 * (part - 1) + r, half);
+      for (int i = 0; i < 4; ++i) v[r][4 * half + i] = tenon_bits(w.w[i]);
+    }
+}
+
+// The column of a thread in the tile of the first part, and the slot where its values wait.
+struct TenonShiftAt {
+  TenonU32 column;
+  int slot;     // -1: none
+  bool second;  // the column belongs to the second part
+};
+template <class Body, class Arguments>
+__device__ inline TenonShiftAt tenon_shift_at(const Arguments& a, TenonU32 column0) {
   using Block = TenonBlock<Body>;
-  constexpr bool shifted = Body::kShift != 0, left = Body::kShift < 0;
+  constexpr int lanes = Block::kShiftLanes;
   const TenonU32 cols = static_cast<TenonU32>(a.cols);
   const int l = threadIdx.x % Block::kLanes;
-  const TenonU32 row = row0 + 4 * (threadIdx.x / Block::kLanes);
-  TenonU32 most[Body::kAmax + 1] = {};
-  float v[4][8];
-  TenonU32 column = column0 + 8 * l;
-  int slot = threadIdx.x;  // slot of waiting values
-  bool second = false;     // this column of the first part's tile belongs to the second part
-  // Shifted tiles: also computes the columns of the second part that are next to the tile of the
-  // first part. Thread n starts with vector n of them. At the left edge they belong to the first
-  // part.
-  constexpr int lanes = shifted ? Block::kShiftLanes : 1;
-  constexpr int vectors = shifted ? Block::kRows * lanes : 0;
-  typename Body::Raw more;
-  TenonU32 more_row = 0, more_column = 0;
-  const auto fetch_more = [&](int n) {
-    more_row = row0 + n / lanes;
-    if (!full && more_row >= a.rows) more_row = static_cast<TenonU32>(a.rows) - 1;
-    more_column = 8 * (n % lanes) +
-                  (left ? (column0 == 0 ? cols : column0) - 8 * lanes : column0 + Block::kCols);
-    if (more_column >= cols) more_column = cols - 8;
-    Body::fetch(a.at, more_row, more_column, 0, more);
-  };
-  const bool more_there = shifted && (left || column0 + Block::kCols <= cols);
-  const int first_more = more_there ? static_cast<int>(threadIdx.x) : vectors;
-  if (left) slot = l + lanes < Block::kLanes ? slot + lanes : -1;
-  if (shifted && !left) {
-    if (column >= Body::end(a, 0)) column = Body::end(a, 0) - 8;
-    second = column >= cols;
-    if (second)
-      column -= cols;
+  TenonShiftAt at = {column0 + 8 * l, static_cast<int>(threadIdx.x), false};
+  if (Body::kShift < 0) at.slot = l + lanes < Block::kLanes ? at.slot + lanes : -1;
+  if (Body::kShift > 0) {
+    if (at.column >= Body::end(a, 0)) at.column = Body::end(a, 0) - 8;
+    at.second = at.column >= cols;
+    if (at.second)
+      at.column -= cols;
     else
-      slot = l < lanes ? -1 : slot - lanes;
+      at.slot = l < lanes ? -1 : at.slot - lanes;
   }
-  if (shifted && first_more < vectors) fetch_more(first_more);
-  const bool inside = tenon_inside<Body>(a, column);
-  float second_most = 0;  // maximum of the block of the second part
+  return at;
+}
+
+// Shifted tiles also compute the columns of the second part that are next to the tile of the first
+// part. Thread n starts with vector n of them. At the left edge they belong to the first part.
+template <class Body, bool full, class Arguments>
+struct TenonBeside {
+  using Block = TenonBlock<Body>;
+  static constexpr bool kShifted = Body::kShift != 0, kLeft = Body::kShift < 0;
+  static constexpr int kLanes = kShifted ? Block::kShiftLanes : 1;
+  static constexpr int kVectors = kShifted ? Block::kRows * kLanes : 0;
+  const Arguments& a;
+  TenonU32 row0, column0;
+  typename Body::Raw raw;
+  TenonU32 row = 0, column = 0;
+  int first;
+
+  __device__ TenonBeside(const Arguments& arguments, TenonU32 first_row, TenonU32 first_column)
+      : a(arguments), row0(first_row), column0(first_column) {
+    const bool there =
+        kShifted && (kLeft || column0 + Block::kCols <= static_cast<TenonU32>(a.cols));
+    first = there ? static_cast<int>(threadIdx.x) : kVectors;
+    if (kShifted && first < kVectors) fetch(first);
+  }
+  __device__ void fetch(int n) {
+    const TenonU32 cols = static_cast<TenonU32>(a.cols);
+    row = row0 + n / kLanes;
+    if (!full && row >= a.rows) row = static_cast<TenonU32>(a.rows) - 1;
+    column = 8 * (n % kLanes) +
+             (kLeft ? (column0 == 0 ? cols : column0) - 8 * kLanes : column0 + Block::kCols);
+    if (column >= cols) column = cols - 8;
+    Body::fetch(a.at, row, column, 0, raw);
+  }
+  // Calls each(out) for the vectors of this thread, after they wait in their slots.
+  template <class Each>
+  __device__ void run(const Each& each) {
+    if constexpr (kShifted) {  // the compiler cannot prove that thread numbers are not negative
+#pragma unroll 1
+      for (int n = first; n < kVectors; n += Block::kThreads) {
+        float out[Body::kStores][8];
+        tenon_one_row<Body>(a, row, column, raw, out);
+        if (kLeft && column0 == 0)
+          for (int e = 0; e < 8; ++e) out[Body::part(Body::kParts - 1)][e] = out[Body::part(0)][e];
+        tenon_park<Body>(
+            n / kLanes / 4 * Block::kLanes + (kLeft ? 0 : Block::kLanes - kLanes) + n % kLanes,
+            n / kLanes % 4, out);
+        each(out);
+        if (kVectors <= Block::kThreads) break;
+        if (n + Block::kThreads < kVectors) fetch(n + Block::kThreads);
+      }
+    }
+  }
+};
+
+// Computes and stores the values of a thread. Those of the first part go to v, the others wait.
+// second_most: the maximum of the block of the second part, if the maxima share a barrier.
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_block_values(const Arguments& a, TenonU32 row0, TenonU32 column0,
+                                          float (&v)[4][8], float& second_most, TenonU32* most) {
+  using Block = TenonBlock<Body>;
+  constexpr bool shifted = Body::kShift != 0;
+  const TenonU32 row = row0 + 4 * (threadIdx.x / Block::kLanes);
+  const TenonShiftAt at = tenon_shift_at<Body>(a, column0);
+  TenonBeside<Body, full, Arguments> beside(a, row0, column0);
+  const bool inside = tenon_inside<Body>(a, at.column);
   const auto join_second = [&](const float(&out)[Body::kStores][8]) {
     if (Block::kTogether)
       for (int e = 0; e < 8; ++e)
         second_most = tenon_larger(second_most, out[Body::part(Body::kParts - 1)][e]);
   };
-  const auto wait = [&](int thread, int r, const float(&out)[Body::kStores][8]) {
-    for (int p = 1; p < Body::kParts; ++p)
-      for (int half = 0; half < 2; ++half) {
-        TenonWords4 w;
-        for (int i = 0; i < 4; ++i) w.w[i] = __float_as_uint(out[Body::part(p)][4 * half + i]);
-        tenon_slot<Block::kThreads>(thread, 4 * (p - 1) + r, half) = w;
-      }
-  };
   tenon_four_rows<Body, full, kTenonAhead<Body, false>>(
-      a, row, column,
+      a, row, at.column,
       [&](int r, bool there, const float(&out)[Body::kStores][8]) {
-        if (there && inside) Body::store(a, full ? row : row + r, column, full ? r : 0, out, most);
+        if (there && inside)
+          Body::store(a, full ? row : row + r, at.column, full ? r : 0, out, most);
       // A select, not an index, because the row may not be a constant.
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
           for (int e = 0; e < 8; ++e) v[i][e] = i == r ? out[Body::part(0)][e] : v[i][e];
-        if (!shifted || slot >= 0) wait(slot, r, out);
-        if (!shifted || (slot >= 0 && !second)) join_second(out);
+        if (!shifted || at.slot >= 0) tenon_park<Body>(at.slot, r, out);
+        if (!shifted || (at.slot >= 0 && !at.second)) join_second(out);
       },
-      [&] {
-        if constexpr (shifted) {  // the compiler cannot prove that thread numbers are not negative
-#pragma unroll 1
-          for (int n = first_more; n < vectors; n += Block::kThreads) {
-            float out[Body::kStores][8];
-            tenon_one_row<Body>(a, more_row, more_column, more, out);
-            if (left && column0 == 0)
-              for (int e = 0; e < 8; ++e)
-                out[Body::part(Body::kParts - 1)][e] = out[Body::part(0)][e];
-            wait(n / lanes / 4 * Block::kLanes + (left ? 0 : Block::kLanes - lanes) + n % lanes,
-                 n / lanes % 4, out);
-            join_second(out);
-            if (vectors <= Block::kThreads) break;
-            if (n + Block::kThreads < vectors) fetch_more(n + Block::kThreads);
-          }
-        }
-      });
-  const auto waited = [&](int part) {
-    for (int r = 0; r < 4; ++r)
-      for (int half = 0; half < 2; ++half) {
-        const TenonWords4 w = tenon_slot<Block::kThreads>(slot, 4 * (part - 1) + r, half);
-        for (int i = 0; i < 4; ++i) v[r][4 * half + i] = tenon_bits(w.w[i]);
-      }
-  };
-  if (shifted && second) waited(1);
-  const auto put_most = [&](int part) {
-    float most = 0;
-    for (int r = 0; r < 4; ++r)
-      for (int e = 0; e < 8; ++e) most = tenon_larger(most, v[r][e]);
-    tenon_tile_most<Body>(part, most, shared);
-  };
-  if (Block::kTogether) {
-    put_most(0);
-    tenon_tile_most<Body>(1, second_most, shared);
-    __syncthreads();
+      [&] { beside.run(join_second); });
+  if (shifted && at.second) tenon_unpark<Body>(at.slot, 1, v);
+}
+
+// The maximum of the values of a thread, for a tile that is one block.
+template <class Body>
+__device__ inline void tenon_put_most(int part, const float (&v)[4][8],
+                                      typename TenonBlock<Body>::Shared& shared) {
+  float most = 0;
+  for (int r = 0; r < 4; ++r)
+    for (int e = 0; e < 8; ++e) most = tenon_larger(most, v[r][e]);
+  tenon_tile_most<Body>(part, most, shared);
+}
+
+// Replaces the values of the part before by those of `part`, which waited.
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_next_part(const Arguments& a, TenonU32 row, TenonU32 column0, int part,
+                                       float (&v)[4][8],
+                                       typename TenonBlock<Body>::Shared& shared) {
+  using Block = TenonBlock<Body>;
+  constexpr bool shifted = Body::kShift != 0;
+  float total[8];
+  if (Block::kSumsLast) tenon_block_total<full>(a, row, v, total);
+  // Now shared memory can be reused, and values from other threads are visible.
+  if (Block::kTurns || Block::kColumnBlocks || (shifted && !Block::kWhole)) __syncthreads();
+  int slot = threadIdx.x;
+  if (shifted) {  // outside the tensor: the nearest vector inside
+    const int l = threadIdx.x % Block::kLanes;
+    const int last = static_cast<int>(Body::end(a, 1) - Body::begin(a, 1) - column0) / 8 - 1;
+    if (l > last) slot += (last < 0 ? 0 : last) - l;
   }
+  tenon_unpark<Body>(slot, part, v);
+  if (Block::kSumsLast) {
+    // Sums reuse slots that were read: slots of the own warp if two lanes have a column, else of
+    // any warp.
+    if (Block::kLanes == 16)
+      __syncwarp();
+    else
+      __syncthreads();
+    if (Body::summed(part - 1))
+      tenon_begin_sum<Block::kCols>(shared.sums(part - 1)[threadIdx.x / Block::kLineThreads],
+                                    total);
+  }
+}
+
+// Encodes or sums the parts one after the other.
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_block_parts(const Arguments& a, TenonU32 row0, TenonU32 column0,
+                                         float (&v)[4][8],
+                                         typename TenonBlock<Body>::Shared& shared) {
+  using Block = TenonBlock<Body>;
+  const TenonU32 row = row0 + 4 * (threadIdx.x / Block::kLanes);
 #pragma unroll 1
   for (int part = 0;;) {
     if (Block::kWhole && !Block::kTogether && part < Body::kEncoded) {
-      put_most(part);
+      tenon_put_most<Body>(part, v, shared);
       if (Block::kSumsBeside && Body::summed(part))
         tenon_block_sum<Body, full>(a, row, v, part, shared);
       __syncthreads();
@@ -448,27 +587,7 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
       tenon_block_end_sum<Body>(a, shared, part, 0, row0, column0);
     }
     if (++part >= Body::kParts) break;
-    float total[8];
-    if (Block::kSumsLast) tenon_block_total<full>(a, row, v, total);
-    // Now shared memory can be reused, and values from other threads are visible.
-    if (Block::kTurns || Block::kColumnBlocks || (shifted && !Block::kWhole)) __syncthreads();
-    slot = threadIdx.x;
-    if (shifted) {  // outside the tensor: the nearest vector inside
-      const int last = static_cast<int>(Body::end(a, 1) - Body::begin(a, 1) - column0) / 8 - 1;
-      if (l > last) slot += (last < 0 ? 0 : last) - l;
-    }
-    waited(part);
-    if (Block::kSumsLast) {
-      // Sums reuse slots that were read: slots of the own warp if two lanes have a column, else of
-      // any warp.
-      if (Block::kLanes == 16)
-        __syncwarp();
-      else
-        __syncthreads();
-      if (Body::summed(part - 1))
-        tenon_begin_sum<Block::kCols>(shared.sums(part - 1)[threadIdx.x / Block::kLineThreads],
-                                      total);
-    }
+    tenon_next_part<Body, full>(a, row, column0, part, v, shared);
   }
   if (Block::kSumsLast) {
     constexpr int last = Body::kParts - 1;
@@ -479,6 +598,21 @@ __device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, Tenon
         tenon_block_end_sum<Body>(a, shared, p, p * Block::kCols % Block::kThreads, row0,
                                   Body::begin(a, p) + column0);
   }
+}
+
+template <class Body, bool full, class Arguments>
+__device__ inline void tenon_block_part(const Arguments& a, TenonU32 row0, TenonU32 column0,
+                                        typename TenonBlock<Body>::Shared& shared) {
+  TenonU32 most[Body::kAmax + 1] = {};
+  float v[4][8];
+  float second_most = 0;
+  tenon_block_values<Body, full>(a, row0, column0, v, second_most, most);
+  if (TenonBlock<Body>::kTogether) {
+    tenon_put_most<Body>(0, v, shared);
+    tenon_tile_most<Body>(1, second_most, shared);
+    __syncthreads();
+  }
+  tenon_block_parts<Body, full>(a, row0, column0, v, shared);
   TenonU32 before[Body::kAmax + 1];
   Body::start(a, before);
   Body::finish(a, most, before);

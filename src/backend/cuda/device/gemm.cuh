@@ -3,30 +3,8 @@
 // There are two groups of 128 threads: one multiplies while the other runs the body. Follows
 // vector.cuh.
 
-// Opaque data from cuTensorMapEncodeTiled.
-struct alignas(128) TenonTensorMap {
-  TenonU64 data[16];
-};
-
-// Same layout as GemmHead of the host, then the accesses and the places.
-template <int accesses, int places>
-struct TenonGemmArguments {
-  TenonTensorMap map[3];  // a, b, and b of the second half of a gated body
-  TenonU32 rows, cols;    // rows and columns of the body
-  TenonU32 steps;         // steps of 64 along the inner dimension
-  TenonU32 down, across;  // number of tiles
-  TenonU32 block;         // columns of the body that are adjacent in b
-  const TenonU64* random;
-  TenonAccess at[accesses];
-  TenonPlace place[places];
-};
-
-constexpr int kTenonTileRows = 128, kTenonStep = 64;  // a step is 128 bytes
-constexpr TenonU32 kTenonBox = 64 * 128;              // bytes of 64 lanes in one step
-constexpr TenonU32 kTenonRaster = 16;                 // rows of tiles in a band
-
-// The most stages that fit in shared memory with their barriers.
-__device__ constexpr int tenon_gemm_stages(int width) { return width > 128 ? 5 : 7; }
+constexpr TenonU32 kTenonBox = 64 * 128;  // bytes of 64 lanes in one step
+constexpr TenonU32 kTenonRaster = 16;     // rows of tiles in a band
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -156,7 +134,8 @@ __device__ inline void tenon_columns(float (&v)[8]) {
 
 template <class Body>
 struct TenonGemmShape {
-  static constexpr int kWidth = Body::kWidth, kStages = tenon_gemm_stages(kWidth);
+  static constexpr int kWidth = Body::kWidth,
+                       kStages = kWidth > 128 ? kTenonWideStages : kTenonNarrowStages;
   static constexpr int kPart = kWidth / Body::kProducts;  // columns of the body
   static constexpr TenonU32 kBytesA = 2 * kTenonBox, kBytesB = kWidth / 64 * kTenonBox;
   static constexpr TenonU32 kB = kStages * kBytesA;  // start of the stages of b; barriers follow

@@ -1,22 +1,5 @@
 // The flat map: one element per thread, adjacent threads on adjacent elements. Follows words.cuh.
 
-// Location of a load or store. Column c is at (c / block)*block_stride + c % block + offset of a
-// row.
-struct TenonAccess {
-  TenonU8* data;
-  TenonI64 stride;  // elements between rows
-  TenonI64 block, block_stride, offset;
-  TenonI64 tiles;  // tiles of swizzled scales per row
-  float value;     // value of a parameter, which has no memory
-};
-
-// Same layout as MapArguments of the host: the loads, then the stores.
-template <int accesses>
-struct TenonMapArguments {
-  TenonI64 rows, cols;
-  TenonAccess at[accesses];
-};
-
 // For values that are not negative. 64-bit division is slow, and most indices fit in 32 bits.
 __device__ inline TenonI64 tenon_divide(TenonI64 a, TenonI64 b) {
   if ((a | b) >> 32 == 0) return static_cast<TenonU32>(a) / static_cast<TenonU32>(b);
@@ -52,18 +35,18 @@ __device__ inline void tenon_store(const TenonAccess& a, TenonI64 element, float
 
 // Body is printed for each step: kLoads, kStores, load, compute, store. All loads of an element
 // come before its stores, and no other thread accesses it. So in-place calls are correct.
-template <class Body>
-__device__ inline void tenon_map(const TenonMapArguments<Body::kLoads + Body::kStores>& arguments) {
-  const TenonI64 count = arguments.rows * arguments.cols;
+template <class Body, class Arguments>
+__device__ inline void tenon_map(const Arguments& a) {
+  const TenonI64 count = a.rows * a.cols;
   const TenonI64 threads = static_cast<TenonI64>(gridDim.x) * blockDim.x;
   for (TenonI64 i = static_cast<TenonI64>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
        i += threads) {
-    const TenonI64 row = tenon_divide(i, arguments.cols);
-    const TenonI64 column = i - row * arguments.cols;
+    const TenonI64 row = tenon_divide(i, a.cols);
+    const TenonI64 column = i - row * a.cols;
     float in[Body::kLoads + 1];  // + 1: a formula may have no loads
     float out[Body::kStores];
-    Body::load(arguments.at, row, column, in);
+    Body::load(a.at, row, column, in);
     Body::compute(in, out);
-    Body::store(arguments.at + Body::kLoads, row, column, out);
+    Body::store(a.at + Body::kLoads, row, column, out);
   }
 }

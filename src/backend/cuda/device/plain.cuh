@@ -1,24 +1,6 @@
 // Kernels for any step, one kernel per store. A thread computes its values from the loads, again in
 // every kernel. Only sums and totals are in memory between kernels. Follows map.cuh.
 
-// A tensor of an encoder or of a product.
-struct TenonPlace {
-  TenonU8* data;
-  TenonI64 stride, rows, cols;
-};
-
-// Same layout as on the host: the loads, then the stores. plain.cpp defines the places.
-template <int accesses, int places>
-struct TenonPlainArguments {
-  TenonI64 rows, cols, inner;
-  const TenonU64* random;
-  const float* from;  // output of an earlier kernel
-  float* to;
-  TenonI64 count;
-  TenonAccess at[accesses];
-  TenonPlace place[places];
-};
-
 __device__ inline TenonI64 tenon_thread() {
   return static_cast<TenonI64>(blockIdx.x) * blockDim.x + threadIdx.x;
 }

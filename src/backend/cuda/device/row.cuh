@@ -8,8 +8,6 @@
 // - Raw (tiles), Fixed (rows) and Line (columns) with their loads, Stage (Raw of all threads).
 // - unpack, compute, store, columns, sum, end_sum, finish.
 
-constexpr int kTenonSumRows = 32;  // rows that sums over rows add in sequence
-
 template <class Body>
 __device__ inline TenonU32 tenon_row_column(int n) {
   return (n * Body::kThreads + threadIdx.x) * 8;

@@ -2,19 +2,6 @@
 // rows x 8 columns: lane l of a half warp has columns 8l … 8l+7, half warp g has rows 4g … 4g+3.
 // Follows vector.cuh.
 
-constexpr int kTenonTile = 128;
-
-// Same layout as TileHead of the host, then the loads, the stores and the places of the encoders.
-template <int accesses, int places>
-struct TenonTileArguments {
-  TenonI64 rows, cols;
-  const TenonU64* random;
-  float* partial;        // sums over the rows of a tile
-  TenonU32 last, whole;  // first row of the last tiles; rows in full tiles
-  TenonAccess at[accesses];
-  TenonPlace place[places];
-};
-
 // The first row of the tile of this thread block. Blocks start with the last rows: a partial tile
 // takes longer and would delay the end of the kernel. Blocks after the tiles get a row outside the
 // tensor.
@@ -198,7 +185,6 @@ __device__ inline void tenon_store_turned(const Arguments& a, const TenonU32* tu
   }
 }
 
-constexpr int kTenonLine = 32;  // floats of a cache line, as kLine of the host
 // Stores a value for the next kernel. It stays in the L2 cache until a thread calls tenon_let_go on
 // its line. A line that is discarded there is never written to memory.
 __device__ inline void tenon_put_kept(float* to, float v) {

@@ -269,18 +269,7 @@ __device__ inline void tenon_random8(const TenonU64* from, TenonI64 row, TenonI6
   }
 }
 
-// Same layout as on the host. The row of the 31-bit vector index v is the high word of 2v·magic, >>
-// shift.
-template <int accesses, int places>
-struct TenonVectorArguments {
-  TenonU32 vectors;  // vectors per row
-  TenonU32 magic, shift;
-  TenonU32 all;  // vectors of the call
-  const TenonU64* random;
-  TenonAccess at[accesses];
-  TenonPlace place[places];
-};
-
+// The row of the vector index v of a call.
 template <class Arguments>
 __device__ inline TenonU32 tenon_vector_row(const Arguments& a, TenonU32 v) {
   return static_cast<TenonU32>(tenon_wide(v + v, a.magic) >> 32) >> a.shift;

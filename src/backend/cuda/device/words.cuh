@@ -1,12 +1,5 @@
 // The operations of lowered formulas and the number formats, with the same bits as on the CPU.
-
-typedef unsigned int TenonU32;
-typedef unsigned short TenonU16;
-typedef unsigned char TenonU8;
-typedef long long TenonI64;
-typedef unsigned long long TenonU64;
-
-static_assert(sizeof(TenonU32) == 4 && sizeof(TenonU16) == 2 && sizeof(TenonI64) == 8, "sizes");
+// Follows arguments.h.
 
 // All 64 bits of a·b + c in one instruction.
 __device__ inline TenonU64 tenon_wide(TenonU32 a, TenonU32 b, TenonU64 c = 0) {
