@@ -64,11 +64,11 @@ float warm_scale(const Census& census, DType dtype) {
 
 class Meter {
  public:
-  Meter(const Recipe& recipe, const StoredTensor& t, const Census& census) : tensor_(t) {
-    out_.recipe = recipe;
+  Meter(const Trial& trial, const FileTensor& t, const Census& census) : tensor_(t) {
+    out_.trial = trial;
     amax_ = census.amax;
-    const bool delayed = recipe.format.scaling == Scaling::delayed;
-    if (delayed && recipe.scale == 0) out_.recipe.scale = warm_scale(census, recipe.format.dtype);
+    const bool delayed = trial.format.scaling == Scaling::delayed;
+    if (delayed && trial.scale == 0) out_.trial.scale = warm_scale(census, trial.format.dtype);
   }
 
   Outcome run() {
@@ -79,8 +79,8 @@ class Meter {
 
  private:
   void measure(const Tile& t) {
-    const Format& f = out_.recipe.format;
-    const Orientation o = out_.recipe.orientation;
+    const Format& f = out_.trial.format;
+    const Orientation o = out_.trial.orientation;
     const View x = tensor_.tile(t, converted_);
     const Shape data = f.data_shape(t.rows, t.cols, o);
     const Shape scales = f.scale_shape(t.rows, t.cols, o);
@@ -94,7 +94,7 @@ class Meter {
     Tensor written = coded;
     std::array<float, 3> health{};
     written.health = matrix(health.data(), DType::f32, 1, 3);
-    if (f.scaling == Scaling::delayed) written.scale = single(out_.recipe.scale);
+    if (f.scaling == Scaling::delayed) written.scale = single(out_.trial.scale);
     if (f.scaling == Scaling::current) written.amax = single(amax_), written.amax_given = true;
     quantize(x, written);
     dequantize(coded, matrix(back_.data(), DType::f32, t.rows, t.cols));
@@ -130,8 +130,8 @@ class Meter {
   [[nodiscard]] bool holds_something(const Tile& t, const Blocks& blocks, int64_t i,
                                      int64_t j) const {
     if (blocks.single()) return true;
-    const bool transposed = out_.recipe.orientation == Orientation::columnwise &&
-                            info(out_.recipe.format.scaling).transposes;
+    const bool transposed = out_.trial.orientation == Orientation::columnwise &&
+                            info(out_.trial.format.scaling).transposes;
     const int64_t row_end = std::min((i + 1) * blocks.rows, t.rows);
     const int64_t col_end = std::min((j + 1) * blocks.cols, t.cols);
     for (int64_t r = i * blocks.rows; r < row_end; ++r)
@@ -142,8 +142,8 @@ class Meter {
   }
 
   void collect(const Tile& t, const View& scales) {
-    const Format& f = out_.recipe.format;
-    const Orientation o = out_.recipe.orientation;
+    const Format& f = out_.trial.format;
+    const Orientation o = out_.trial.orientation;
     const Blocks blocks = f.blocks(o);
     const Shape count = blocks.count(t.rows, t.cols);
     const int bytes = info(scales.dtype).bytes;
@@ -169,8 +169,8 @@ class Meter {
 
   void finish() {
     const auto [rows, cols] = tensor_.matrix;
-    const Format& f = out_.recipe.format;
-    const Orientation o = out_.recipe.orientation;
+    const Format& f = out_.trial.format;
+    const Orientation o = out_.trial.orientation;
     double squares = 0;
     double errors = 0;
     for (const Bin& b : out_.bins) squares += b.squares, errors += b.errors;
@@ -188,7 +188,7 @@ class Meter {
     out_.distinct_scales = static_cast<int64_t>(seen_.size());
   }
 
-  const StoredTensor& tensor_;
+  const FileTensor& tensor_;
   Outcome out_;
   float amax_ = 0;
   std::vector<float> converted_, back_;
@@ -208,15 +208,15 @@ std::string listed_modes() {
 
 }  // namespace
 
-std::vector<Recipe> parse_recipes(const std::string& text, const RecipeOptions& options) {
+std::vector<Trial> parse_trials(const std::string& text, const TrialOptions& options) {
   constexpr std::string_view kOp = "quantize --recipe";
-  std::vector<Recipe> result;
+  std::vector<Trial> result;
   bool uses_scale = false;
   bool uses_rule = false;
   const auto add = [&](DType dtype, Scaling scaling) {
-    Recipe r;
+    Trial r;
     r.name = str(info(dtype).name, ":", info(scaling).name);
-    if (std::ranges::any_of(result, [&](const Recipe& o) { return o.name == r.name; })) return;
+    if (std::ranges::any_of(result, [&](const Trial& o) { return o.name == r.name; })) return;
     r.format = {.dtype = dtype, .scaling = scaling};
     if (options.columnwise) r.orientation = Orientation::columnwise;
     if (scaling == Scaling::delayed) {
@@ -259,7 +259,7 @@ std::vector<Recipe> parse_recipes(const std::string& text, const RecipeOptions& 
   return result;
 }
 
-Census take_census(const StoredTensor& t) {
+Census take_census(const FileTensor& t) {
   Census census;
   census.elements = t.elements();
   std::vector<float> converted;
@@ -284,8 +284,8 @@ Census take_census(const StoredTensor& t) {
   return census;
 }
 
-Outcome apply(const Recipe& recipe, const StoredTensor& t, const Census& census) {
-  return Meter(recipe, t, census).run();
+Outcome apply(const Trial& trial, const FileTensor& t, const Census& census) {
+  return Meter(trial, t, census).run();
 }
 
 int Outcome::least_exponent() const { return least_scale > 0 ? std::ilogb(least_scale) : 0; }

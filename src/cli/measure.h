@@ -1,4 +1,4 @@
-// Statistics of a tensor and the error of a recipe on it, measured in float64.
+// Statistics of a tensor and the error of a trial on it, measured in float64.
 #pragma once
 
 #include <string>
@@ -9,21 +9,21 @@
 
 namespace tenon::cli {
 
-// A scaling mode of an fp8 format in one orientation.
-struct Recipe {
+// A way to quantise that is tried: a scaling mode of an fp8 format in one orientation.
+struct Trial {
   std::string name;  // e4m3:mxfp8
   Format format;
   Orientation orientation = Orientation::rowwise;
   float scale = 0;  // delayed: the multiplier; 0: derived from this tensor's amax
 };
 
-struct RecipeOptions {
+struct TrialOptions {
   float eps = 0, scale = 0;
   bool exact_scales = false, columnwise = false;
 };
 
 // Parses `DTYPE:MODE`, `all`, or several of them separated by commas. The default dtype is e4m3.
-std::vector<Recipe> parse_recipes(const std::string& text, const RecipeOptions& options);
+std::vector<Trial> parse_trials(const std::string& text, const TrialOptions& options);
 
 // Elements v with 2^e <= |v| < 2^(e+1), for every exponent e of fp32.
 struct Bin {
@@ -39,10 +39,10 @@ struct Census {
   float finite_amax = 0;  // over finite elements only
   std::vector<Bin> bins = std::vector<Bin>(kBins);
 };
-Census take_census(const StoredTensor& t);
+Census take_census(const FileTensor& t);
 
 struct Outcome {
-  Recipe recipe;
+  Trial trial;
   int64_t saturated = 0, flushed = 0, nonfinite = 0;
   int64_t spoiled = 0;  // finite before quantisation, not finite after it
   double relative_rms = 0, max_error = 0, worst_relative = 0;
@@ -55,7 +55,7 @@ struct Outcome {
   [[nodiscard]] int least_exponent() const;
   [[nodiscard]] int most_exponent() const;
 };
-Outcome apply(const Recipe& recipe, const StoredTensor& t, const Census& census);
+Outcome apply(const Trial& trial, const FileTensor& t, const Census& census);
 
 // A tensor before and after quantisation, for reports and pictures.
 struct Report {

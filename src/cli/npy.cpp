@@ -178,7 +178,7 @@ TensorFile parse_npy(const std::string& file, std::shared_ptr<const Bytes> sourc
 
   TensorFile result;
   result.is_npy = true;
-  StoredTensor t;
+  FileTensor t;
   t.name = file.substr(file.find_last_of('/') + 1);
   if (t.name.ends_with(".npy")) t.name.resize(t.name.size() - 4);
   t.type = npy_type(file, *header.descr);

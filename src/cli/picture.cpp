@@ -120,7 +120,7 @@ class Panel {
     data_ = span_ = occupied(r_.before.bins);
     for (const Outcome& o : r_.after) {
       if (o.least_scale == 0) continue;
-      const Limits l = limits(o.recipe.format.dtype);
+      const Limits l = limits(o.trial.format.dtype);
       widen(static_cast<int>(std::floor(l.tiny + std::log2(o.least_scale))));
       widen(static_cast<int>(std::ceil(l.most + std::log2(o.most_scale))) - 1);
     }
@@ -159,7 +159,7 @@ class Panel {
     const double share = (log2 - span_.least) / span_.size();
     return kLeft + (kRight - kLeft) * std::clamp(share, 0.0, 1.0);
   }
-  static std::string mode_class(const Recipe& r) {
+  static std::string mode_class(const Trial& r) {
     return fmt::format("m{}{}", static_cast<int>(r.format.scaling),
                        r.format.dtype == DType::e5m2 ? " d" : "");
   }
@@ -219,11 +219,11 @@ class Panel {
     svg_.text(kFlushed, top - 4, "s e", "flushed");
     double y = top + kRow / 2;
     for (const Outcome& o : r_.after) {
-      const std::string mode = mode_class(o.recipe);
+      const std::string mode = mode_class(o.trial);
       svg_.line(16, y, 34, y, "p " + mode);
-      svg_.text(40, y + 4, "", o.recipe.name);
+      svg_.text(40, y + 4, "", o.trial.name);
       if (o.least_scale > 0) {
-        const Limits l = limits(o.recipe.format.dtype);
+        const Limits l = limits(o.trial.format.dtype);
         const double low = std::log2(o.least_scale);
         const double high = std::log2(o.most_scale);
         svg_.line(x(l.tiny + low), y, x(l.most + high), y, mode + " faint");
@@ -261,7 +261,7 @@ class Panel {
                                 y_of(relative_error(b)));
         pen_down = b.count > 0;
       }
-      if (!points.empty()) svg_.path(points, "p " + mode_class(o.recipe), o.recipe.name);
+      if (!points.empty()) svg_.path(points, "p " + mode_class(o.trial), o.trial.name);
     }
   }
 
@@ -287,7 +287,7 @@ std::string svg_picture(const std::string& file, std::span<const Report> reports
     about += fmt::format("{}, {} {}:", r.name, r.shape, name_of(r.type));
     for (const Outcome& o : r.after)
       about += fmt::format(
-          " {} has a relative RMS error of {}, saturates {} and flushes {} to zero.", o.recipe.name,
+          " {} has a relative RMS error of {}, saturates {} and flushes {} to zero.", o.trial.name,
           share_text(o.relative_rms), percent(o.saturated, r.before.elements),
           percent(o.flushed, r.before.elements));
     about += '\n';
@@ -324,7 +324,7 @@ std::string text_histogram(const Report& r) {
     groups.push_back(g);
   }
   std::string out = fmt::format("  {:>8}  {:>8}  {:<{}}  {:>8}  {:>8}   {}\n", "|v| from", "share",
-                                "", kBarWidth, "error", "flushed", r.after[0].recipe.name);
+                                "", kBarWidth, "error", "flushed", r.after[0].trial.name);
   for (size_t i = 0; i < groups.size(); ++i) {
     const Group& g = groups[i];
     const int from = std::max(span.most - static_cast<int>(i + 1) * step + 1, span.least);

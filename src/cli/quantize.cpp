@@ -35,14 +35,14 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 }
 
 // The tensor with that name. If there is none, all tensors whose names contain it.
-std::vector<StoredTensor> select(const TensorFile& file, const QuantizeArgs& args) {
+std::vector<FileTensor> select(const TensorFile& file, const QuantizeArgs& args) {
   const std::string name = clean(args.file, 200);
   require(!file.tensors.empty(), name,
           " has no tensor of f16, bf16, f32 or f64; give a file that holds floats");
   if (args.tensor.empty()) return file.tensors;
-  std::vector<StoredTensor> exact;
-  std::vector<StoredTensor> within;
-  for (const StoredTensor& t : file.tensors) {
+  std::vector<FileTensor> exact;
+  std::vector<FileTensor> within;
+  for (const FileTensor& t : file.tensors) {
     if (t.name == args.tensor) exact.push_back(t);
     if (t.name.find(args.tensor) != std::string::npos) within.push_back(t);
   }
@@ -57,12 +57,12 @@ std::vector<StoredTensor> select(const TensorFile& file, const QuantizeArgs& arg
   return within;
 }
 
-nlohmann::ordered_json as_json(const std::string& file, const StoredTensor& t, const Census& before,
+nlohmann::ordered_json as_json(const std::string& file, const FileTensor& t, const Census& before,
                                const Outcome& o) {
   const auto share = [&](int64_t n) {
     return before.elements ? static_cast<double>(n) / static_cast<double>(before.elements) : 0.0;
   };
-  const Format& f = o.recipe.format;
+  const Format& f = o.trial.format;
   nlohmann::ordered_json j;
   j["file"] = file;
   j["tensor"] = t.name;
@@ -70,13 +70,13 @@ nlohmann::ordered_json as_json(const std::string& file, const StoredTensor& t, c
   j["shape"] = t.shape;
   j["rows"] = t.matrix.rows;
   j["cols"] = t.matrix.cols;
-  j["recipe"] = o.recipe.name;
+  j["recipe"] = o.trial.name;
   j["format"] = info(f.dtype).name;
   j["mode"] = info(f.scaling).name;
-  j["orientation"] = o.recipe.orientation == Orientation::rowwise ? "rowwise" : "columnwise";
+  j["orientation"] = o.trial.orientation == Orientation::rowwise ? "rowwise" : "columnwise";
   j["power_of_two"] = f.powers();
   j["eps"] = f.eps;
-  if (f.scaling == Scaling::delayed) j["scale"] = o.recipe.scale;
+  if (f.scaling == Scaling::delayed) j["scale"] = o.trial.scale;
   j["elements"] = before.elements;
   j["zeros"] = before.zeros;
   j["amax"] = before.amax;
@@ -144,7 +144,7 @@ void print_report(const Report& r) {
                             : std::isinf(o.snr_db) ? "exact"
                                                    : fmt::format("{:.2f}", o.snr_db);
     fmt::print("  {:<18}{:>10.3g}{:>9}{:>11.3g}{:>11.3g}{:>11}{:>10}{:>12}  {:<32}{}\n",
-               o.recipe.name, o.relative_rms, snr, o.max_error, o.worst_relative,
+               o.trial.name, o.relative_rms, snr, o.max_error, o.worst_relative,
                percent(o.saturated, b.elements), percent(o.flushed, b.elements), o.nonfinite, bytes,
                scales_text(o));
     if (o.spoiled > 0)
@@ -154,24 +154,24 @@ void print_report(const Report& r) {
   }
 }
 
-std::vector<Recipe> recipes_of(const QuantizeArgs& args) {
+std::vector<Trial> trials_of(const QuantizeArgs& args) {
   constexpr float kLeast = 0x1p-126F;  // for a smaller scale, 1/scale is not finite
   constexpr float kMost = std::numeric_limits<float>::max();
   require(args.scale == 0 || (args.scale >= kLeast && args.scale <= kMost), "quantize --scale ",
           args.scale, ": it must be a positive number of normal fp32 size");
   require(args.eps >= 0 && args.eps <= kMost, "quantize --eps ", args.eps,
           ": it must be finite and not negative");
-  return parse_recipes(args.recipe, {.eps = args.eps,
-                                     .scale = args.scale,
-                                     .exact_scales = args.exact_scales,
-                                     .columnwise = args.columnwise});
+  return parse_trials(args.recipe, {.eps = args.eps,
+                                    .scale = args.scale,
+                                    .exact_scales = args.exact_scales,
+                                    .columnwise = args.columnwise});
 }
 
 int quantize(const QuantizeArgs& args) {
-  const std::vector<Recipe> recipes = recipes_of(args);
+  const std::vector<Trial> trials = trials_of(args);
   if (!args.svg.empty()) require_other_file("quantize --svg", args.svg, args.file);
   const TensorFile file = parse_tensor_file(args.file, open_file(args.file));
-  const std::vector<StoredTensor> tensors = select(file, args);
+  const std::vector<FileTensor> tensors = select(file, args);
   for (const std::string& text : file.notes) note(text);
   const std::string name = clean(args.file, 200);
   if (std::ranges::any_of(tensors, [](const auto& t) { return t.type == Stored::f64; }))
@@ -179,11 +179,11 @@ int quantize(const QuantizeArgs& args) {
   if (!args.json) print_heading(name, tensors.size(), args.columnwise);
 
   std::vector<Report> drawn;
-  support::Progress progress(tensors.size() * recipes.size());
-  for (const StoredTensor& t : tensors) {
+  support::Progress progress(tensors.size() * trials.size());
+  for (const FileTensor& t : tensors) {
     Report r{clean(t.name), shape_text(t.shape), t.type, take_census(t), {}};
-    for (const Recipe& recipe : recipes) {
-      r.after.push_back(apply(recipe, t, r.before));
+    for (const Trial& trial : trials) {
+      r.after.push_back(apply(trial, t, r.before));
       progress.step(r.name);
       if (args.json) {
         progress.hide();

@@ -58,7 +58,7 @@ class Inputs {
     for (const std::string& note : tensors_.notes) fmt::print(stderr, "tenon: {}\n", note);
     // The array of an .npy file is used as x.
     if (tensors_.is_npy)
-      for (StoredTensor& t : tensors_.tensors) t.name = "x";
+      for (FileTensor& t : tensors_.tensors) t.name = "x";
   }
 
   // Throws if the file holds a tensor of the plan in an unsupported dtype. Such a tensor would
@@ -72,7 +72,7 @@ class Inputs {
 
   // Sets rows and columns from a given x.
   void size(ChainRunArgs& args) const {
-    const StoredTensor* x = find("x");
+    const FileTensor* x = find("x");
     if (!x) return;
     require(!args.rows || *args.rows == x->matrix.rows, "run --rows ", args.rows.value_or(0), ": ",
             file_, " has an x of ", x->matrix.rows, " rows; leave the option away");
@@ -91,14 +91,14 @@ class Inputs {
       names.insert(name);
       known += (known.empty() ? "" : ", ") + name;
     }
-    for (const StoredTensor& t : tensors_.tensors)
+    for (const FileTensor& t : tensors_.tensors)
       require(names.contains(t.name), "run --input ", file_, ": the chain reads no tensor '",
               clean(t.name), "'; it reads ", known);
     std::map<std::string, std::string> from;
     for (const size_t i : with(s.plan(), kGiven)) {
       const Buffer& b = s.plan().buffers()[i];
       void* const to = s.at(b.name);
-      if (const StoredTensor* t = find(b.name)) {
+      if (const FileTensor* t = find(b.name)) {
         from[b.name] = "file";
         copy(*t, b, s.rows(), to);
       } else if (b.initial.low < b.initial.high) {
@@ -115,8 +115,8 @@ class Inputs {
   }
 
  private:
-  [[nodiscard]] const StoredTensor* find(std::string_view name) const {
-    for (const StoredTensor& t : tensors_.tensors)
+  [[nodiscard]] const FileTensor* find(std::string_view name) const {
+    for (const FileTensor& t : tensors_.tensors)
       if (t.name == name) return &t;
     return nullptr;
   }
@@ -125,7 +125,7 @@ class Inputs {
     const auto size = info(b.dtype).bytes;
     std::memcpy(static_cast<char*>(to) + i * size, &code, static_cast<size_t>(size));
   }
-  void copy(const StoredTensor& t, const Buffer& b, int64_t rows, void* to) const {
+  void copy(const FileTensor& t, const Buffer& b, int64_t rows, void* to) const {
     require(t.matrix.rows == b.rows(rows) && t.matrix.cols == b.cols, "run --input ", file_, ": '",
             b.name, "' is ", t.matrix.rows, " x ", t.matrix.cols, "; the chain wants ",
             shape_text(b, rows));
@@ -445,10 +445,10 @@ void print_json(const Report& r) {
 }
 
 std::string results(const Session& s) {
-  std::vector<NamedTensor> list;
+  std::vector<TensorToWrite> list;
   for (const size_t i : with(s.plan(), kMade)) {
     const Buffer& b = s.plan().buffers()[i];
-    NamedTensor t;
+    TensorToWrite t;
     t.name = b.name;
     t.type = b.dtype == DType::f32   ? Stored::f32
              : b.dtype == DType::f16 ? Stored::f16

@@ -180,7 +180,7 @@ std::optional<std::string> add_tensor(const std::string& file, const Entry& entr
           "; the end must not come first, the header is damaged");
   require(range.end <= data, where, " ends at ", range.end, ", but the file has ", data,
           " bytes of data; it is truncated, copy or save it again");
-  StoredTensor t;
+  FileTensor t;
   t.name = entry.name;
   t.shape.assign(entry.shape->begin(), entry.shape->end());
   const std::string& type = *entry.dtype;
@@ -240,17 +240,17 @@ TensorFile parse_safetensors(const std::string& file, std::shared_ptr<const Byte
   require(at == size - start, file, " holds ", size - start - at,
           " bytes after its last tensor; the file is damaged, copy or save it again");
   std::ranges::sort(result.tensors, {},
-                    [](const StoredTensor& t) { return std::tie(t.offset, t.name); });
+                    [](const FileTensor& t) { return std::tie(t.offset, t.name); });
   for (const auto& [type, count] : skipped)
     result.notes.push_back(
         str(file, ": ", count, count == 1 ? " tensor of " : " tensors of ", type, " left out"));
   return result;
 }
 
-std::string safetensors_file(std::span<const NamedTensor> tensors) {
+std::string safetensors_file(std::span<const TensorToWrite> tensors) {
   nlohmann::ordered_json header;
   size_t at = 0;
-  for (const NamedTensor& t : tensors) {
+  for (const TensorToWrite& t : tensors) {
     const auto type = std::ranges::find_if(
         safetensors_types(), [&](const auto& known) { return known.second.type == t.type; });
     header[t.name] = {
@@ -263,7 +263,7 @@ std::string safetensors_file(std::span<const NamedTensor> tensors) {
   std::string file(reinterpret_cast<const char*>(&length), sizeof length);
   file.reserve(file.size() + text.size() + at);
   file += text;
-  for (const NamedTensor& t : tensors)
+  for (const TensorToWrite& t : tensors)
     file.append(reinterpret_cast<const char*>(t.data.data()), t.data.size());
   return file;
 }

@@ -152,7 +152,7 @@ int64_t bytes_of(Stored type) { return type == Stored::f64 ? 8 : type == Stored:
 namespace {
 
 // Reads rows without conversion, or converts them from f64 in pieces.
-void read_rows(const StoredTensor& s, const Tile& t, std::vector<float>& buffer) {
+void read_rows(const FileTensor& s, const Tile& t, std::vector<float>& buffer) {
   const int64_t size = bytes_of(s.type);
   const int64_t row = t.cols * size;
   const auto at = [&](int64_t r) {
@@ -178,7 +178,7 @@ void read_rows(const StoredTensor& s, const Tile& t, std::vector<float>& buffer)
 
 // A column of the folded matrix is `step` contiguous elements in the file. Their order differs from
 // the order of the rows. Elements that are close together are read in one call.
-void read_fortran(const StoredTensor& s, const Tile& t, std::vector<float>& buffer) {
+void read_fortran(const FileTensor& s, const Tile& t, std::vector<float>& buffer) {
   constexpr int64_t kNear = 4096;  // bytes; copying them costs about as much as a system call
   const int64_t size = bytes_of(s.type);
   const std::span leading = std::span(s.shape).first(s.shape.size() - 1);
@@ -213,7 +213,7 @@ void read_fortran(const StoredTensor& s, const Tile& t, std::vector<float>& buff
 
 }  // namespace
 
-View StoredTensor::tile(const Tile& t, std::vector<float>& buffer) const {
+View FileTensor::tile(const Tile& t, std::vector<float>& buffer) const {
   if (fortran)
     read_fortran(*this, t, buffer);
   else

@@ -37,7 +37,7 @@ class Bytes {
   virtual void read(uint64_t at, std::span<std::byte> to) const = 0;
 };
 
-struct StoredTensor {
+struct FileTensor {
   std::string name;
   Stored type = Stored::f32;
   std::vector<int64_t> shape;
@@ -52,7 +52,7 @@ struct StoredTensor {
 };
 
 struct TensorFile {
-  std::vector<StoredTensor> tensors;  // in the order of their data in the file
+  std::vector<FileTensor> tensors;    // in the order of their data in the file
   std::vector<std::string> notes;     // what was skipped or converted
   bool is_npy = false;                // one array, named after the file
   std::vector<std::string> left_out;  // names of tensors with unsupported dtypes
@@ -66,14 +66,14 @@ TensorFile parse_tensor_file(const std::string& file, std::span<const std::byte>
 // A regular file. It stays open as long as one of its tensors exists.
 std::shared_ptr<const Bytes> open_file(const std::string& path);
 
-struct NamedTensor {
+struct TensorToWrite {
   std::string name;
   Stored type = Stored::f32;
   std::vector<int64_t> shape;
   std::span<const std::byte> data;
 };
 // The bytes of a .safetensors file, with the tensors in the given order.
-std::string safetensors_file(std::span<const NamedTensor> tensors);
+std::string safetensors_file(std::span<const TensorToWrite> tensors);
 
 // Makes text from a file safe for terminals and XML. Invalid UTF-8 and characters that control a
 // terminal become U+FFFD. Text longer than `most` characters ends in an ellipsis.

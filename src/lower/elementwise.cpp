@@ -30,28 +30,28 @@ class ElementwiseStage final : public Stage {
   }
 
   [[nodiscard]] bool trains() const override {
-    for (size_t i = inputs(); i < trace_.sources.size(); ++i)
+    for (size_t i = inputs(); i < trace_.variables.size(); ++i)
       if (wanted(i)) return true;
     return false;
   }
 
   void prepare(bool needs_input, const Stage* /*before*/) override {
-    for (size_t i = 0; i < trace_.sources.size(); ++i) {
+    for (size_t i = 0; i < trace_.variables.size(); ++i) {
       if (i < inputs() ? !needs_input : !wanted(i)) continue;
-      for (size_t s = 0; s < trace_.sources.size(); ++s)
+      for (size_t s = 0; s < trace_.variables.size(); ++s)
         if (trace_.gradients[i].mentions[s]) kept_.push_back(s);
     }
     saves_ = keeps(0) || (halves_ && keeps(1));
     if (!saves_ || op_.keep != Keep::recompute) return;
-    for (size_t s = 0; s < trace_.sources.size(); ++s) kept_.push_back(s);
+    for (size_t s = 0; s < trace_.variables.size(); ++s) kept_.push_back(s);
   }
 
   void forward(Flow& flow) override {
     const std::string name = op_.name + ".in";
     if (halves_) flow.whole_halves(name);
     if (saves_) save(flow, name);
-    for (size_t s = inputs(); s < trace_.sources.size(); ++s)
-      if (trace_.sources[s].kind == Source::Kind::extra && keeps(s)) save_extra(flow, s);
+    for (size_t s = inputs(); s < trace_.variables.size(); ++s)
+      if (trace_.variables[s].kind == Variable::Kind::extra && keeps(s)) save_extra(flow, s);
     if (trace_.identity && !halves_) return;
     if (trace_.random) flow.uses_random();
     if (!halves_)
@@ -70,10 +70,10 @@ class ElementwiseStage final : public Stage {
     if (halves_) flow.whole_halves(name);
     if (own_columns()) flow.own_columns(name);
     const Value g = flow.value();
-    for (size_t s = inputs(); s < trace_.sources.size(); ++s) {
+    for (size_t s = inputs(); s < trace_.variables.size(); ++s) {
       if (!wanted(s)) continue;
-      const auto [kind, number] = trace_.sources[s];
-      if (kind == Source::Kind::parameter)
+      const auto [kind, number] = trace_.variables[s];
+      if (kind == Variable::Kind::parameter)
         sum_into(planner_, flow, op_.index, op_.parameters[number], gradient_value(g, s), false);
       else
         op_.give_extra_grad[number](flow, gradient_value(g, s));
@@ -104,19 +104,19 @@ class ElementwiseStage final : public Stage {
   }
 
  private:
-  // The loads of one element. A source that the gradient does not read becomes a placeholder.
+  // The loads of one element. A variable that the gradient does not read becomes a placeholder.
   class Loads final : public Element {
    public:
     Loads(const ElementwiseStage& s, Assembly& a, const ColumnMap& m, Pass pass,
           const Trace::Gradient* of = nullptr)
-        : stage_(s), a_(a), columns_(m), pass_(pass), of_(of), seen_(s.trace_.sources.size()) {}
+        : stage_(s), a_(a), columns_(m), pass_(pass), of_(of), seen_(s.trace_.variables.size()) {}
 
-    Expr parameter(size_t n) override { return at({Source::Kind::parameter, n}); }
-    Expr extra(size_t n) override { return at({Source::Kind::extra, n}); }
+    Expr parameter(size_t n) override { return at({Variable::Kind::parameter, n}); }
+    Expr extra(size_t n) override { return at({Variable::Kind::extra, n}); }
     Expr random() override { return a_.random(stage_.ordinal_); }
     Expr constant(float value) override { return a_.parameter(value); }
 
-    Expr at(const Source& s) {
+    Expr at(const Variable& s) {
       const size_t i = stage_.trace_.at(s.kind, s.number);
       const bool hole = of_ && !of_->mentions[i];
       if (!seen_[i]) seen_[i] = hole ? a_.hole() : stage_.load(a_, i, columns_, pass_);
@@ -134,13 +134,13 @@ class ElementwiseStage final : public Stage {
 
   [[nodiscard]] size_t inputs() const { return halves_ ? 2 : 1; }
   // True if the gradient of this parameter or extra input is needed.
-  [[nodiscard]] bool wanted(size_t source) const {
-    const auto [kind, number] = trace_.sources[source];
-    return kind == Source::Kind::parameter ? op_.parameters[number].grad != nullptr
-                                           : op_.give_extra_grad[number] != nullptr;
+  [[nodiscard]] bool wanted(size_t variable) const {
+    const auto [kind, number] = trace_.variables[variable];
+    return kind == Variable::Kind::parameter ? op_.parameters[number].grad != nullptr
+                                             : op_.give_extra_grad[number] != nullptr;
   }
-  [[nodiscard]] bool keeps(size_t source) const {
-    return std::ranges::find(kept_, source) != kept_.end();
+  [[nodiscard]] bool keeps(size_t variable) const {
+    return std::ranges::find(kept_, variable) != kept_.end();
   }
   // True if the formula reads random numbers or needs row sums. Both exist only at the step's own
   // columns.
@@ -156,24 +156,24 @@ class ElementwiseStage final : public Stage {
     return formula_(loads, in);
   }
 
-  Expr gradient(Assembly& a, size_t source, Expr g, const ColumnMap& m) const {
-    Loads loads(*this, a, m, Pass::backward, &trace_.gradients[source]);
+  Expr gradient(Assembly& a, size_t variable, Expr g, const ColumnMap& m) const {
+    Loads loads(*this, a, m, Pass::backward, &trace_.gradients[variable]);
     std::vector<Expr> in;
-    for (size_t i = 0; i < inputs(); ++i) in.push_back(loads.at(trace_.sources[i]));
+    for (size_t i = 0; i < inputs(); ++i) in.push_back(loads.at(trace_.variables[i]));
     const Expr y = formula_(loads, in);
-    const Expr wrt = loads.at(trace_.sources[source]);
+    const Expr wrt = loads.at(trace_.variables[variable]);
     return a.grad(y, g, std::span(&wrt, 1))[0];
   }
 
-  [[nodiscard]] Value gradient_value(const Value& g, size_t source) const {
-    if (trace_.gradients[source].seed) return g;
+  [[nodiscard]] Value gradient_value(const Value& g, size_t variable) const {
+    if (trace_.gradients[variable].seed) return g;
     auto lazy = std::make_shared<Lazy>();
     lazy->cols = g->cols;
-    lazy->make = [this, g, source](Assembly& a, const ColumnMap& m) {
-      const Expr d = gradient(a, source, a.at(g, m), m);
-      const auto [kind, number] = trace_.sources[source];
+    lazy->make = [this, g, variable](Assembly& a, const ColumnMap& m) {
+      const Expr d = gradient(a, variable, a.at(g, m), m);
+      const auto [kind, number] = trace_.variables[variable];
       const bool summed =
-          kind == Source::Kind::parameter || op_.extras[number].kind != ExtraSchema::Kind::tensor;
+          kind == Variable::Kind::parameter || op_.extras[number].kind != ExtraSchema::Kind::tensor;
       return summed ? d : leaving_backward(d);
     };
     return lazy;
@@ -182,10 +182,10 @@ class ElementwiseStage final : public Stage {
   Expr kept_input(Assembly& a, size_t i, const ColumnMap& m) const {
     return a.at(saved_, halves_ ? (*halves_)[i] : m);
   }
-  Expr load(Assembly& a, size_t source, const ColumnMap& m, Pass pass) const {
-    const auto [kind, number] = trace_.sources[source];
-    if (kind == Source::Kind::input) return kept_input(a, number, m);
-    if (kind == Source::Kind::parameter) return a.row(*op_.parameters[number].value, m);
+  Expr load(Assembly& a, size_t variable, const ColumnMap& m, Pass pass) const {
+    const auto [kind, number] = trace_.variables[variable];
+    if (kind == Variable::Kind::input) return kept_input(a, number, m);
+    if (kind == Variable::Kind::parameter) return a.row(*op_.parameters[number].value, m);
     const Value& v = op_.extra_in[number];
     switch (op_.extras[number].kind) {
       case ExtraSchema::Kind::column:
@@ -215,8 +215,8 @@ class ElementwiseStage final : public Stage {
                                  plain ? name : name + ".fp8"));
   }
   // Only tensors can still be lazy at this point.
-  void save_extra(Flow& flow, size_t source) {
-    const size_t number = trace_.sources[source].number;
+  void save_extra(Flow& flow, size_t variable) {
+    const size_t number = trace_.variables[variable].number;
     const Value& v = op_.extra_in[number];
     if (op_.extras[number].kind != ExtraSchema::Kind::tensor) return;
     extra_saved_[number] =
@@ -230,7 +230,7 @@ class ElementwiseStage final : public Stage {
   Trace trace_;
   std::optional<std::array<ColumnMap, 2>> halves_;
   uint32_t ordinal_ = 0;
-  std::vector<size_t> kept_;  // sources that the needed gradients read
+  std::vector<size_t> kept_;  // variables that the needed gradients read
   bool saves_ = false;
   Value saved_;  // the input, as the backward pass reads it
   std::map<size_t, Value> extra_saved_;

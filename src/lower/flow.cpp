@@ -192,7 +192,7 @@ void Flow::emit(const std::function<void(Assembly&)>& body) {
     if (e.code() != Code::unsupported || ops_.size() < 2) throw;
     // Cut the step after its head if it has one, else in the middle.
     const size_t at = gemm_ ? ops_[1] : ops_[ops_.size() / 2];
-    throw Refused{{pass_, at, e.what()}};
+    throw StepRefused{{pass_, at, e.what()}};
   }
   sides_.clear();
 }

@@ -255,7 +255,7 @@ Plan Plan::build(std::span<const Op> chain, const PlanRequest& request) {
       return Plan(planner.result());
     } catch (const Error& e) {
       lowering.fail_at_op(e);
-    } catch (const Refused& refused) {
+    } catch (const StepRefused& refused) {
       cuts.push_back(refused.cut);
       if (cuts.size() > most) fail(Code::unsupported, "plan: ", refused.cut.why);
     }

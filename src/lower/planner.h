@@ -59,7 +59,7 @@ class Planner {
 };
 
 // Thrown if no maker accepts a step. The planner cuts the step and starts again.
-struct Refused {
+struct StepRefused {
   Cut cut;
 };
 

@@ -1,4 +1,5 @@
-// Evaluates a formula on placeholder loads of its sources, and differentiates it by each source.
+// Evaluates a formula on placeholder loads of its variables, and differentiates it by each
+// variable.
 #include "lower/trace.h"
 
 #include <algorithm>
@@ -9,14 +10,14 @@ namespace tenon {
 
 namespace {
 
-// Each source is a load. Numbers without a gradient are loads too.
+// Each variable is a load. Numbers without a gradient are loads too.
 class Tracer final : public Element {
  public:
   explicit Tracer(size_t inputs) {
-    for (size_t i = 0; i < inputs; ++i) this->inputs.push_back(of({Source::Kind::input, i}));
+    for (size_t i = 0; i < inputs; ++i) this->inputs.push_back(of({Variable::Kind::input, i}));
   }
-  Expr parameter(size_t number) override { return of({Source::Kind::parameter, number}); }
-  Expr extra(size_t number) override { return of({Source::Kind::extra, number}); }
+  Expr parameter(size_t number) override { return of({Variable::Kind::parameter, number}); }
+  Expr extra(size_t number) override { return of({Variable::Kind::extra, number}); }
   Expr random() override {
     draws = true;
     return load();
@@ -26,17 +27,17 @@ class Tracer final : public Element {
 
   Graph graph;
   std::vector<Expr> inputs;
-  std::vector<Source> sources;
-  std::vector<Expr> loads;  // loads of the sources
+  std::vector<Variable> variables;
+  std::vector<Expr> loads;  // loads of the variables
   uint32_t slots = 0;       // number of all loads
   bool draws = false;
 
  private:
-  Expr of(const Source& s) {
-    const auto found = std::ranges::find(sources, s);
-    if (found != sources.end()) return loads[static_cast<size_t>(found - sources.begin())];
+  Expr of(const Variable& s) {
+    const auto found = std::ranges::find(variables, s);
+    if (found != variables.end()) return loads[static_cast<size_t>(found - variables.begin())];
     const Expr e = load();
-    sources.push_back(s);
+    variables.push_back(s);
     loads.push_back(e);
     return e;
   }
@@ -46,8 +47,9 @@ constexpr size_t kNone = static_cast<size_t>(-1);
 
 }  // namespace
 
-size_t Trace::at(Source::Kind kind, size_t number) const {
-  return static_cast<size_t>(std::ranges::find(sources, Source{kind, number}) - sources.begin());
+size_t Trace::at(Variable::Kind kind, size_t number) const {
+  return static_cast<size_t>(std::ranges::find(variables, Variable{kind, number}) -
+                             variables.begin());
 }
 
 Trace trace(const Formula& formula, size_t inputs) {
@@ -55,18 +57,18 @@ Trace trace(const Formula& formula, size_t inputs) {
   const Expr given = formula(t, t.inputs);
   const Expr y(&t.graph, t.graph.id(given));
   const Expr seed = t.load();
-  Trace result{.sources = t.sources, .gradients = {}};
+  Trace result{.variables = t.variables, .gradients = {}};
   result.identity = inputs > 0 && y.id() == t.inputs[0].id();
   result.random = t.draws;
-  std::vector<size_t> source_of(t.slots, kNone);
-  for (size_t i = 0; i < t.loads.size(); ++i) source_of[t.graph[t.loads[i].id()].slot] = i;
+  std::vector<size_t> variable_of(t.slots, kNone);
+  for (size_t i = 0; i < t.loads.size(); ++i) variable_of[t.graph[t.loads[i].id()].slot] = i;
   for (const Expr& wrt : t.loads) {
     const Expr d = grad(y, seed, std::span(&wrt, 1))[0];
     const uint32_t id = t.graph.id(d);
     Trace::Gradient g{.seed = id == seed.id(), .mentions = std::vector<bool>(t.loads.size())};
     for (const uint32_t node : order(t.graph, std::vector{id}))
       if (t.graph[node].word == Word::load)
-        if (const size_t s = source_of[t.graph[node].slot]; s != kNone) g.mentions[s] = true;
+        if (const size_t s = variable_of[t.graph[node].slot]; s != kNone) g.mentions[s] = true;
     result.gradients.push_back(std::move(g));
   }
   return result;

@@ -15,16 +15,16 @@ void check_inputs(std::string_view op, const Request& request, const Folded& x) 
 }
 
 // An optional sixth result is a workspace.
-void act_lu(const Place& given, Buffer x, Buffer scale, Buffer amax, Result data,
+void act_lu(const CallContext& given, Buffer x, Buffer scale, Buffer amax, Result data,
             Result columnwise_data, Result scale_inv, Result columnwise_scale_inv,
             Result updated_amax, ::xla::ffi::RemainingRets rest, const Attributes& attributes) {
   constexpr std::string_view kOp = "act_lu";
-  const Place place = rest.size() > 0 ? given.with(**rest.get<Buffer>(0)) : given;
-  const Request r = request(kOp, attributes, place, false);
+  const CallContext context = rest.size() > 0 ? given.with(**rest.get<Buffer>(0)) : given;
+  const Request r = request(kOp, attributes, context, false);
   const Frame::Results y{*data, *columnwise_data, *scale_inv, *columnwise_scale_inv, *updated_amax};
   const Folded in = folded(kOp, "x", x);
   check_inputs(kOp, r, in);
-  Frame frame(kOp, place, x);
+  Frame frame(kOp, context, x);
   frame.carry(amax, y.amax);
   Forward call{.x = frame.view("x", x, {in.rows, in.inputs * in.columns}),
                .y = frame.tensor(r, {in.rows, in.columns}, scale, y)};
@@ -32,18 +32,18 @@ void act_lu(const Place& given, Buffer x, Buffer scale, Buffer amax, Result data
   forward(r.f, call, r.options);
 }
 
-void dact_lu_dbias_quantize(const Place& given, Buffer dz, Buffer x, Buffer scale, Buffer amax,
-                            Result data, Result columnwise_data, Result scale_inv,
+void dact_lu_dbias_quantize(const CallContext& given, Buffer dz, Buffer x, Buffer scale,
+                            Buffer amax, Result data, Result columnwise_data, Result scale_inv,
                             Result columnwise_scale_inv, Result updated_amax, Result dbias,
                             Result workspace, const Attributes& attributes) {
   constexpr std::string_view kOp = "dact_lu";
-  const Place place = given.with(*workspace);
-  const Request r = request(kOp, attributes, place, true);
+  const CallContext context = given.with(*workspace);
+  const Request r = request(kOp, attributes, context, true);
   const Frame::Results dx{*data, *columnwise_data, *scale_inv, *columnwise_scale_inv,
                           *updated_amax};
   const Folded in = folded(kOp, "x", x);
   check_inputs(kOp, r, in);
-  Frame frame(kOp, place, x);
+  Frame frame(kOp, context, x);
   const Shape shape{in.rows, in.inputs * in.columns};
   frame.carry(amax, dx.amax);
   Backward call{.grad = frame.view("dz", dz, {in.rows, in.columns}),

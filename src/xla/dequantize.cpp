@@ -7,10 +7,10 @@ namespace {
 
 // Attributes: scaling_mode, columnwise (the orientation of the data), swizzled, and the size of the
 // tensor as rows x columns.
-void dequantize(const Place& place, Buffer data, Buffer scale_inv, Result y,
+void dequantize(const CallContext& context, Buffer data, Buffer scale_inv, Result y,
                 const Attributes& all) {
   constexpr std::string_view kOp = "dequantize";
-  Frame frame(kOp, place, data);
+  Frame frame(kOp, context, data);
   const Shape shape{attribute<int64_t>(kOp, all, "rows"), attribute<int64_t>(kOp, all, "columns")};
   require(shape.rows >= 0 && shape.cols >= 0, kOp, ": the tensor is ", shape.rows, "x", shape.cols,
           "; sizes are not negative");
@@ -20,7 +20,7 @@ void dequantize(const Place& place, Buffer data, Buffer scale_inv, Result y,
   const bool columnwise = attribute<bool>(kOp, all, "columnwise");
   quantize({.x = frame.tensor(format, columnwise, shape, data, scale_inv),
             .y = frame.view("y", *y, shape)},
-           place.options());
+           context.options());
 }
 
 template <class Binding>

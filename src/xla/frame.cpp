@@ -46,21 +46,22 @@ constexpr size_t kBufferAlignment = 256;  // alignment of XLA buffers on a GPU
 
 }  // namespace
 
-Place Place::with(const Buffer& workspace) const {
-  Place p = *this;
+CallContext CallContext::with(const Buffer& workspace) const {
+  CallContext p = *this;
   p.memory = workspace.untyped_data();
   p.bytes = workspace.size_bytes();
   return p;
 }
 
-Options Place::options() const {
+Options CallContext::options() const {
   Options o{.device = device, .stream = stream};
   if (scratch) {
-    o.user = const_cast<Place*>(this);  // NOLINT(cppcoreguidelines-pro-type-const-cast): C's way
+    o.user =
+        const_cast<CallContext*>(this);  // NOLINT(cppcoreguidelines-pro-type-const-cast): C's way
     o.allocate = [](void* user, size_t bytes) {
-      const auto& place = *static_cast<const Place*>(user);
-      if (bytes <= place.bytes) return place.memory;
-      return place.scratch->Allocate(bytes, kAlignment).value_or(nullptr);
+      const auto& context = *static_cast<const CallContext*>(user);
+      if (bytes <= context.bytes) return context.memory;
+      return context.scratch->Allocate(bytes, kAlignment).value_or(nullptr);
     };
   }
   return o;
@@ -80,7 +81,8 @@ int64_t choice(std::string_view op, const Attributes& all, std::string_view name
   return value;
 }
 
-Request request(std::string_view op, const Attributes& all, const Place& place, bool backward) {
+Request request(std::string_view op, const Attributes& all, const CallContext& context,
+                bool backward) {
   for (const std::string_view name : all)
     require(std::find(kNames.begin(), kNames.end(), name) != kNames.end() &&
                 (backward || name != "is_dbias"),
@@ -103,7 +105,7 @@ Request request(std::string_view op, const Attributes& all, const Place& place, 
   if (const int64_t power = choice(op, all, "power_of_two", 3, 0); power != 0)
     r.format.power_of_two = power == 1;
   r.format.swizzled = attribute<bool>(op, all, "swizzled", false);
-  r.options = place.options();
+  r.options = context.options();
   r.options.precision = static_cast<Precision>(choice(op, all, "precision", kPrecisions.size(), 0));
   r.options.rounding = static_cast<Rounding>(choice(op, all, "rounding", kRoundings.size(), 0));
   return r;
@@ -173,8 +175,8 @@ void Frame::carry(const Buffer& from, const Buffer& to) const {
   if (from.untyped_data() == to.untyped_data() || to.size_bytes() == 0) return;
   require(from.size_bytes() == to.size_bytes(), op_, ": amax has ", from.size_bytes(),
           " bytes and the updated amax ", to.size_bytes(), "; they must be alike");
-  if (place_.device == Device::cpu) {
-    if (!place_.initialises())
+  if (context_.device == Device::cpu) {
+    if (!context_.initialises())
       std::memcpy(to.untyped_data(), from.untyped_data(), from.size_bytes());
     return;
   }
@@ -183,7 +185,7 @@ void Frame::carry(const Buffer& from, const Buffer& to) const {
     const auto count = static_cast<int64_t>(b.element_count());
     return matrix(b.untyped_data(), DType::f32, 1, count);
   };
-  Options options = place_.options();
+  Options options = context_.options();
   options.precision = Precision::strict;
   quantize({.x = one(from), .y = one(to)}, options);
 }

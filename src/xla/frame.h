@@ -18,21 +18,21 @@ namespace tenon::ffi {
 using Buffer = ::xla::ffi::AnyBuffer;
 using Result = ::xla::ffi::Result<Buffer>;
 using Attributes = ::xla::ffi::Dictionary;
-using Stage = ::xla::ffi::ExecutionStage;
+using ExecutionStage = ::xla::ffi::ExecutionStage;
 using Scratch = ::xla::ffi::ScratchAllocator;
 
 // The stage and the device of a handler call.
-struct Place {
-  Stage stage;
+struct CallContext {
+  ExecutionStage stage;
   Device device;
   void* stream = nullptr;
   Scratch* scratch = nullptr;
   void* memory = nullptr;  // a result used as workspace: a command buffer cannot allocate
   size_t bytes = 0;
 
-  [[nodiscard]] bool initialises() const { return stage == Stage::kInitialize; }
-  [[nodiscard]] Place with(const Buffer& workspace) const;
-  [[nodiscard]] Options options() const;  // options that refer to this place
+  [[nodiscard]] bool initialises() const { return stage == ExecutionStage::kInitialize; }
+  [[nodiscard]] CallContext with(const Buffer& workspace) const;
+  [[nodiscard]] Options options() const;  // options that refer to this context
 };
 
 // The attributes of a call. Required:
@@ -51,7 +51,7 @@ struct Request {
   bool wants_amax = false, wants_dbias = false;
   Options options;
 };
-Request request(std::string_view op, const Attributes& attributes, const Place& place,
+Request request(std::string_view op, const Attributes& attributes, const CallContext& context,
                 bool backward);
 
 // Reads an attribute. Without a default it is required.
@@ -79,8 +79,8 @@ Folded folded(std::string_view op, std::string_view name, const Buffer& buffer);
 // address. This gives the same kernels as later calls. Nothing reads these addresses.
 class Frame {
  public:
-  Frame(std::string_view op, const Place& place, const Buffer& x)
-      : op_(op), place_(place), dry_(place.initialises() && x.untyped_data() == nullptr) {}
+  Frame(std::string_view op, const CallContext& context, const Buffer& x)
+      : op_(op), context_(context), dry_(context.initialises() && x.untyped_data() == nullptr) {}
 
   View view(std::string_view name, const Buffer& buffer, Shape shape);
   // The tensor of `shape` in the first four results of a handler, with its amax in the fifth.
@@ -99,7 +99,7 @@ class Frame {
                     const Buffer& scale_inv);
 
   std::string_view op_;
-  const Place& place_;
+  const CallContext& context_;
   bool dry_;
   size_t taken_ = 0;  // bytes of addresses without data
 };
@@ -117,23 +117,23 @@ class Ahead {
 };
 
 template <class F>
-::xla::ffi::Error guarded(const Place& place, F f) {
+::xla::ffi::Error guarded(const CallContext& context, F f) {
   try {
     std::optional<Ahead> ahead;
-    if (place.initialises()) ahead.emplace();
-    f(place);
+    if (context.initialises()) ahead.emplace();
+    f(context);
     return ::xla::ffi::Error::Success();
   } catch (...) {
     return caught();
   }
 }
 
-// Wraps a call of a Place, buffers and attributes as a handler.
-template <auto call, Stage stage, Device device>
+// Wraps a call of a CallContext, buffers and attributes as a handler.
+template <auto call, ExecutionStage stage, Device device>
 struct Handler {
   template <class... Given>
   ::xla::ffi::Error operator()(Given... given) const {
-    return guarded({stage, device}, [&](const Place& place) { call(place, given...); });
+    return guarded({stage, device}, [&](const CallContext& context) { call(context, given...); });
   }
 };
 // The same for execution on CUDA, which has more arguments before the buffers.
@@ -141,27 +141,27 @@ template <auto call>
 struct CudaHandler {
   template <class... Given>
   ::xla::ffi::Error operator()(void* stream, Scratch scratch, Given... given) const {
-    return guarded({Stage::kExecute, Device::cuda, stream, &scratch},
-                   [&](const Place& place) { call(place, given...); });
+    return guarded({ExecutionStage::kExecute, Device::cuda, stream, &scratch},
+                   [&](const CallContext& context) { call(context, given...); });
   }
 };
 
 // Defines the C symbols of a call for both platforms. `arguments` adds the arguments to a binding.
 // NOLINTBEGIN(bugprone-macro-parentheses): names cannot be in parentheses.
 #define TENON_XLA_HANDLERS(name, call, arguments)                                                 \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, (Handler<call, Stage::kExecute, Device::cpu>{}),            \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, (Handler<call, ExecutionStage::kExecute, Device::cpu>{}),   \
                                 arguments(::xla::ffi::Ffi::Bind()),                               \
                                 {::xla::ffi::Traits::kCmdBufferCompatible});                      \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Initialize,                                                 \
-                                (Handler<call, Stage::kInitialize, Device::cpu>{}),               \
-                                arguments(::xla::ffi::Ffi::Bind<Stage::kInitialize>()));          \
+                                (Handler<call, ExecutionStage::kInitialize, Device::cpu>{}),      \
+                                arguments(::xla::ffi::Ffi::Bind<ExecutionStage::kInitialize>())); \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(                                                                  \
       name##Cuda, (CudaHandler<call>{}),                                                          \
       arguments(::xla::ffi::Ffi::Bind().Ctx<::xla::ffi::PlatformStream<void*>>().Ctx<Scratch>()), \
       {::xla::ffi::Traits::kCmdBufferCompatible});                                                \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(name##CudaInitialize,                                             \
-                                (Handler<call, Stage::kInitialize, Device::cuda>{}),              \
-                                arguments(::xla::ffi::Ffi::Bind<Stage::kInitialize>()))
+                                (Handler<call, ExecutionStage::kInitialize, Device::cuda>{}),     \
+                                arguments(::xla::ffi::Ffi::Bind<ExecutionStage::kInitialize>()))
 // NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace tenon::ffi

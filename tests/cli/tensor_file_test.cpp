@@ -58,7 +58,7 @@ class Copy {
 };
 
 // All elements, read tile by tile.
-std::vector<float> values(const cli::StoredTensor& t, int64_t tile_rows, int64_t tile_cols) {
+std::vector<float> values(const cli::FileTensor& t, int64_t tile_rows, int64_t tile_cols) {
   std::vector<float> all(static_cast<size_t>(t.elements()));
   std::vector<float> buffer;
   for (int64_t r = 0; r < t.matrix.rows; r += tile_rows)
@@ -388,7 +388,7 @@ TEST(TensorFile, Mutations) {
     const Copy copy(bytes);
     try {
       const TensorFile f = parse_tensor_file("m.safetensors", copy.bytes());
-      for (const cli::StoredTensor& t : f.tensors)
+      for (const cli::FileTensor& t : f.tensors)
         if (t.matrix.cols > 0) values(t, 2, 3);
       ++good;
     } catch (const Error& e) {

@@ -22,7 +22,7 @@ inline void check_file(bool holds, const char* what) {
 }
 
 // The elements of a tensor as codes of its own width. f64 is rounded to f32.
-inline std::string read_tiles(const cli::StoredTensor& t, int64_t tile_rows, int64_t tile_cols) {
+inline std::string read_tiles(const cli::FileTensor& t, int64_t tile_rows, int64_t tile_cols) {
   std::string all;
   std::vector<float> buffer;
   const auto [rows, cols] = t.matrix;
@@ -54,15 +54,13 @@ inline std::optional<cli::TensorFile> read_file(const std::string& name, std::st
   }
 }
 
-inline bool is_small(const cli::StoredTensor& t) {
-  return t.elements() <= 4096 && t.matrix.cols > 0;
-}
+inline bool is_small(const cli::FileTensor& t) { return t.elements() <= 4096 && t.matrix.cols > 0; }
 
 // Reads all tensors with two tile sizes and compares the results.
 inline bool through_file(const std::string& name, std::string_view bytes) {
   const std::optional<cli::TensorFile> file = read_file(name, bytes);
   if (!file) return false;
-  for (const cli::StoredTensor& t : file->tensors) {
+  for (const cli::FileTensor& t : file->tensors) {
     int64_t elements = 1;
     for (const int64_t n : t.shape) elements = n == 0 ? 0 : elements * n;
     check_file(t.elements() == elements, "a shape of other elements than its matrix");

@@ -9,12 +9,12 @@
 namespace tenon::test {
 namespace {
 
-using Kind = Source::Kind;
+using Kind = Variable::Kind;
 
 TEST(Trace, ABiasMentionsNothing) {
   const Trace t = trace(bias_formula(), 1);
-  ASSERT_EQ(t.sources.size(), 2U);
-  EXPECT_EQ(t.sources[1], (Source{Kind::parameter, 0}));
+  ASSERT_EQ(t.variables.size(), 2U);
+  EXPECT_EQ(t.variables[1], (Variable{Kind::parameter, 0}));
   for (const Trace::Gradient& g : t.gradients) {
     EXPECT_TRUE(g.seed);
     EXPECT_EQ(g.mentions, (std::vector<bool>{false, false}));
@@ -27,7 +27,7 @@ TEST(Trace, ABiasMentionsNothing) {
 TEST(Trace, AProductMentionsTheOtherFactor) {
   const Trace t = trace(
       [](Element& e, std::span<const Expr> x) { return x[0] * e.parameter(3) + e.extra(1); }, 1);
-  ASSERT_EQ(t.sources.size(), 3U);
+  ASSERT_EQ(t.variables.size(), 3U);
   EXPECT_TRUE(t.reads(Kind::parameter, 3));
   EXPECT_TRUE(t.reads(Kind::extra, 1));
   EXPECT_FALSE(t.reads(Kind::extra, 0));
@@ -42,7 +42,7 @@ TEST(Trace, AProductMentionsTheOtherFactor) {
 TEST(Trace, DropoutMentionsItsRandomNumbersAlone) {
   const Trace t = trace(dropout_formula({100, 2}), 1);
   EXPECT_TRUE(t.random);
-  ASSERT_EQ(t.sources.size(), 1U);
+  ASSERT_EQ(t.variables.size(), 1U);
   EXPECT_FALSE(t.gradients[0].seed);
   EXPECT_FALSE(t.gradients[0].mentions[0]);
 }
