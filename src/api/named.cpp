@@ -13,7 +13,7 @@ namespace tenon {
 
 namespace {
 
-struct Call {
+struct NamedCall {
   std::string_view name;
   std::span<const View> in, out;
   const Options& options;
@@ -30,7 +30,7 @@ std::optional<Activation> unary_after(std::string_view name, std::string_view pr
   return f && f->inputs == 1 ? f : std::nullopt;
 }
 
-bool run_l2(const Call& c) {
+bool run_l2(const NamedCall& c) {
   constexpr float kEps = 1e-6F;
   if (c.name == "l2normalization") {
     c.expect(1, 1, "(x -> y)");
@@ -70,7 +70,7 @@ void check_l2(std::string_view op, const View& r, int64_t rows, const Options& o
 
 void run(std::string_view name, std::span<const View> in, std::span<const View> out,
          const Options& options) {
-  const Call c{name, in, out, options};
+  const NamedCall c{name, in, out, options};
   if (run_l2(c)) return;
   if (const auto f = unary_after(name, "")) {
     c.expect(1, 1, "(x -> y)");
@@ -114,8 +114,9 @@ void l2_normalization(const View& x, const View& y, const View& r, float eps,
   in[NormArgs::x] = x;
   out[NormArgs::y] = y;
   out[NormArgs::rstdev] = r;
-  execute(norm_step(form), {.rows = x.rows, .in = in, .out = out, .parameters = std::span(&eps, 1)},
-          options);
+  const auto step =
+      prepared(key(form, false), nullptr, options.device, [&] { return norm_step(form); });
+  execute(*step, {.rows = x.rows, .in = in, .out = out, .parameters = std::span(&eps, 1)}, options);
 }
 
 void l2_normalization_backward(const View& grad, const View& x, const View& r, const View& dx,
@@ -137,8 +138,9 @@ void l2_normalization_backward(const View& grad, const View& x, const View& r, c
   in[NormArgs::x] = x;
   in[NormArgs::grad] = grad;
   in[NormArgs::rstdev_in] = r;
-  execute(norm_backward_step(form),
-          {.rows = x.rows, .in = in, .out = std::span(&dx, 1), .parameters = {}}, options);
+  const auto step =
+      prepared(key(form, true), nullptr, options.device, [&] { return norm_backward_step(form); });
+  execute(*step, {.rows = x.rows, .in = in, .out = std::span(&dx, 1), .parameters = {}}, options);
 }
 
 }  // namespace tenon

@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <functional>
 
+#include "runtime/execute.h"
 #include "support/support.h"
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -314,6 +315,34 @@ TEST(Api, L2NormalizationAgainstFloat64) {
                   root * (std::fabs(s) + std::fabs(v) * root), DType::f32, "l2 bwd");
     }
   }
+}
+
+TEST(Api, LaterCallsFindTheirStep) {
+  const Mat x = Mat(DType::f32, 3, 24).fill(1), g = Mat(DType::f32, 3, 24).fill(2);
+  const Mat y(DType::f32, 3, 24), r = Mat(DType::f32, 3, 1).fill(3);
+  const Activation f = activation("gelu");
+  const Fused square("square", 1, [](std::span<const Expr> in) { return in[0] * in[0]; });
+  Random state{.seed = 1, .columns = 24};
+  const std::array<std::function<void()>, 6> calls{
+      [&] { forward(f, {.x = x.view(), .y = y.view()}); },
+      [&] { backward(f, {.grad = g.view(), .x = x.view(), .dx = y.view()}); },
+      [&] { square.forward(std::array{x.view()}, y.view()); },
+      [&] { bias_dropout_add({.x = x.view(), .y = y.view(), .p = 0.5, .random = &state}); },
+      [&] { l2_normalization(x.view(), y.view(), r.view()); },
+      [&] { l2_normalization_backward(g.view(), x.view(), r.view(), y.view()); }};
+  // The graphs stay alive, so that a step that is built again has a graph at another address.
+  std::vector<std::shared_ptr<const Graph>> graphs;
+  set_observer([&](const Step& step, const RunArgs&, const Options&, const auto& run) {
+    graphs.push_back(step.graph);
+    run();
+  });
+  for (const auto& call : calls) {
+    call();
+    call();
+  }
+  set_observer({});
+  ASSERT_EQ(graphs.size(), 2 * calls.size());
+  for (size_t i = 0; i < graphs.size(); i += 2) EXPECT_EQ(graphs[i], graphs[i + 1]) << i / 2;
 }
 
 // The variable is read once, so each value needs its own process.
