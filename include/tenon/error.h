@@ -44,11 +44,16 @@ void append(std::string& out, T number) {
 }
 }  // namespace detail
 
+template <class... Parts>
+void append_to(std::string& out, const Parts&... parts) {
+  (detail::append(out, parts), ...);
+}
+
 // Joins its arguments into one string.
 template <class... Parts>
 std::string str(const Parts&... parts) {
   std::string out;
-  (detail::append(out, parts), ...);
+  append_to(out, parts...);
   return out;
 }
 

@@ -9,7 +9,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "tenon/dtype.h"
@@ -130,15 +129,15 @@ class Graph {
   Expr intern(const Node& node);
 
  private:
-  struct Hash {
-    size_t operator()(const Node& n) const;
-  };
-  struct Equal {
-    bool operator()(const Node& a, const Node& b) const;
-  };
+  // Where `table_` has the node, or the free place for it.
+  [[nodiscard]] size_t place_of(const Node& node) const;
+  void grow();
+
   bool lowered_;
   std::vector<Node> nodes_;
-  std::unordered_map<Node, uint32_t, Hash, Equal> ids_;
+  // Ids by the hash of their nodes, with open addressing: planning makes many small graphs, and a
+  // map would allocate each entry. At most half of the places are used.
+  std::vector<uint32_t> table_;
 };
 
 // Applies a word. Simplifies only if no bit can change.

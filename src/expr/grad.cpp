@@ -125,8 +125,8 @@ std::vector<Expr> grad(Expr out, Expr seed, std::span<const Expr> wrt) {
   for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
     const Node n = graph[*it];  // a copy: contributions add nodes
     if (!adjoint[*it]) continue;
-    std::vector<Expr> in;
-    for (int i = 0; i < n.arity(); ++i) in.emplace_back(&graph, n.in[i]);
+    std::array<Expr, 4> in;
+    for (int i = 0; i < n.arity(); ++i) in[static_cast<size_t>(i)] = {&graph, n.in[i]};
     for (int i = n.arity() - 1; i >= (n.word == Word::select ? 2 : 0); --i) {
       if (!wanted[n.in[i]]) continue;
       Adjoint d{contribution(n, i, {&graph, *it}, adjoint[*it]->value, in), adjoint[*it]->guards};

@@ -1,4 +1,5 @@
 // The hash-consed graph, and simplifications that never change a bit.
+#include <algorithm>
 #include <cstring>
 
 #include "core/fp_mode.h"
@@ -46,31 +47,49 @@ const Node* node_of(Expr e) { return e.graph() ? &(*e.graph())[e.id()] : nullptr
 bool Expr::is_constant() const { return !graph_ || (*graph_)[id_].word == Word::constant; }
 float Expr::constant() const { return graph_ ? (*graph_)[id_].value : constant_; }
 
-size_t Graph::Hash::operator()(const Node& n) const {
+namespace {
+
+constexpr uint32_t kFree = UINT32_MAX;
+
+size_t hash(const Node& n) {
   uint64_t h = (static_cast<uint64_t>(n.word) << 8) | n.detail;
   const auto mix = [&](uint64_t v) { h = (h ^ v) * 0x9E3779B97F4A7C15ULL ^ (h >> 29); };
   mix(__builtin_bit_cast(uint32_t, n.value));
   mix(n.slot);
   for (const uint32_t i : n.in) mix(i);
-  return h;
+  return h ^ (h >> 32);
 }
 
-bool Graph::Equal::operator()(const Node& a, const Node& b) const {
+bool equal(const Node& a, const Node& b) {
   return a.word == b.word && a.detail == b.detail && same_bits(a.value, b.value) &&
          a.slot == b.slot && a.in == b.in;
 }
 
+}  // namespace
+
+size_t Graph::place_of(const Node& node) const {
+  const size_t mask = table_.size() - 1;
+  size_t at = hash(node) & mask;
+  while (table_[at] != kFree && !equal(nodes_[table_[at]], node)) at = (at + 1) & mask;
+  return at;
+}
+
+void Graph::grow() {
+  constexpr size_t kFirst = 64;  // a power of two
+  table_.assign(std::max(kFirst, 2 * table_.size()), kFree);
+  for (uint32_t id = 0; id < size(); ++id) table_[place_of(nodes_[id])] = id;
+}
+
 Expr Graph::intern(const Node& node) {
-  const auto [it, inserted] = ids_.try_emplace(node, size());
-  if (inserted) {
-    if (size() >= kMaxNodes) {
-      ids_.erase(it);
-      fail(Code::invalid_argument, "formula: more than ", kMaxNodes,
-           " nodes; split it into several functions");
-    }
+  if (2 * nodes_.size() >= table_.size()) grow();
+  uint32_t& id = table_[place_of(node)];
+  if (id == kFree) {
+    require(size() < kMaxNodes, "formula: more than ", kMaxNodes,
+            " nodes; split it into several functions");
     nodes_.push_back(node);
+    id = size() - 1;
   }
-  return {this, it->second};
+  return {this, id};
 }
 
 Expr Graph::load(uint32_t slot) { return intern({.word = Word::load, .slot = slot}); }
@@ -111,6 +130,8 @@ std::vector<uint32_t> order(const Graph& graph, std::span<const uint32_t> roots)
   enum : uint8_t { fresh, open, done };
   std::vector<uint8_t> state(graph.size(), fresh);
   std::vector<uint32_t> result, stack;
+  result.reserve(graph.size());
+  stack.reserve(graph.size());
   for (auto root = roots.rbegin(); root != roots.rend(); ++root) stack.push_back(*root);
   while (!stack.empty()) {
     const uint32_t id = stack.back();

@@ -2,7 +2,6 @@
 #include "step/step.h"
 
 #include <algorithm>
-#include <map>
 
 #include "expr/evaluate.h"
 #include "expr/order.h"
@@ -204,35 +203,39 @@ int64_t Step::bytes(int64_t given) const {
 }
 
 std::string Step::key() const {
-  std::string out = str(cols, precision == Precision::strict ? " strict" : " native");
-  if (rows) out += str(" rows=", rows);
-  if (dtype != DType::f32) out += str(" chain=", info(dtype).name);
-  if (gemm()) out += " " + text(*gemm());
-  for (const Load& l : loads) out += " " + text(l);
-  out += " |";
-  std::map<uint32_t, size_t> position;
+  std::string out;
+  out.reserve(512);  // longer than most keys
+  const auto add = [&](const auto&... parts) { append_to(out, parts...); };
+  add(cols, precision == Precision::strict ? " strict" : " native");
+  if (rows) add(" rows=", rows);
+  if (dtype != DType::f32) add(" chain=", info(dtype).name);
+  if (gemm()) add(" ", text(*gemm()));
+  for (const Load& l : loads) add(" ", text(l));
+  add(" |");
+  std::vector<size_t> position(graph->size());
+  size_t count = 0;
   for (const uint32_t id : order(*graph, roots())) {
     const Node& n = (*graph)[id];
-    position.emplace(id, position.size());
-    out += str(" ", info(n.word).name);
-    if (n.word == Word::constant) out += str("#", __builtin_bit_cast(uint32_t, n.value));
-    if (n.word == Word::load) out += str("@", n.slot);
-    if (n.detail) out += str(":", static_cast<int>(n.detail));
-    for (int i = 0; i < n.arity(); ++i) out += str(",", position[n.in[i]]);
+    position[id] = count++;
+    add(" ", info(n.word).name);
+    if (n.word == Word::constant) add("#", __builtin_bit_cast(uint32_t, n.value));
+    if (n.word == Word::load) add("@", n.slot);
+    if (n.detail) add(":", static_cast<int>(n.detail));
+    for (int i = 0; i < n.arity(); ++i) add(",", position[n.in[i]]);
   }
-  out += " |";
-  for (const Store& s : stores) out += str(" ", position[s.value], ">", text(s));
-  for (const uint32_t t : totals()) out += str(" ", position[t], ">total");
+  add(" |");
+  for (const Store& s : stores) add(" ", position[s.value], ">", text(s));
+  for (const uint32_t t : totals()) add(" ", position[t], ">total");
   const auto each = [&](const auto& norm) {
     for (const auto& nodes : norm.norms) {
-      out += str(" ", head_name(), static_cast<int>(nodes.kind));
+      add(" ", head_name(), static_cast<int>(nodes.kind));
       for (const uint32_t* node : nodes_of(nodes))
-        out += *node == kNoNode ? ",-" : str(",", position[*node]);
+        *node == kNoNode ? add(",-") : add(",", position[*node]);
     }
   };
   if (norm()) each(*norm());
   if (norm_grad()) each(*norm_grad());
-  for (const Encoder& e : encoders) out += " " + text(e);
+  for (const Encoder& e : encoders) add(" ", text(e));
   return out;
 }
 
