@@ -12,11 +12,11 @@ using namespace tenon::test;  // NOLINT: a test program
 // A file that is read and written again must read as the same.
 void write_again(const cli::TensorFile& file) {
   std::vector<std::string> data;
-  std::vector<cli::NamedTensor> tensors;
-  std::vector<const cli::StoredTensor*> from;
-  for (const cli::StoredTensor& t : file.tensors)
+  std::vector<cli::TensorToWrite> tensors;
+  std::vector<const cli::FileTensor*> from;
+  for (const cli::FileTensor& t : file.tensors)
     if (is_small(t) && t.type != cli::Stored::f64) from.push_back(&t);
-  for (const cli::StoredTensor* t : from) data.push_back(read_tiles(*t, 7, 9));
+  for (const cli::FileTensor* t : from) data.push_back(read_tiles(*t, 7, 9));
   for (size_t i = 0; i < from.size(); ++i)
     tensors.push_back(
         {from[i]->name, from[i]->type, from[i]->shape, std::as_bytes(std::span(data[i]))});
@@ -24,8 +24,8 @@ void write_again(const cli::TensorFile& file) {
   const std::string text = cli::safetensors_file(tensors);
   const std::optional<cli::TensorFile> back = read_file("m.safetensors", text);
   check_file(back && back->tensors.size() == from.size(), "what was written is not read");
-  for (const cli::StoredTensor& t : back->tensors) {
-    const auto same = [&](const cli::StoredTensor* f) { return f->name == t.name; };
+  for (const cli::FileTensor& t : back->tensors) {
+    const auto same = [&](const cli::FileTensor* f) { return f->name == t.name; };
     const auto found = std::ranges::find_if(from, same);
     check_file(found != from.end() && (*found)->type == t.type && (*found)->shape == t.shape,
                "another tensor was written");
