@@ -144,6 +144,7 @@ struct PlanRun {
 };
 
 // The peak speed of a device, if known. A step takes at least bytes ÷ gbps and FLOPs ÷ gflops.
+// gflops is the rate of 16-bit operands.
 struct Speed {
   double gbps = 0, gflops = 0;
 };

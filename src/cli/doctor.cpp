@@ -14,6 +14,19 @@ namespace tenon::cli {
 
 namespace {
 
+// The machine that makers plan for here.
+nlohmann::json target_of(const Backend& b) {
+  const Target& t = b.here();
+  return {{"name", t.name},
+          {"here", t.here},
+          {"processors", t.processors},
+          {"cache_bytes", t.cache_bytes},
+          {"shared_bytes", t.shared_bytes},
+          {"driver", t.driver},
+          {"nvrtc", t.nvrtc},
+          {"cublaslt", t.cublaslt}};
+}
+
 int doctor(bool json) {
   const cuda::Status cuda = cuda::status();
   if (json) {
@@ -28,6 +41,7 @@ int doctor(bool json) {
       nlohmann::json makers = nlohmann::json::array();
       for (const Maker& m : b->makers) makers.push_back(std::string(m.name));
       out["backends"][std::string(b->name)] = makers;
+      out["targets"][std::string(b->name)] = target_of(*b);
     }
     fmt::print("{}\n", out.dump());
     return ok;

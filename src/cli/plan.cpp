@@ -7,6 +7,7 @@
 
 #include "cli/chain_args.h"
 #include "cli/output_file.h"
+#include "step/target.h"
 #include "tenon/error.h"
 
 namespace tenon::cli {
@@ -28,7 +29,11 @@ int plan(const PlanArgs& args) {
   if (!args.output.empty()) require_other_file("plan -o", args.output, chain_file(args));
   const Plan made = build(parse_chain(chain_text(args)), request_of(args));
   const int64_t rows = args.rows.value_or(ChainArgs::kRows);
-  const Speed speed{.gbps = args.gbps, .gflops = 1e3 * args.tflops};
+  Speed speed{.gbps = args.gbps, .gflops = 1e3 * args.tflops};
+  if (args.gbps == 0 && !args.target.empty()) {
+    const Target& t = named_target(args.target);
+    speed = {.gbps = 1e-9 * t.bytes_per_second, .gflops = 1e-9 * t.flops_per_second};
+  }
   const std::string text = args.format == "json"   ? made.json(rows, speed)
                            : args.format == "html" ? made.html(rows, speed)
                                                    : made.describe(rows, speed);
@@ -45,13 +50,13 @@ extern const Command kPlanCommand{
     "plan", "what a chain of ops becomes: passes, bytes and memory", []() -> Bound {
       static PlanArgs args;
       args.command = "plan";
-      return {
-          chain_options(
-              args, {{"--gbps", &args.gbps, "a bandwidth in GB/s: shows the floor of each pass"},
-                     {"--tflops", &args.tflops, "a rate for products, part of the floor"},
-                     {"--format", &args.format, "", {"text", "json", "html"}},
-                     {"-o,--output", &args.output, "write to this file"}}),
-          [] { return plan(args); }};
+      return {chain_options(
+                  args, {{"--gbps", &args.gbps,
+                          "a bandwidth in GB/s for the floor of each pass; default: the target's"},
+                         {"--tflops", &args.tflops, "a rate for products, part of the floor"},
+                         {"--format", &args.format, "", {"text", "json", "html"}},
+                         {"-o,--output", &args.output, "write to this file"}}),
+              [] { return plan(args); }};
     }};
 
 }  // namespace tenon::cli

@@ -417,7 +417,11 @@ std::optional<double> floor_us(const PlanData& d, const PlanStep& s, int64_t row
   double least = static_cast<double>(bytes_of(d, s, rows)) / speed.gbps * 1e-3;
   if (speed.gflops > 0) {
     const auto flops = static_cast<double>(s.step.flops(s.rows(rows)));
-    least = std::max(least, flops / speed.gflops * 1e-3);
+    // The rate is that of 16-bit operands. Those of 8 bits are at most twice as fast.
+    const Gemm* const g = s.step.gemm();
+    const auto narrow = [](const Matrix& m) { return info(m.format.dtype).bytes == 1; };
+    const double rate = g && narrow(g->a) && narrow(g->b) ? 2 * speed.gflops : speed.gflops;
+    least = std::max(least, flops / rate * 1e-3);
   }
   return std::isfinite(least) ? std::optional(least) : std::nullopt;
 }

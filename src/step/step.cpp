@@ -122,6 +122,8 @@ std::vector<uint32_t> Step::roots() const {
   return ids;
 }
 
+// A sum in fp32 makes the whole step strict, also that of a gradient that is added to fp32 memory:
+// its summands are values that the other results share, and native promises them strict.
 Precision Step::effective_precision() const {
   for (const Store& s : stores)
     if (s.to != Store::To::amax && s.dtype == DType::f32) return Precision::strict;
