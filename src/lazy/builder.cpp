@@ -5,12 +5,11 @@
 
 namespace tenon {
 
-Expr StepBuilder::load(const Operand& o, uint32_t arg, const ColumnMap& columns) {
+OperandLoads loads_of(const Operand& o, uint32_t arg, const ColumnMap& columns) {
   const Orientation side = o.read();
-  Load codes{Load::From::tile, arg + in_data, o.format.dtype, columns};
-  codes.transposed = side == Orientation::columnwise && info(o.format.scaling).transposes;
-  const Expr code = load(codes);
-  if (o.format.scaling == Scaling::none) return code;
+  OperandLoads loads{.codes = {Load::From::tile, arg + in_data, o.format.dtype, columns}};
+  loads.codes.transposed = side == Orientation::columnwise && info(o.format.scaling).transposes;
+  if (o.format.scaling == Scaling::none) return loads;
   Load scale{
       .from = Load::From::scalar, .arg = arg + in_scale_inv, .dtype = info(o.format.scaling).scale};
   if (!o.format.blocks(side).single()) {
@@ -19,7 +18,14 @@ Expr StepBuilder::load(const Operand& o, uint32_t arg, const ColumnMap& columns)
     scale.format = o.format;
     scale.orientation = side;
   }
-  return code * load(scale);
+  loads.scale = scale;
+  return loads;
+}
+
+Expr StepBuilder::load(const Operand& o, uint32_t arg, const ColumnMap& columns) {
+  const OperandLoads loads = loads_of(o, arg, columns);
+  const Expr code = load(loads.codes);
+  return loads.scale ? code * load(*loads.scale) : code;
 }
 
 void StepBuilder::store(const Operand& o, uint32_t arg, uint32_t scale, int64_t cols,

@@ -98,9 +98,7 @@ void append(Planner& planner, Pass pass, PlanStep step) {
   for (uint32_t i = 0; i < split.count; ++i) {
     const StoredTensor& p = planner.tensor(free_name(planner.data(), base), Role::workspace,
                                            Operand(split.dtype), split.stride, rows);
-    const BufferView view{BufferView::Form::data, p.row_data, p.operand.format,
-                          Orientation::rowwise,   p.cols,     p.rows};
-    first.out[split.out + i] = second.in[split.in + i] = view;
+    first.out[split.out + i] = second.in[split.in + i] = data_view(p);
     first.writes.push_back({p.name, p.operand});
   }
   first.why += str(first.why.empty() ? "" : "; ", way.maker, " does this in two steps, with the ",

@@ -17,11 +17,6 @@ bool same(const BufferView& a, const BufferView& b) {
          a.orientation == b.orientation;
 }
 
-BufferView data_view(const StoredTensor& p, Orientation o) {
-  const int buffer = o == Orientation::rowwise ? p.row_data : p.col_data;
-  return {BufferView::Form::data, buffer, p.operand.format, o, p.cols, p.rows};
-}
-
 BufferView scale_view(const StoredTensor& p, Orientation o) {
   const int buffer = o == Orientation::rowwise ? p.row_scale : p.col_scale;
   if (buffer == kNoBuffer) return {};
@@ -90,20 +85,9 @@ uint32_t Assembly::matrix(const StoredTensor& tensor, Orientation o) {
 
 Expr Assembly::load(const StoredTensor& tensor, const ColumnMap& columns) {
   const Orientation o = tensor.operand.read();
-  const uint32_t arg = matrix(tensor, o);
-  const Format& f = tensor.operand.format;
-  Load codes{Load::From::tile, arg + in_data, f.dtype, columns};
-  codes.transposed = o == Orientation::columnwise && info(f.scaling).transposes;
-  const Expr code = once(codes);
-  if (f.scaling == Scaling::none) return code;
-  Load scale{.from = Load::From::scalar, .arg = arg + in_scale_inv, .dtype = info(f.scaling).scale};
-  if (!f.blocks(o).single()) {
-    scale.from = Load::From::block;
-    scale.columns = columns;
-    scale.format = f;
-    scale.orientation = o;
-  }
-  return code * once(scale);
+  const OperandLoads loads = loads_of(tensor.operand, matrix(tensor, o), columns);
+  const Expr code = once(loads.codes);
+  return loads.scale ? code * once(*loads.scale) : code;
 }
 
 Expr Assembly::row(const StoredTensor& tensor, const ColumnMap& columns) {

@@ -73,6 +73,12 @@ struct BufferView {
   Factor rows = {};
 };
 
+// The elements of a tensor.
+inline BufferView data_view(const StoredTensor& t, Orientation o = Orientation::rowwise) {
+  const int buffer = o == Orientation::rowwise ? t.row_data : t.col_data;
+  return {BufferView::Form::data, buffer, t.operand.format, o, t.cols, t.rows};
+}
+
 struct PlanStep {
   Step step;
   Chosen chosen;

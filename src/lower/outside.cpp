@@ -44,10 +44,6 @@ class OutsideStage : public Stage {
     const StoredTensor& out = planner_.tensor(
         op_.name + (forward ? ".out" : ".dx"), Role::workspace, Operand(planner_.request().dtype),
         forward ? op_.out_cols : op_.cols, forward ? op_.out_rows : op_.rows);
-    const auto view = [](const StoredTensor& p) {
-      return BufferView{BufferView::Form::data, p.row_data, p.operand.format,
-                        Orientation::rowwise,   p.cols,     p.rows};
-    };
     PlanStep s;
     s.step.name = op_.name + (forward ? "" : ".bwd");
     s.step.graph = std::make_shared<Graph>();
@@ -55,8 +51,8 @@ class OutsideStage : public Stage {
     s.chosen.maker = maker_;
     s.rows = op_.rows;
     s.ops = {op_.index};
-    for (const StoredTensor* p : in) s.in.push_back(view(*p));
-    s.out = {view(out)};
+    for (const StoredTensor* p : in) s.in.push_back(data_view(*p));
+    s.out = {data_view(out)};
     s.writes = {{out.name, out.operand}};
     s.opaque = [name = op_.name, body = std::move(body)](const RunArgs& args) {
       guarded(name, [&] { body(args); });

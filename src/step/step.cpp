@@ -122,8 +122,9 @@ std::vector<uint32_t> Step::roots() const {
   return ids;
 }
 
-// A sum in fp32 makes the whole step strict, also that of a gradient that is added to fp32 memory:
-// its summands are values that the other results share, and native promises them strict.
+// A column sum in fp32 makes the whole step strict: native promises fp32 results as strict, and the
+// summands are nodes that the other results share. The sum of an accumulated gradient is fp32 until
+// it is added, so it does so for 16-bit gradients too.
 Precision Step::effective_precision() const {
   for (const Store& s : stores)
     if (s.to != Store::To::amax && s.dtype == DType::f32) return Precision::strict;
