@@ -172,6 +172,13 @@ class PlanCommand(CommandTest):
         for step in plan["forward"] + plan["backward"]:
             floor = max(step["bytes"] / 100e3, step["flops"] / 2e6)
             self.assertAlmostEqual(step["floor_us"], floor, delta=1e-9 * floor)
+        # A target has peaks: 4.8 TB/s and 989 TFLOP/s, twice as many for 8-bit operands.
+        for recipe, rate in (("none", 1), ("mxfp8", 2)):
+            plan = self.plan(MLP, "--target", "sm_90a", "--recipe", recipe, "--dtype", "bf16",
+                             device="cuda")
+            for step in plan["forward"]:
+                floor = max(step["bytes"] / 4.8e6, step["flops"] / 989e6 / rate)
+                self.assertAlmostEqual(step["floor_us"], floor, delta=1e-9 * floor)
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "chain.txt")
             with open(path, "w", encoding="utf-8") as f:
