@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cuda/lt_form.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/gemm.h"
+#include "backend/cuda/lt_form.h"
 #include "backend/cuda/makers.h"
 #include "bench/products.h"
 #include "bench/timing.h"
