@@ -15,15 +15,20 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import tenon.torch.ops as ops
 import torch
 import torch.nn.functional as F
+from tenon._plan import Plan
 from torch import nn
 
-import tenon.torch.ops as ops
-from tenon._plan import Plan
-
-STATE = {"f32": torch.float32, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn,
-         "e5m2": torch.float8_e5m2, "e8m0": torch.uint8, "u64": torch.int64}
+STATE = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "e8m0": torch.uint8,
+    "u64": torch.int64,
+}
 
 
 class SwiGLU(nn.Module):
@@ -75,10 +80,17 @@ class Scaled(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         qx, sx, qw, sw = ctx.saved_tensors
         qd, sd = encode(dy, torch.float8_e5m2)
-        dx = torch._scaled_mm(qd, qw.t().contiguous().t(), sd, sw, out_dtype=dy.dtype,
-                              use_fast_accum=False)
-        dw = torch._scaled_mm(qd.t().contiguous(), qx.t().contiguous().t(), sd, sx,
-                              out_dtype=dy.dtype, use_fast_accum=False)
+        dx = torch._scaled_mm(
+            qd, qw.t().contiguous().t(), sd, sw, out_dtype=dy.dtype, use_fast_accum=False
+        )
+        dw = torch._scaled_mm(
+            qd.t().contiguous(),
+            qx.t().contiguous().t(),
+            sd,
+            sx,
+            out_dtype=dy.dtype,
+            use_fast_accum=False,
+        )
         return dx, dw
 
 
@@ -100,8 +112,11 @@ class Planned(nn.Module):
         super().__init__()
         self.weights = nn.ParameterList(like.parameters())
         self.plan = Plan(chain, dtype="bf16", recipe=recipe, device="cuda")
-        self.state = {b.name: torch.ones(b.shape(0), device="cuda").to(STATE[b.dtype])
-                      for b in self.plan.buffers if b.role == "state"}
+        self.state = {
+            b.name: torch.ones(b.shape(0), device="cuda").to(STATE[b.dtype])
+            for b in self.plan.buffers
+            if b.role == "state"
+        }
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return RunPlan.apply(x, self, *self.weights)
@@ -110,7 +125,9 @@ class Planned(nn.Module):
 class RunPlan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, model: Planned, *weights: torch.Tensor) -> torch.Tensor:
-        given = dict(zip([b.name for b in model.plan.buffers if b.role == "param"], weights))
+        given = dict(
+            zip([b.name for b in model.plan.buffers if b.role == "param"], weights, strict=True)
+        )
         made = run(model, False, len(x), {"x": x, **given})
         ctx.model, ctx.rows = model, len(x)
         names = [b.name for b in model.plan.buffers if b.reads_backward and b.name in made]
@@ -120,13 +137,15 @@ class RunPlan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        saved = dict(zip(ctx.names, ctx.saved_tensors))
+        saved = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         made = run(ctx.model, True, ctx.rows, {"dy": dy.contiguous(), **saved})
         params = [b.name for b in ctx.model.plan.buffers if b.role == "param"]
         return (made["dx"], None, *[made["d" + n] for n in params])
 
 
-def run(model: Planned, backward: bool, rows: int, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def run(
+    model: Planned, backward: bool, rows: int, given: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     plan, tensors = model.plan, {**model.state, **given}
     roles = ("grad",) if backward else ("output", "saved", "extra_out")
     memory = (ctypes.c_void_p * len(plan.buffers))()
@@ -140,38 +159,28 @@ def run(model: Planned, backward: bool, rows: int, given: dict[str, torch.Tensor
     return tensors
 
 
+KIND: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
+
+
+def linear(like: nn.Linear) -> ops.Linear:
+    return ops.Linear(like.in_features, like.out_features, bias=like.bias is not None, **KIND)
+
+
 def swiglu_ops(like: SwiGLU) -> nn.Module:
-    up, down = like.up, like.down
-    made = ops.Sequential(ops.Linear(up.in_features, up.out_features, bias=False, dtype=torch.bfloat16, device="cuda"),
-                          ops.SwiGLU(),
-                          ops.Linear(down.in_features, down.out_features, bias=False, dtype=torch.bfloat16, device="cuda"))
-    return share(made, like)
+    return share(ops.Sequential(linear(like.up), ops.SwiGLU(), linear(like.down)), like)
 
 
 def gelu_ops(like: GELU) -> nn.Module:
-    up, down = like.up, like.down
-    made = ops.Sequential(ops.Linear(up.in_features, up.out_features, dtype=torch.bfloat16, device="cuda"),
-                          ops.GELU(),
-                          ops.Linear(down.in_features, down.out_features, dtype=torch.bfloat16, device="cuda"))
-    return share(made, like)
+    return share(ops.Sequential(linear(like.up), ops.GELU(), linear(like.down)), like)
 
 
-class BlockOps(nn.Module):
-    def __init__(self, like: Block) -> None:
-        super().__init__()
-        up, down = like.mlp.up, like.mlp.down
-        width = down.out_features
-        self.chain = share(ops.Sequential(
-            ops.MakeExtraOutput(), ops.RMSNorm(width, dtype=torch.bfloat16, device="cuda"),
-            ops.Linear(width, up.out_features, bias=False, dtype=torch.bfloat16, device="cuda"),
-            ops.SwiGLU(),
-            ops.Linear(down.in_features, width, bias=False, dtype=torch.bfloat16, device="cuda")),
-            like)
-        self.add = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y, r = self.chain(x)
-        return y + r
+def block_ops(like: Block) -> nn.Module:
+    residual, added = ops.MakeExtraOutput(), ops.AddExtraInput()
+    residual.set_extra_output_channel(0, "residual")
+    added.set_extra_input_channel(0, "residual")
+    norm = ops.RMSNorm(like.mlp.up.in_features, **KIND)
+    mlp = linear(like.mlp.up), ops.SwiGLU(), linear(like.mlp.down)
+    return share(ops.Sequential(residual, norm, *mlp, added), like)
 
 
 def share(made: nn.Module, like: nn.Module) -> nn.Module:
@@ -181,29 +190,30 @@ def share(made: nn.Module, like: nn.Module) -> nn.Module:
     return made
 
 
-def step(model: Callable[..., Any], x: torch.Tensor, params: list[torch.Tensor]) -> None:
-    for p in params:
+def step(
+    model: Callable[..., Any], x: torch.Tensor, dy: torch.Tensor, params: list[torch.Tensor]
+) -> None:
+    for p in (x, *params):
         p.grad = None
-    x.grad = None
-    model(x).backward(step.dy)  # type: ignore[attr-defined]
+    model(x).backward(dy)
 
 
 def measure(name: str, models: dict[str, nn.Module], x: torch.Tensor, rounds: int) -> None:
-    step.dy = torch.randn_like(x)  # type: ignore[attr-defined]
+    dy = torch.randn_like(x)
     params = {k: list(m.parameters()) for k, m in models.items()}
     times: dict[str, list[float]] = {k: [] for k in models}
     peaks: dict[str, float] = {}
     for k in list(models):
         try:
             for _ in range(3):
-                step(models[k], x, params[k])
+                step(models[k], x, dy, params[k])
             torch.cuda.synchronize()
             for p in params[k]:
                 p.grad = None
             x.grad = None
             base = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            step(models[k], x, params[k])
+            step(models[k], x, dy, params[k])
             torch.cuda.synchronize()
             peaks[k] = (torch.cuda.max_memory_allocated() - base) / 1e6
             for p in params[k]:
@@ -215,7 +225,7 @@ def measure(name: str, models: dict[str, nn.Module], x: torch.Tensor, rounds: in
         for k in random.sample(list(models), len(models)):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            step(models[k], x, params[k])
+            step(models[k], x, dy, params[k])
             end.record()
             end.synchronize()
             times[k].append(begin.elapsed_time(end))
@@ -223,11 +233,22 @@ def measure(name: str, models: dict[str, nn.Module], x: torch.Tensor, rounds: in
                 p.grad = None
     median = {k: statistics.median(t) for k, t in times.items()}
     for k in models:
-        print(json.dumps({
-            "model": name, "runner": k, "ms": round(median[k], 3),
-            **{f"over_{o}": round(median[o] / median[k], 3) for o in ("eager", "compile", "tenon", "scaled_mm")
-               if o in median and o != k},
-            "peak_mb": round(peaks[k])}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "model": name,
+                    "runner": k,
+                    "ms": round(median[k], 3),
+                    **{
+                        f"over_{o}": round(median[o] / median[k], 3)
+                        for o in ("eager", "compile", "tenon", "scaled_mm")
+                        if o in median and o != k
+                    },
+                    "peak_mb": round(peaks[k]),
+                }
+            ),
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -245,21 +266,31 @@ def main() -> None:
     kinds: dict[str, tuple[Callable[[], Any], Callable[[Any], nn.Module]]] = {
         "swiglu": (lambda: SwiGLU(4096, 14336), swiglu_ops),
         "gelu": (lambda: GELU(4096, 16384), gelu_ops),
-        "block": (lambda: Block(4096, 14336), BlockOps),
+        "block": (lambda: Block(4096, 14336), block_ops),
     }
     for kind in args.models:
         if kind == "fp8":
             like = cuda(SwiGLU(4096, 14336))
             scaled = cuda(ScaledMLP(4096, 14336))
             chain = "linear(4096,28672) swiglu linear(14336,4096)"
-            runners: dict[str, Any] = {"tenon": swiglu_ops(like), "scaled_mm": torch.compile(scaled)}
-            runners |= {r: Planned(chain, like, r) for r in ("none", "delayed", "current", "block", "mxfp8")}
+            runners: dict[str, Any] = {
+                "tenon": swiglu_ops(like),
+                "scaled_mm": torch.compile(scaled),
+            }
+            runners |= {
+                r: Planned(chain, like, r) for r in ("none", "delayed", "current", "block", "mxfp8")
+            }
             measure("swiglu fp8", runners, x, args.rounds)
             continue
         make, ours = kinds[kind]
         like = cuda(make())
         compiled = cuda(make())
-        measure(kind, {"eager": like, "compile": torch.compile(compiled), "tenon": ours(like)}, x, args.rounds)
+        measure(
+            kind,
+            {"eager": like, "compile": torch.compile(compiled), "tenon": ours(like)},
+            x,
+            args.rounds,
+        )
         torch.cuda.empty_cache()
 
 
