@@ -143,6 +143,9 @@ struct PlanRun {
   // The first run of a kind of product may time the algorithms of a library. TENON_TUNE=0 forbids
   // it for all runs.
   bool tune = true;
+  // The backward pass may overwrite saved buffers, so that it needs less workspace. A second
+  // backward pass is then not possible.
+  bool overwrite_saved = false;
   void* stream = nullptr;
 };
 
@@ -169,7 +172,10 @@ class Plan {
   [[nodiscard]] std::vector<BufferUse> uses() const;
   // The numbers of the buffers with this role, in chain order.
   [[nodiscard]] std::vector<size_t> with(Role role) const;
+  // Enough for every pass, and for one pass.
   [[nodiscard]] int64_t workspace_bytes(int64_t rows) const;
+  [[nodiscard]] int64_t workspace_bytes(int64_t rows, Pass pass,
+                                        bool overwrite_saved = false) const;
   [[nodiscard]] int64_t saved_bytes(int64_t rows) const;
   // Throws if the chain cannot process this number of rows. All functions that take rows check
   // this.

@@ -420,10 +420,16 @@ TENON_API int tenon_plan_describe(const tenon_plan* plan, int64_t rows, const ch
    process this number of rows, or if the memory sizes overflow. */
 TENON_API int tenon_plan_sizes(const tenon_plan* plan, int64_t rows, int64_t* bytes, size_t count,
                                int64_t* workspace);
+/* A pass of a plan. TENON_BACKWARD_LAST: a backward pass that may overwrite saved buffers, so that
+   it needs less workspace. No other backward pass can follow it. */
+enum tenon_pass { TENON_FORWARD = 0, TENON_BACKWARD = 1, TENON_BACKWARD_LAST = 2 };
+/* Bytes of the workspace of one pass. That of tenon_plan_sizes is enough for each pass. */
+TENON_API int tenon_plan_workspace(const tenon_plan* plan, int32_t pass, int64_t rows,
+                                   int64_t* bytes);
 /* memory[i] is the address of buffer i. Buffers that the pass does not use may be NULL. On cuda the
    workspace must be aligned to 64 bytes. Weights are quantised again unless `weights_unchanged`.
-   The call fails if `backward` is set and the plan has no backward pass. */
-TENON_API int tenon_plan_run(const tenon_plan* plan, int32_t backward, int64_t rows,
+   The call fails if the pass is backward and the plan has no backward pass. */
+TENON_API int tenon_plan_run(const tenon_plan* plan, int32_t pass, int64_t rows,
                              void* const* memory, size_t count, void* workspace,
                              int32_t weights_unchanged, void* stream);
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import _lib
+from ._c_abi import PASS
 from ._html import Text
 from ._lib import (
     DTYPE,
@@ -27,7 +28,10 @@ from ._lib import (
     text_of,
 )
 
-__all__ = ["Buffer", "Plan", "frame", "plan"]
+__all__ = ["BACKWARD", "BACKWARD_LAST", "FORWARD", "Buffer", "Plan", "frame", "plan"]
+
+# The passes of a plan. The last backward pass may overwrite saved buffers.
+FORWARD, BACKWARD, BACKWARD_LAST = PASS["forward"], PASS["backward"], PASS["backward_last"]
 
 _PLAIN = ("f32", "f16", "bf16")
 _SIZES = 64  # row counts whose sizes a plan caches
@@ -131,9 +135,15 @@ class Plan:
             known = self._known[rows] = (tuple(each), workspace.value)
         return known
 
+    def workspace(self, pass_: int, rows: int) -> int:
+        """Bytes of the workspace of one pass."""
+        size = ctypes.c_int64()
+        check(lib.tenon_plan_workspace(self._handle, pass_, _count("rows", rows), byref(size)))
+        return size.value
+
     def run(
         self,
-        backward: bool,
+        pass_: int,
         rows: int,
         memory: Any,
         workspace: int | None,
@@ -141,7 +151,7 @@ class Plan:
     ) -> None:
         """Runs one pass. `memory` is an array of c_void_p with one address per used buffer."""
         code = lib.tenon_plan_run(
-            self._handle, backward, rows, memory, len(memory), workspace, 0, stream
+            self._handle, pass_, rows, memory, len(memory), workspace, 0, stream
         )
         if code:
             check(code)

@@ -100,6 +100,12 @@ const tenon::Plan& plan_of(const tenon_plan* plan, const char* function) {
   return plan->plan;
 }
 
+tenon::Pass pass_of(int32_t pass, const char* name) {
+  require(pass >= TENON_FORWARD && pass <= TENON_BACKWARD_LAST, name, ": pass is ", pass,
+          "; it must be TENON_FORWARD, TENON_BACKWARD or TENON_BACKWARD_LAST");
+  return pass == TENON_FORWARD ? tenon::Pass::forward : tenon::Pass::backward;
+}
+
 static_assert(tenon::kRoles.size() == TENON_ROLE_RNG + 1);
 
 tenon_buffer described(const tenon::Buffer& b, const tenon::BufferUse& use) {
@@ -205,14 +211,25 @@ int tenon_plan_sizes(const tenon_plan* plan, int64_t rows, int64_t* bytes, size_
   });
 }
 
-int tenon_plan_run(const tenon_plan* plan, int32_t backward, int64_t rows, void* const* memory,
+int tenon_plan_workspace(const tenon_plan* plan, int32_t pass, int64_t rows, int64_t* bytes) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_plan_workspace";
+    const tenon::Plan& p = plan_of(plan, kName);
+    require(bytes, kName, ": bytes is NULL; give a place for the result");
+    *bytes = p.workspace_bytes(rows, pass_of(pass, kName), pass == TENON_BACKWARD_LAST);
+  });
+}
+
+int tenon_plan_run(const tenon_plan* plan, int32_t pass, int64_t rows, void* const* memory,
                    size_t count, void* workspace, int32_t weights_unchanged, void* stream) {
   return guarded([&] {
     constexpr const char* kName = "tenon_plan_run";
     const tenon::Plan& p = plan_of(plan, kName);
     require(memory || count == 0, kName, ": memory is NULL; give an address for each buffer");
-    p.run(backward ? tenon::Pass::backward : tenon::Pass::forward, rows, {memory, count}, workspace,
-          {.weights_changed = weights_unchanged == 0, .stream = stream});
+    p.run(pass_of(pass, kName), rows, {memory, count}, workspace,
+          {.weights_changed = weights_unchanged == 0,
+           .overwrite_saved = pass == TENON_BACKWARD_LAST,
+           .stream = stream});
   });
 }
 

@@ -105,9 +105,12 @@ struct PlanData {
   const Target* target = nullptr;
   std::vector<Buffer> buffers;
   // The slot of each workspace buffer, by buffer number. Buffers with disjoint lifetimes share a
-  // slot.
+  // slot. The slots of the forward pass are the first.
   std::vector<int> slot_of;
-  int slots = 0;
+  int slots = 0, forward_slots = 0;
+  // The saved buffer whose memory a workspace buffer of the backward pass takes, if the run may
+  // overwrite saved memory.
+  std::vector<int> saved_for;
   std::vector<PlanStep> forward, backward;
   int rng = kNoBuffer, saved_rng = kNoBuffer;
   int dropouts = 0;

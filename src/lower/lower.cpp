@@ -53,7 +53,7 @@ class Lowering {
     if (r.backward && needs_) backward();
     at_.reset();
     check_lists();
-    assign_slots(planner_.data());
+    place_workspace(planner_.data());
   }
 
   // Rethrows an error of the current op with the op's position in the chain text.

@@ -38,14 +38,14 @@ class MultipliedStage final : public Stage {
                            : Operand(r.dtype);
     const Factor rows = flow.rows();
     const StoredTensor& dy = flow.materialise(op_.name + ".dy", Role::workspace, as);
-    if (train) {
-      // The open step may recompute x. The product for the weight gradient therefore waits until
-      // that step is closed.
-      if (again_) {
-        first_ = std::exchange(x_, nullptr);
-        pending_ = true;
-      }
+    if (train && again_) {
+      // The open step recomputes x. The product for the weight gradient waits until that step is
+      // closed.
+      first_ = std::exchange(x_, nullptr);
+      pending_ = true;
       flow.later([this, &dy] { weight_gradient(dy); });
+    } else if (train) {
+      weight_gradient(dy);  // first, so that the memory of x is free early
     }
     if (!needs_input) {
       flow.later_now();

@@ -14,12 +14,11 @@ namespace tenon {
 namespace {
 
 // Workspace of the device's kernels. CPU kernels allocate their own memory.
-int64_t kernel_bytes(const PlanData& d, int64_t rows) {
+int64_t kernel_bytes(const PlanData& d, Pass pass, int64_t rows) {
   if (d.request.options.device == Device::cpu) return 0;
   size_t most = 0;
-  for (const Pass pass : {Pass::forward, Pass::backward})
-    for (const PlanStep& s : d.steps(pass))
-      if (s.chosen.kernel) most = std::max(most, s.chosen.kernel->workspace(s.rows(rows)));
+  for (const PlanStep& s : d.steps(pass))
+    if (s.chosen.kernel) most = std::max(most, s.chosen.kernel->workspace(s.rows(rows)));
   return static_cast<int64_t>(most);
 }
 
@@ -28,19 +27,22 @@ struct Workspace {
   std::vector<int64_t> slots = {};
   int64_t kernels = 0, bytes = 0;
 };
-Workspace workspace_of(const PlanData& d, int64_t rows) {
+Workspace workspace_of(const PlanData& d, Pass pass, int64_t rows, bool overwrite_saved) {
   std::vector<int64_t> size(static_cast<size_t>(d.slots), 0);
-  for (size_t b = 0; b < d.buffers.size(); ++b)
-    if (d.slot_of[b] != kNoBuffer) {
-      int64_t& s = size[static_cast<size_t>(d.slot_of[b])];
-      s = std::max(s, rup(d.buffers[b].bytes(rows), kWorkspaceAlignment));
-    }
+  for (size_t b = 0; b < d.buffers.size(); ++b) {
+    const int slot = d.slot_of[b];
+    const bool forward = slot < d.forward_slots;
+    if (slot == kNoBuffer || forward != (pass == Pass::forward)) continue;
+    if (overwrite_saved && d.saved_for[b] != kNoBuffer) continue;
+    int64_t& s = size[static_cast<size_t>(slot)];
+    s = std::max(s, rup(d.buffers[b].bytes(rows), kWorkspaceAlignment));
+  }
   Workspace p;
   for (const int64_t s : size) {
     p.slots.push_back(p.kernels);
     p.kernels += s;
   }
-  const int64_t more = kernel_bytes(d, rows);
+  const int64_t more = kernel_bytes(d, pass, rows);
   if (more > 0) p.kernels = rup(p.kernels, kWorkspaceLine);
   p.bytes = p.kernels + more;
   return p;
@@ -96,7 +98,13 @@ std::vector<size_t> Plan::with(Role role) const {
 
 int64_t Plan::workspace_bytes(int64_t rows) const {
   check_rows(rows);
-  return workspace_of(*data_, rows).bytes;
+  return std::max(workspace_of(*data_, Pass::forward, rows, false).bytes,
+                  workspace_of(*data_, Pass::backward, rows, false).bytes);
+}
+
+int64_t Plan::workspace_bytes(int64_t rows, Pass pass, bool overwrite_saved) const {
+  check_rows(rows);
+  return workspace_of(*data_, pass, rows, overwrite_saved).bytes;
 }
 
 int64_t Plan::saved_bytes(int64_t rows) const {
@@ -142,7 +150,8 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
                              : "it was planned for the forward pass alone; plan both");
   require(memory.size() == d.buffers.size(), "plan: ", memory.size(), " addresses; it has ",
           d.buffers.size(), " buffers");
-  const Workspace parts = workspace_of(d, rows);
+  const bool overwrite = how.overwrite_saved && pass == Pass::backward;
+  const Workspace parts = workspace_of(d, pass, rows, overwrite);
   const int64_t bytes = parts.bytes;
   require(workspace || bytes == 0, "plan: no workspace; it needs ", bytes, " bytes");
   const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(workspace));
@@ -152,6 +161,8 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
   const auto address = [&](int buffer) -> void* {
     const auto b = static_cast<size_t>(buffer);
     if (d.slot_of[b] == kNoBuffer) return memory[b];
+    if (overwrite && d.saved_for[b] != kNoBuffer)
+      return memory[static_cast<size_t>(d.saved_for[b])];
     return static_cast<char*>(workspace) + parts.slots[static_cast<size_t>(d.slot_of[b])];
   };
   const auto needed = [&](int buffer, const std::string& by) {

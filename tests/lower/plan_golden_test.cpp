@@ -7,6 +7,7 @@
 
 #include "lower/data.h"
 #include "support/golden_plans.h"
+#include "support/plan_support.h"
 #include "support/support.h"
 #include "tenon/plan.h"
 
@@ -135,10 +136,10 @@ TEST(GatedMlp, HasThreePassesForwardAndFiveBackward) {
     EXPECT_EQ(writes(d.forward),
               " linear0.x=e4m3 linear0.x.amax=f32 | swiglu2.in=bf16 linear3.x=e4m3 "
               "linear3.x.amax=f32 | y=bf16");
-    // Quantise dy; dgrad, dSwiGLU, dbias, e5m2; wgrad; dgrad; wgrad.
+    // Quantise dy; wgrad; dgrad, dSwiGLU, dbias, e5m2; wgrad; dgrad.
     EXPECT_EQ(writes(d.backward),
-              " linear3.dy=e5m2 linear3.dy.amax=f32 | dbias1.bias=bf16 linear0.dy=e5m2 "
-              "linear0.dy.amax=f32 | dlinear3.weight=bf16 | dx=bf16 | dlinear0.weight=bf16");
+              " linear3.dy=e5m2 linear3.dy.amax=f32 | dlinear3.weight=bf16 | dbias1.bias=bf16 "
+              "linear0.dy=e5m2 linear0.dy.amax=f32 | dlinear0.weight=bf16 | dx=bf16");
     const std::string_view map = "map", gemm = "gemm";
     std::vector<std::string_view> heads;
     for (const auto* steps : {&d.forward, &d.backward})
@@ -164,6 +165,43 @@ TEST(GatedMlp, WeightsAreQuantisedWhenTheyChanged) {
     EXPECT_EQ(by_weight["linear0.w"], quantised) << name;
     EXPECT_EQ(by_weight["linear3.w"], quantised) << name;
   }
+}
+
+// The last backward pass may use the memory of saved tensors whose last reader has run.
+TEST(Memory, OverwritingSavedTensorsChangesNoGradient) {
+  size_t smaller = 0;
+  for (const Golden& g : kGoldenPlans)
+    for (const char* name : {"none", "delayed", "current", "mxfp8", "block"})
+      for (const Keep keep : {Keep::input, Keep::fp8, Keep::recompute}) {
+        constexpr int64_t kRows = 37;
+        PlanRequest request = request_of(g, Device::cpu);
+        request.recipe = recipe(name);
+        request.keep = keep;
+        Session s(g.chain, request, kRows);
+        std::map<std::string, Numbers> given;
+        fill(s, given);
+        s.run(Pass::forward);
+        s.run(Pass::backward);
+        const auto before = s.gradients();
+        s.run(Pass::backward, {.overwrite_saved = true});
+        EXPECT_EQ(before, s.gradients()) << s.plan.describe(kRows);
+        const int64_t all = s.plan.workspace_bytes(kRows, Pass::backward);
+        const int64_t last = s.plan.workspace_bytes(kRows, Pass::backward, true);
+        EXPECT_LE(last, all);
+        EXPECT_LE(all, s.plan.workspace_bytes(kRows));
+        smaller += last < all;
+      }
+  EXPECT_GT(smaller, 50U);
+}
+
+// The gradient of SwiGLU is written over the pre-activation, and the product before it over the
+// input of the second linear.
+TEST(Memory, TheLastBackwardOfAnMlpNeedsNoWorkspace) {
+  PlanRequest r;
+  r.dtype = DType::bf16;
+  const Plan p = Plan::build("linear(512,2048) swiglu linear(1024,512)", r);
+  EXPECT_GT(p.workspace_bytes(256, Pass::backward), 0) << p.describe(256);
+  EXPECT_EQ(p.workspace_bytes(256, Pass::backward, true), 0) << p.describe(256);
 }
 
 // A column sum that needs a second step would have a buffer of partial sums between two steps.

@@ -63,10 +63,21 @@ class Session {
     const std::array<uint64_t, 5> state{seed, 3, 0, 0, static_cast<uint64_t>(64)};
     std::memcpy(data(number("rng")), state.data(), sizeof state);
   }
-  void run(Pass pass) {
+  void run(Pass pass, const PlanRun& how = {}) {
     std::vector<void*> addresses;
     for (auto& m : memory_) addresses.push_back(aligned(m));
-    plan.run(pass, rows_, addresses, aligned(workspace_));
+    plan.run(pass, rows_, addresses, aligned(workspace_), how);
+  }
+  // The bytes of all gradients.
+  [[nodiscard]] std::map<std::string, std::vector<uint8_t>> gradients() {
+    std::map<std::string, std::vector<uint8_t>> all;
+    for (size_t i = 0; i < plan.buffers().size(); ++i) {
+      const Buffer& b = plan.buffers()[i];
+      if (b.role != Role::grad) continue;
+      const auto* const from = static_cast<uint8_t*>(data(i));
+      all[b.name] = {from, from + b.bytes(rows_)};
+    }
+    return all;
   }
 
   Plan plan;

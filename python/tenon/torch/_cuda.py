@@ -87,14 +87,14 @@ def run(
 
 
 def run_plan(
-    plan: Any, device: int, backward: bool, rows: int, memory: Any, workspace: int
+    plan: Any, device: int, pass_: int, rows: int, memory: Any, workspace: int
 ) -> None:
     """Runs one pass of a plan for CUDA."""
     if torch.cuda.current_device() != device:
         with torch.cuda.device(device):
-            plan.run(backward, rows, memory, workspace, _raw_stream(device))
+            plan.run(pass_, rows, memory, workspace, _raw_stream(device))
     else:
-        plan.run(backward, rows, memory, workspace, _raw_stream(device))
+        plan.run(pass_, rows, memory, workspace, _raw_stream(device))
 
 
 def index(tensors: Iterable[tuple[str, Any]]) -> int:

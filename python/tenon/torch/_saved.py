@@ -47,5 +47,24 @@ def check_gradient(op: str, name: str, grad: Any, shape: Sequence[int], device: 
         )
 
 
+# Private functions of torch. Without them every saved tensor counts as reachable.
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+
+
+def addresses(tensors: Sequence[torch.Tensor]) -> list[int] | None:
+    """Where saved tensors are that only the graph can reach. None if hooks get them."""
+    if _top_hooks is None or _top_hooks(False) is not None:
+        return None
+    return [t.data_ptr() for t in tensors]
+
+
+def overwritable(then: list[int] | None, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether this backward pass is the last one that reads the saved tensors."""
+    if then is None or _keeps_graph is None or _keeps_graph():
+        return False
+    return then == [t.data_ptr() for t in tensors]
+
+
 def _told(kind: Kind) -> str:
     return "None" if kind is None else f"{tuple(kind[0])} {kind[1]} on {kind[2]}"

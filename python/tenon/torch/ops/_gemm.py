@@ -22,7 +22,7 @@ def torch_multiplies(dtype: torch.dtype, on_cpu: bool) -> bool:
 def _choose(dtype: torch.dtype, on_cpu: bool) -> bool:
     """Decides by device and dtype.
 
-    - CUDA: torch, because cuBLAS is faster than the product of a plan.
+    - CUDA, f32: torch, because it may use TF32.
     - CPU with AMX and many threads, bf16: torch, because oneDNN was faster in back-to-back calls
       (bench/RESULTS.md).
     - Otherwise: Tenon, which is faster, or nearly as fast with a fused epilogue.
@@ -37,7 +37,7 @@ def _choose(dtype: torch.dtype, on_cpu: bool) -> bool:
     if given:
         return given == "torch"
     if not on_cpu:
-        return True
+        return dtype == torch.float32
     return dtype == torch.bfloat16 and torch.get_num_threads() > 2 and _has_amx()
 
 

@@ -305,15 +305,15 @@ def l2_normalization_backward(grad: torch.Tensor, x: torch.Tensor, r: torch.Tens
 
 
 def run_plan(
-    plan: Plan, backward: bool, rows: int, memory: Any, size: int, like: torch.Tensor
+    plan: Plan, pass_: int, rows: int, memory: Any, size: int, like: torch.Tensor
 ) -> None:
     """Runs one pass of a plan on the device of `like`, with a workspace of `size` bytes."""
     if like.is_cpu:
         workspace = _memory.workspace(size)
-        plan.run(backward, rows, memory, workspace.data_ptr())
+        plan.run(pass_, rows, memory, workspace.data_ptr())
     else:
         workspace = torch.empty(size, dtype=torch.uint8, device=like.device)
-        _cuda.run_plan(plan, like.device.index, backward, rows, memory, workspace.data_ptr())
+        _cuda.run_plan(plan, like.device.index, pass_, rows, memory, workspace.data_ptr())
 
 
 class _Norm:

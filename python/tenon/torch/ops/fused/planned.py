@@ -10,7 +10,7 @@ import torch
 
 from ...._lib import DTYPES
 from ...._ops import ops as registry
-from ...._plan import Plan
+from ...._plan import BACKWARD, BACKWARD_LAST, FORWARD, Plan
 from ... import _call, _memory, _saved
 from ..._dropout import random_state
 from .. import _gemm, _kernels
@@ -47,10 +47,11 @@ _FREE = (Identity, MakeExtraOutput, Reshape)
 
 
 class _Layout:
-    """Positions of saved buffers (one tensor per dtype), and the size of the workspace."""
+    """Positions of saved buffers (one tensor per dtype), and the workspace size of each pass."""
 
     def __init__(self, plan: Plan, saved: Sequence[int], rows: int) -> None:
-        sizes, self.workspace = plan.sizes(rows)
+        sizes, _ = plan.sizes(rows)
+        self.workspace = [plan.workspace(p, rows) for p in (FORWARD, BACKWARD, BACKWARD_LAST)]
         ends: dict[torch.dtype, int] = {}
         self.places: list[tuple[int, int, int]] = []  # buffer, tensor, byte
         for i in saved:
@@ -339,13 +340,13 @@ class Planned(FusedOperation):
         if ready.rng is not None:
             random = random_state(ready.dropout_cols, x)
             memory[ready.rng] = random.data_ptr()
-        _kernels.run_plan(ready.plan, False, rows, memory, layout.workspace, x)
+        _kernels.run_plan(ready.plan, FORWARD, rows, memory, layout.workspace[FORWARD], x)
 
         if last.requires_grad:
             last.save_for_backward(*[tensors[i] for i in ready.kept], *saved)
             last.ready, last.rows, last.input_shape = ready, rows, input_shape
             last.output, last.made = (y.shape, device), [t.shape for t in made]
-            last.extra_shapes = extra_shapes
+            last.extra_shapes, last.saved_at = extra_shapes, _saved.addresses(saved)
         if not self._routed:
             return y, self._none
         outputs: list[list[Any]] = [[None] * op.num_extra_outputs for op in self._ops]
@@ -397,7 +398,9 @@ class Planned(FusedOperation):
         dx = gradient(ready.dx, ctx.input_shape)
         of_params = list(map(gradient, ready.dparams, ready.shapes))
         of_extras = list(map(gradient, ready.dextra_in, ctx.extra_shapes))
-        _kernels.run_plan(ready.plan, True, rows, memory, layout.workspace, alive[0])
+        own = kept[len(ready.kept) :]
+        pass_ = BACKWARD_LAST if _saved.overwritable(ctx.saved_at, own) else BACKWARD
+        _kernels.run_plan(ready.plan, pass_, rows, memory, layout.workspace[pass_], alive[0])
 
         params: list[list[Any]] = [[] for _ in self._ops]
         for (i, _), grad in zip(self._named, of_params, strict=True):
