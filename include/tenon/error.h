@@ -44,6 +44,7 @@ void append(std::string& out, T number) {
 }
 }  // namespace detail
 
+// Appends its arguments to `out`.
 template <class... Parts>
 void append_to(std::string& out, const Parts&... parts) {
   (detail::append(out, parts), ...);

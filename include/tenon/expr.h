@@ -129,14 +129,14 @@ class Graph {
   Expr intern(const Node& node);
 
  private:
-  // Where `table_` has the node, or the free place for it.
+  // The index of the node in `table_`, or of the free entry for it.
   [[nodiscard]] size_t place_of(const Node& node) const;
   void grow();
 
   bool lowered_;
   std::vector<Node> nodes_;
-  // Ids by the hash of their nodes, with open addressing: planning makes many small graphs, and a
-  // map would allocate each entry. At most half of the places are used.
+  // The ids of the nodes: a hash table with open addressing, at most half full. Planning makes many
+  // small graphs, and std::unordered_map would allocate each entry.
   std::vector<uint32_t> table_;
 };
 

@@ -42,14 +42,14 @@ struct Blocks {
 struct ScalingInfo {
   std::string_view name;
   DType scale = DType::f32;   // dtype of scale_inv
-  bool reads_scale = false;   // one number for the tensor, an input: its multiplier or its amax
-  bool scale_given = false;   // that number is the multiplier, which the caller gives
+  bool reads_scale = false;   // reads one value for the tensor: its multiplier or its amax
+  bool scale_given = false;   // that value is the multiplier, and the caller gives it
   bool transposes = true;     // columnwise data has shape [K, M]
   bool power_of_two = false;  // default: fp32 scales are powers of two
   std::array<Blocks, 2> blocks = {};
   Shape (*scales)(int64_t m, int64_t k, Orientation);
 
-  // The scale follows from the amax of the whole tensor.
+  // The scale is computed from the amax of the whole tensor.
   [[nodiscard]] constexpr bool reads_amax() const { return reads_scale && !scale_given; }
 };
 
@@ -120,7 +120,7 @@ struct Format {
   [[nodiscard]] constexpr Shape scale_shape(int64_t m, int64_t k, Orientation o) const {
     return info(scaling).scales(m, k, o);
   }
-  // Whether the mode computes fp32 scales: then eps and power_of_two are its parameters.
+  // True if the mode computes fp32 scales. eps and power_of_two are then its parameters.
   [[nodiscard]] constexpr bool fp32_rule() const {
     const ScalingInfo& mode = info(scaling);
     return scaling != Scaling::none && !mode.scale_given && mode.scale == DType::f32;

@@ -140,8 +140,8 @@ struct BufferUse {
 
 struct PlanRun {
   bool weights_changed = true;  // quantise the weights again
-  // The first run of a kind of product may time the algorithms of a library. TENON_TUNE=0 forbids
-  // it for all runs.
+  // On cuda the first run of a class of products may time several algorithms. This takes memory for
+  // one result and waits for the stream. TENON_TUNE=0 forbids it for all runs.
   bool tune = true;
   // The backward pass may overwrite saved buffers, so that it needs less workspace. A second
   // backward pass is then not possible.
@@ -150,7 +150,7 @@ struct PlanRun {
 };
 
 // The peak speed of a device, if known. A step takes at least bytes ÷ gbps and FLOPs ÷ gflops.
-// gflops is the rate of 16-bit operands.
+// gflops is the rate of 16-bit operands. FP8 products count at twice that rate.
 struct Speed {
   double gbps = 0, gflops = 0;
 };

@@ -46,7 +46,7 @@ Chosen make(const Step& step, const Target& target) {
   std::vector<Choice::Refused> refused;
   for (const Maker& maker : backend.makers) {
     Attempt attempt = maker.make(step, target);
-    // A Split whose halves no maker takes is a refusal.
+    // A Split counts as a refusal if all makers refuse one of its steps.
     std::optional<Way> way;
     if (!std::holds_alternative<Refusal>(attempt)) try {
         way = way_of(maker, std::move(attempt), target);
@@ -56,7 +56,7 @@ Chosen make(const Step& step, const Target& target) {
       }
     if (!way) {
       Refusal& refusal = std::get<Refusal>(attempt);
-      // A library's two makers give one reason.
+      // Two makers of one name may give the same reason. It is kept once.
       const bool again = !refused.empty() && refused.back().maker == maker.name &&
                          refused.back().refusal.why == refusal.why;
       if (ways.empty() && !again) refused.push_back({maker.name, std::move(refusal)});

@@ -14,7 +14,7 @@ namespace tenon::cli {
 
 namespace {
 
-// The machine that makers plan for here.
+// The target that plans assume on this machine.
 nlohmann::json target_of(const Backend& b) {
   const Target& t = b.here();
   return {{"name", t.name},

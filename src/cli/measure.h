@@ -9,7 +9,7 @@
 
 namespace tenon::cli {
 
-// A way to quantise that is tried: a scaling mode of an fp8 format in one orientation.
+// A quantisation to try: an FP8 format, a scaling mode and an orientation.
 struct Trial {
   std::string name;  // e4m3:mxfp8
   Format format;

@@ -15,7 +15,7 @@ PlanRequest request_of(const CallSettings& s) {
   return r;
 }
 
-// The caller's number of a view, which stands in place of a buffer.
+// The caller's number of a view. In a call it replaces the buffer number.
 uint32_t number_of(const std::vector<BufferView>& views, uint32_t arg) {
   assert(views[arg].buffer != kNoBuffer);
   return static_cast<uint32_t>(views[arg].buffer);

@@ -141,7 +141,7 @@ std::vector<std::string> name_repeats(std::vector<std::string>& formulas, size_t
       std::vector<size_t> list = places(f);
       for (auto it = list.rbegin(); it != list.rend(); ++it) {
         const size_t at = *it, end = at + text.size();
-        // A name does not need parentheses that are not those of a call.
+        // Removes parentheses around the name, except those of a call.
         const bool bare = at > 0 && f[at - 1] == '(' && end < f.size() && f[end] == ')' &&
                           (at == 1 || !(is_letter(f[at - 2]) || is_digit(f[at - 2])));
         f.replace(bare ? at - 1 : at, text.size() + (bare ? 2 : 0), name);
@@ -362,7 +362,7 @@ std::vector<std::string> body_lines(const PlanData& d, const PlanStep& s) {
 
 std::vector<Choice::Refused> refused_makers(const PlanStep& s) {
   std::vector<Choice::Refused> list;
-  // The first half of a split may be refused for the reason of the whole step.
+  // The first step of a Split may have the same refusals as the whole step. Each is listed once.
   const auto add = [&](const std::vector<Choice::Refused>& refused) {
     for (const Choice::Refused& r : refused) {
       const bool again = std::ranges::any_of(list, [&](const Choice::Refused& o) {
@@ -378,7 +378,7 @@ std::vector<Choice::Refused> refused_makers(const PlanStep& s) {
 
 namespace {
 
-// Adds the steps of a way, in order. The halves of a split may be split again.
+// Adds the steps of a way, in order. The steps of a Split may be split again.
 void add_steps(const Way& way, const Step& step, const std::string& name, int64_t rows,
                std::vector<AlternativeStep>& steps) {
   if (way.kernel) {
@@ -416,7 +416,7 @@ std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows) {
 
 std::string target_text(const PlanData& d) {
   if (!d.request.target.empty()) return str("target ", d.target->name, ", ");
-  // This machine's own is no row of the table.
+  // The target of this machine is not in the table.
   if (is_target(d.target->name) && d.target == &named_target(d.target->name))
     return str("target ", d.target->name, " (no GPU is here), ");
   return "";
@@ -440,7 +440,7 @@ std::optional<double> floor_us(const PlanData& d, const PlanStep& s, int64_t row
   double least = static_cast<double>(bytes_of(d, s, rows)) / speed.gbps * 1e-3;
   if (speed.gflops > 0) {
     const auto flops = static_cast<double>(s.step.flops(s.rows(rows)));
-    // The rate is that of 16-bit operands. Those of 8 bits are at most twice as fast.
+    // The rate is for 16-bit operands. 8-bit operands are at most twice as fast.
     const Gemm* const g = s.step.gemm();
     const auto narrow = [](const Matrix& m) { return info(m.format.dtype).bytes == 1; };
     const double rate = g && narrow(g->a) && narrow(g->b) ? 2 * speed.gflops : speed.gflops;

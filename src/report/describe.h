@@ -27,7 +27,7 @@ struct Read {
 // The computation of a step: one assignment per line, with the tensor names of the plan.
 [[nodiscard]] std::vector<std::string> body_lines(const PlanData& d, const PlanStep& s);
 
-// The makers that were asked before the first that took the step; not those of other heads.
+// The makers that refused the step before one accepted it, without makers for other heads.
 [[nodiscard]] std::vector<Choice::Refused> refused_makers(const PlanStep& s);
 
 struct AlternativeStep {
@@ -35,7 +35,7 @@ struct AlternativeStep {
   std::string_view head;
   int64_t bytes = 0;
 };
-// Another way of a step, in two steps: when calls go it, and what it then moves.
+// Another way to run a step, as several steps: the condition of such calls, and the bytes moved.
 struct Alternative {
   std::string_view maker;
   std::string when;
@@ -43,7 +43,7 @@ struct Alternative {
 };
 [[nodiscard]] std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows);
 
-// "target sm_90a, " where the plan is for another machine than this.
+// "target sm_90a, " if the plan is for another machine.
 [[nodiscard]] std::string target_text(const PlanData& d);
 
 // Bytes that a step moves in a call with `rows` rows. Each input and output counts once.

@@ -28,7 +28,7 @@ struct RunArgs {
   const uint64_t* random = nullptr;  // the state of random loads: five numbers
   void* workspace = nullptr;         // at least workspace(rows) bytes
   void* stream = nullptr;
-  bool tune = true;  // the first call of a kind may time several algorithms of a library
+  bool tune = true;  // the first call of a class of products may time algorithms
 };
 
 class Kernel {
@@ -41,7 +41,8 @@ class Kernel {
   // From this number of rows on, the kernel is faster than the next kernel in the list.
   [[nodiscard]] virtual int64_t least_rows() const { return 0; }
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
-  // The step with the roundings of the kernel, if native precision allows more than the step has.
+  // The step as the kernel computes it, if native precision allows it more roundings. Null: the
+  // step itself.
   [[nodiscard]] virtual const Step* computes() const { return nullptr; }
   virtual void prepare() const {}  // does the one-time work of the first run, e.g. compilation
   // The same for the kernels that this call needs.
@@ -69,8 +70,8 @@ struct Refusal {
 // runs over these rows. A step with another head gets the rows of the original call.
 struct Split {
   Step first, second;
-  std::string_view what;    // is between them
-  std::string_view suffix;  // of the first step's name; equal steps of other names share a Split
+  std::string_view what;    // the value between them, for messages
+  std::string_view suffix;  // of the first step's name. Steps that differ in name share a Split
   uint32_t out = 0, in = 0, count = 1;
   int64_t stride = 0;
   DType dtype = DType::f32;

@@ -82,7 +82,7 @@ Step with_rounded_product(const Step& step, DType dtype) {
 Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype) {
   const Gemm& g = *step.gemm();
   const Matrix& m = g.*operand;
-  // The shape of the tensor. 0 rows are those of the call.
+  // The shape of the tensor. 0 rows: the rows of the call.
   int64_t rows = operand == &Gemm::a ? step.rows : g.inner;
   int64_t cols = operand == &Gemm::a ? g.inner : g.cols;
   if (m.transposed) std::swap(rows, cols);

@@ -16,7 +16,7 @@ bool is_bare_product(const Step& step);
 // the result.
 Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype);
 
-// The step for a kernel that may round its product to `dtype` before the body reads it.
+// The step with its product rounded to `dtype` before the body reads it.
 Step with_rounded_product(const Step& step, DType dtype);
 
 // The first step stores the row totals. The second step is a map that reads them and does the rest.

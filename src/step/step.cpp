@@ -124,9 +124,9 @@ std::vector<uint32_t> Step::roots() const {
   return ids;
 }
 
-// A column sum in fp32 makes the whole step strict: native promises fp32 results as strict, and the
-// summands are nodes that the other results share. The sum of an accumulated gradient is fp32 until
-// it is added, so it does so for 16-bit gradients too.
+// An fp32 column sum makes the whole step strict: native fp32 results are strict, and the other
+// results share the summands. An accumulated gradient is summed in fp32 and then added, so this
+// also holds for 16-bit gradients.
 Precision Step::effective_precision() const {
   for (const Store& s : stores)
     if (s.to != Store::To::amax && s.dtype == DType::f32) return Precision::strict;

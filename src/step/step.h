@@ -39,7 +39,7 @@ struct Load {
   Format format = {};       // block: format of the scaled tensor
   Orientation orientation = Orientation::rowwise;
 };
-// True if the load reads an input view, which `arg` names.
+// True if the load reads an input view. `arg` is its index.
 constexpr bool reads_view(const Load& l) {
   return l.from != Load::From::parameter && l.from != Load::From::random &&
          l.from != Load::From::product && l.from != Load::From::total;

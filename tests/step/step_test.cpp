@@ -354,7 +354,7 @@ TEST(Choice, ACallTakesTheFirstWayThatFits) {
   EXPECT_EQ(maker(2), "flat map");
 }
 
-// Two ways of one maker: whole tiles have a shorter text of their own.
+// A maker may give two ways: calls of whole tiles have a separate, shorter text.
 TEST(Choice, RowsThatFillTilesHaveTheirOwnText) {
   StepBuilder build("sum", 64, Precision::native);
   build.store({To::column_sum, 0, DType::f32, {}}, build.load({From::tile, 0, DType::bf16, {}}));
@@ -439,7 +439,7 @@ TEST(Choice, EncodedOperandsAreDecodedBeforeTheProduct) {
       EXPECT_TRUE(split.first.is_map());
       EXPECT_EQ(split.dtype, c.decoded);
       EXPECT_EQ(halves.first->ways()[0].maker, "vector map");
-      // The weight has rows of its own, and the input those of the call.
+      // The rows of the weight are fixed. The rows of the input are those of the call.
       const bool weight = i == 1 || c.a == Format{.dtype = c.decoded};
       EXPECT_EQ(halves.between(100), weight ? 512 : 100);
       EXPECT_EQ(halves.rows(split.second, 100), 100);

@@ -388,7 +388,7 @@ std::vector<Case> covering(bool few_kernels) {
   for_open_pairs([&](const Fixed& pair) {
     if (cover.complete(pair, row, kPairTries)) add(row);
   });
-  // A pair that few cells have may have been missed, so it is sought in each cell.
+  // Random tries may miss a rare pair, so each cell is searched for it.
   const std::vector<Fixed> cells = cell_rows(table);
   for_open_pairs([&](const Fixed& pair) {
     for (const Fixed& cell : cells) {

@@ -30,8 +30,8 @@ inline const char* const kEmulation = R"emulation(
 #define __launch_bounds__(...)
 struct Index { unsigned x, y, z; };
 static Index threadIdx, blockIdx, blockDim, gridDim;
-// Fibers change by jumps: swapcontext would ask the kernel for the signal mask each time. One that
-// is through its kernel waits for the next block.
+// Fibers switch by jumps: swapcontext would make a system call for the signal mask each time. A
+// fiber that has finished its kernel waits for the next block.
 struct Fiber {
   void* jump[5];
   bool started = false, finished = false;

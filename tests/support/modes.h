@@ -28,7 +28,7 @@ struct Mode {
   bool rule = false;    // fp32 scales from an amax: eps and power_of_two are parameters
   bool pow2 = false;    // scales are powers of two unless the caller says otherwise
   bool turns = true;    // columnwise data are [K, M]
-  // Elements that share a scale. Where one scale is for all, the size does not matter.
+  // Elements that share a scale. With a single scale the size is not used.
   ref::Size block[2] = {{32, 32}, {32, 32}};
   bool turned[2] = {};  // scale (i, j) is in row j, column i
   ref::Size (*scales)(int64_t m, int64_t k, bool column);

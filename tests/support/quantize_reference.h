@@ -18,7 +18,7 @@
 
 namespace tenon::test {
 
-// Every mode but none.
+// Every mode except `none`.
 inline constexpr auto kModes = [] {
   std::array<Scaling, std::size(kSpecified) - 1> list{};
   for (size_t i = 0; i < list.size(); ++i) list[i] = static_cast<Scaling>(i + 1);

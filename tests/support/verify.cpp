@@ -168,8 +168,8 @@ float load_element(const Load& l, const RunArgs& args, int64_t r, int64_t c) {
 
 namespace {
 
-// The largest error of a rounding of v, where v is not certain by `e`. Subnormals have the spacing
-// of the smallest normal number.
+// The largest rounding error of v, if v itself is uncertain by `e`. Subnormals have the spacing of
+// the smallest normal number.
 double half_ulp(double v, double e, DType dtype) {
   const DTypeInfo& i = info(dtype);
   const double most = std::fabs(v) + e;

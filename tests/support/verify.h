@@ -14,7 +14,7 @@ float load_element(const Load& l, const RunArgs& args, int64_t r, int64_t c);
 // Checks the results of a run in host views. Returns nothing if all are within the bound E, else
 // the first error.
 std::optional<std::string> verify(const Step& step, const RunArgs& args);
-// The same where matrix units may lose the share `lost` of the sum of the magnitudes of a product.
+// The same for matrix units that lose up to `lost` times the sum of |a·b| of a product.
 std::optional<std::string> verify_losing(const Step& step, const RunArgs& args, double lost);
 
 }  // namespace tenon

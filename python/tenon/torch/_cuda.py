@@ -1,6 +1,7 @@
 """Calls on CUDA: the device of the tensors, its current stream, and workspaces from torch.
 
 No function synchronises with the device or reads from it, so every call can be captured in a graph.
+Exception: the first product of a plan may be timed, but never during a capture.
 """
 
 from __future__ import annotations

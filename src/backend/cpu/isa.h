@@ -11,25 +11,25 @@
 
 namespace tenon::cpu {
 
-// Rows of another architecture have no tables. Plans for them can be made, not run.
+// A row of another architecture has no tables. Its plans can be made but not run.
 struct Isa {
   std::string_view name;
-  bool fused_norms = false;  // `norms` is set where the set is compiled
-  bool (*has)() = nullptr;   // asked only if this processor has all sets before it
+  bool fused_norms = false;  // has fused norms, also if they are not compiled here
+  bool (*has)() = nullptr;   // called only if this processor has all earlier sets
   const Loops* loops = nullptr;
-  const GemmKernel* fp32 = nullptr;  // the same bits from each set
-  const GemmKernel* bf16 = nullptr;  // its unit for bf16 values, if it has one
+  const GemmKernel* fp32 = nullptr;  // all sets give the same bits
+  const GemmKernel* bf16 = nullptr;  // uses bf16 instructions; null if there are none
   const NormTable* norms = nullptr;
 };
 
 // The set of a target.
 const Isa& isa_of(const Target& target);
 
-// The sets of this processor, least first. TENON_ISA is the name of the last one to use.
+// The sets of this processor, smallest first. TENON_ISA names the last one to use.
 std::span<const Isa> isas_here();
 inline const Isa& isa_here() { return isas_here().back(); }
 
-// A kernel for a processor that is not this one: it is described, and does not run.
+// A kernel for another processor. It can be described but not run.
 std::shared_ptr<const Kernel> kernel_elsewhere(const Target& target);
 
 }  // namespace tenon::cpu

@@ -1,4 +1,4 @@
-// What items leave behind for the results that are not tiles, by store.
+// Partial results of the items for results that are not tiles, by store.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace tenon::cpu {
 
 struct Leftovers {
   std::vector<float*> partials;              // column sums: blocks x cols; row sums: rows x chunks
-  std::vector<std::vector<Forest>> forests;  // total sums: one an item
+  std::vector<std::vector<Forest>> forests;  // total sums: one per item
   std::vector<std::atomic<uint32_t>> amax;
   std::vector<std::array<std::atomic<uint64_t>, 3>> health;  // by encoder
 };

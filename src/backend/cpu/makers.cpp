@@ -26,7 +26,7 @@ void draw(uint64_t* state, uint64_t* drawn, uint64_t count, void* /*stream*/) {
   state[1] += count;
 }
 
-// Calls on the CPU lend their workspace.
+// Rarely used: the runtime gives CPU calls a workspace.
 void* take(size_t bytes, void* /*stream*/) { return std::aligned_alloc(kWorkspaceLine, bytes); }
 void give(void* memory, void* /*stream*/) { std::free(memory); }
 

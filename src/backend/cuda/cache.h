@@ -1,4 +1,5 @@
-// Compiled kernels on disk, for the next process. Any defect of a file counts as a missing file.
+// Compiled kernels and timed cuBLASLt algorithms on disk, for the next process. A defective file
+// counts as missing.
 #pragma once
 
 #include <cstdint>

@@ -121,7 +121,7 @@ class Description {
   std::array<LtLayout, 4> layouts{};  // a, b, c, d
 
  private:
-  // Versions before 12.8 have no modes.
+  // Versions before 12.8 have no scale modes, only one scale per tensor.
   void scale(const LtMatrix& m, int pointer, int mode) {
     if (!m.scale) return;
     set(pointer, m.scale);

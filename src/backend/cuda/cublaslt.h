@@ -1,4 +1,4 @@
-// cuBLASLt, opened on first use: its functions, and products as its descriptors.
+// cuBLASLt, opened on first use: its functions, and products with their algorithms.
 #pragma once
 
 #include <cstddef>
@@ -77,8 +77,8 @@ struct LtMatrix {
   const void* scale = nullptr;  // of FP8 codes
   LtScales scales = LtScales::one;
 };
-// d = factor·a·b + c + bias, summed in fp32. c and bias are optional. With them a 16-bit d is
-// rounded twice.
+// d = factor·a·b + c + bias, summed in fp32. c and bias are optional. With either of them a 16-bit
+// d is rounded twice.
 struct LtProduct {
   LtMatrix a, b, c, d;
   bool turn_a = false, turn_b = false;  // use the transpose
@@ -90,7 +90,7 @@ struct LtChoice {
   bool found = false;  // false: cuBLASLt does not support the address or the shape
   LtAlgorithm algorithm{};
   size_t workspace = 0;
-  bool tuned = false;  // the fastest of several, or known to be the only one
+  bool tuned = false;  // timed: the fastest of several, or the only one
 };
 inline constexpr size_t kLtWorkspace = size_t{32} << 20;  // NVIDIA's recommendation for Hopper
 inline constexpr size_t kLtAlignment = 256;               // the largest that it distinguishes
@@ -100,7 +100,8 @@ LtHandle handle_in(const Lt& lt, uint64_t context);
 
 // The algorithms that cuBLASLt proposes for a product, best first.
 std::vector<LtChoice> heuristics(const Lt& lt, LtHandle handle, const LtProduct& product, int most);
-// An algorithm of another product of the same kind, if it can do this one.
+// The choice of an algorithm that is known from another product of the class. Not found if the
+// algorithm does not support this product.
 LtChoice checked(const Lt& lt, LtHandle handle, const LtProduct& product,
                  const LtAlgorithm& algorithm);
 // The remembered choice for a product, else the first heuristic. Cached by shape and alignment. A

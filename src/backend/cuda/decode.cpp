@@ -17,7 +17,7 @@ bool exact_in_bf16(const Matrix& m) {
   return m.format.scaling == Scaling::none || m.format.powers();
 }
 
-// The common dtype of both operands. f16 has too few exponents for scaled codes.
+// The common dtype of both operands. The range of f16 is too small for scaled codes.
 DType decoded_dtype(const Step& step) {
   const Gemm& g = *step.gemm();
   if (exact_in_bf16(g.a) && exact_in_bf16(g.b)) return DType::bf16;

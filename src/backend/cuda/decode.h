@@ -1,11 +1,11 @@
-// Products of encoded or mixed operands as products of decoded ones.
+// The maker `decode`: products of encoded or mixed operands become products of plain ones.
 #pragma once
 
 #include "step/backend.h"
 
 namespace tenon::cuda {
 
-// Decodes one operand in a step of its own. The product is then a step for the makers before.
+// Splits off a step that decodes one operand. All makers are then tried for the product.
 Attempt make_decode(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

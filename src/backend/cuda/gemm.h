@@ -33,10 +33,10 @@ class GemmProgram final : public Program {
   // `library`: cuBLASLt is available for calls that do not fit.
   GemmProgram(const Step& step, int64_t width, int64_t multiprocessors, bool library = true);
 
-  // Whether its results would be right: sizes, and addresses that copies of tensors and vectors of
-  // the body need.
+  // Whether it can compute the call: sizes, and the alignment that tensor copies and vector
+  // accesses of the body need.
   [[nodiscard]] bool suits(const RunArgs& args) const;
-  // Whether the call suits and this program is the fastest.
+  // Whether it can compute the call and is the fastest program for it.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
   [[nodiscard]] int64_t least_rows() const override;
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
@@ -48,7 +48,7 @@ class GemmProgram final : public Program {
   // The call with the row count of the result.
   [[nodiscard]] RunArgs of_body(const RunArgs& args) const;
   [[nodiscard]] int64_t inner(const RunArgs& args) const;
-  // From how many rows of the result on it is faster than cuBLASLt's product.
+  // The number of result rows from which it is faster than cuBLASLt.
   [[nodiscard]] int64_t least_body_rows() const;
   // The work of the busiest multiprocessor, in columns of tiles.
   [[nodiscard]] int64_t cost(int64_t rows, int64_t width) const;
@@ -59,7 +59,7 @@ class GemmProgram final : public Program {
   bool library_;
 };
 
-// With wide tiles for the calls that they suit better, and with narrow tiles.
+// Wide tiles, for calls for which they are faster; narrow tiles.
 Attempt make_wide_gemm(const Step& step, const Target& target);
 Attempt make_gemm(const Step& step, const Target& target);
 

@@ -1,4 +1,4 @@
-// What the driver and the libraries say, asked once for each device.
+// Properties of the driver, the libraries and each device, read once per device.
 #include "backend/cuda/here.h"
 
 #include <atomic>

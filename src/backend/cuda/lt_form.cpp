@@ -1,4 +1,4 @@
-// Matches the body of a step with what cuBLASLt adds to a product, and makes kernels of it.
+// Matches the body of a step against the epilogues of cuBLASLt, and makes the kernels.
 #include "backend/cuda/lt_form.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace tenon::cuda {
 
 namespace {
 
-constexpr uintptr_t kVector = 16;  // bytes; alignment of a bias, and of scales of blocks
+constexpr uintptr_t kVector = 16;  // bytes; required alignment of a bias and of block scales
 
 // A row-major view with rows of `cols` elements, as a column-major matrix.
 LtMatrix turned(const View& v, int64_t rows, int64_t cols, int64_t offset = 0) {
@@ -22,7 +22,7 @@ LtMatrix turned(const View& v, int64_t rows, int64_t cols, int64_t offset = 0) {
 
 bool has_codes(const Matrix& m) { return info(m.format.dtype).bytes == 1; }
 
-// The scale modes that cuBLASLt has for an operand.
+// The scale mode of cuBLASLt for an operand. Empty if there is none.
 std::optional<LtScales> scales_of(const Matrix& m) {
   if (m.format.blocks(m.orientation).single()) return LtScales::one;
   if (m.format.scaling == Scaling::block1x128) return LtScales::of_1x128;
@@ -35,7 +35,7 @@ std::string operand_text(const Matrix& m) {
 }
 
 std::string codes_refusal(const Gemm& g, const Target& target) {
-  constexpr int kBlocks = 120900;  // the first cuBLASLt with scales of blocks
+  constexpr int kBlocks = 120900;  // the first cuBLASLt with block scales
   if (!target.fp8_products())
     return str("FP8 products need sm_89 or newer, and this is ", target.name);
   if (!has_codes(g.a) || !has_codes(g.b))
@@ -61,7 +61,7 @@ class LtKernel final : public Kernel {
  public:
   explicit LtKernel(const Step& step) : form_(step) {}
 
-  // A sum of nothing is no product. Without a device every product counts as supported.
+  // Refuses an empty sum. Without a device every other product counts as supported.
   [[nodiscard]] bool fits(const RunArgs& call) const override {
     const std::optional<LtProduct> product = form_.whole(call);
     if (!product || form_.inner(call.rows) == 0) return false;
@@ -109,13 +109,13 @@ class LtKernel final : public Kernel {
   LtForm form_;
 };
 
-// The types of a result: that of the operands or fp32. Of FP8 any plain one.
+// The dtypes of a result: f32 or that of the operands. FP8 operands allow every plain dtype.
 bool writes(const Step& step, DType dtype) {
   const DType type = step.gemm()->a.format.dtype;
   return dtype == DType::f32 || (info(type).bytes == 1 ? info(dtype).plain : dtype == type);
 }
 
-// Why it does not multiply. Empty if it does.
+// The refusal of the operands. Empty if cuBLASLt multiplies them.
 std::optional<Refusal> refused(const Step& step, const Target& target) {
   if (std::string why = LtForm::refusal(step, target); !why.empty())
     return Refusal{std::move(why), !step.gemm()};
@@ -145,7 +145,7 @@ LtForm::LtForm(const Step& step) : step_(step), computed_(step) {
     computed_ = with_rounded_product(step, step.stores[0].dtype);
 }
 
-// Adds a term of the body's sum to `whole`. False if cuBLASLt does not have it.
+// Adds a term of the body's sum to `whole`. False if cuBLASLt cannot add it.
 bool LtForm::add_term(const Node& node, const Store& to, Whole& whole, bool& product) const {
   const Graph& graph = *step_.graph;
   const auto load_of = [&](const Node& n) -> const Load* {
@@ -191,17 +191,17 @@ std::optional<LtForm::Whole> LtForm::find_whole() const {
   Whole whole;
   bool product = false;
   if (!add_term(*value, s, whole, product) || !product) return std::nullopt;
-  // The bias of an FP8 product in f32 would be bf16.
+  // cuBLASLt takes only a bf16 bias for an FP8 product with an f32 result.
   if (whole.bias && s.dtype == DType::f32 && has_codes(gemm().a)) return std::nullopt;
-  // It rounds the sum with the tensor to 16 bits before it adds the bias.
+  // With both, cuBLASLt rounds product + tensor to 16 bits before it adds the bias.
   if (whole.bias && whole.held && s.dtype != DType::f32) return std::nullopt;
   return whole;
 }
 
 char LtForm::varies() const { return gemm().inner ? 'm' : 'k'; }
 
-// A row-major result is the transpose of a column-major one: bᵀ·aᵀ, with both operands as in
-// memory.
+// The transpose of the row-major result is column-major: bᵀ·aᵀ. Both operands are used as they are
+// in memory.
 LtProduct LtForm::operands(const RunArgs& args) const {
   const auto side = [&](const Matrix& m, int64_t r, int64_t c) {
     LtMatrix made = lies_turned(m) ? turned(args.in[m.arg], c, r) : turned(args.in[m.arg], r, c);

@@ -21,20 +21,20 @@ class LtForm {
   // Whether one cuBLASLt call does the whole step: the body scales by a parameter and adds at most
   // what cuBLASLt can add.
   [[nodiscard]] bool is_whole() const { return whole_.has_value(); }
-  // And neither scales nor adds.
+  // The same for a bare product: no factor and nothing to add.
   [[nodiscard]] bool is_product() const {
     return whole_ && !whole_->factor && !whole_->bias && !whole_->held;
   }
-  // Empty if an address is not suitable.
+  // The product for a call. Empty if an address is not aligned as cuBLASLt needs it.
   [[nodiscard]] std::optional<LtProduct> whole(const RunArgs& args) const;
-  // The dimension that the rows of a call decide: 'm' of the result, or 'k' of the sum.
+  // The dimension that depends on the rows of a call: 'm' (result) or 'k' (sum).
   [[nodiscard]] char varies() const;
-  // The step as cuBLASLt computes it: its epilogue rounds the product to a 16-bit result before it
-  // adds.
+  // The step with the roundings of cuBLASLt: a product with a 16-bit result is rounded before the
+  // addition.
   [[nodiscard]] const Step& computed() const { return computed_; }
 
  private:
-  // result = product·factor + bias + held. Each but the product is optional.
+  // result = product·factor + bias + held. All but the product are optional.
   struct Whole {
     std::optional<Load> factor, bias, held;
   };
@@ -47,12 +47,12 @@ class LtForm {
   std::optional<Whole> whole_;
 };
 
-// Whether cuBLASLt does the product of a step on a target.
+// Whether cuBLASLt multiplies the operands of a step on a target.
 bool multiplies(const Step& step, const Target& target);
 
-// The steps that one call of cuBLASLt does whole.
+// Accepts steps that one call of cuBLASLt computes.
 Attempt make_cublaslt(const Step& step, const Target& target);
-// Its product, then the body as a map.
+// Splits other steps: a product by cuBLASLt, then the body as a map.
 Attempt make_cublaslt_split(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

@@ -54,7 +54,7 @@ CacheKey class_of(const CurrentContext& context, const LtProduct& p, char varies
   return {str("cublaslt ", cublaslt().version), device.arch(), text};
 }
 
-// The winners of this process, by the text of the class.
+// The fastest algorithms of this process, by the text of the class.
 std::map<std::string, LtAlgorithm>& winners() {
   static auto* const kWinners = new std::map<std::string, LtAlgorithm>;
   return *kWinners;
@@ -87,7 +87,7 @@ class Events {
   std::array<Event, 2> both{};
 };
 
-// The fastest choice by the least of several interleaved rounds. The first round warms up.
+// The choice with the smallest time over several interleaved rounds. The first round warms up.
 LtChoice fastest(const Lt& lt, LtHandle handle, const std::vector<LtChoice>& choices,
                  const LtProduct& product, void* workspace, Stream stream) {
   LtProduct p = product;

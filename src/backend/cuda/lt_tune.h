@@ -1,4 +1,4 @@
-// The fastest of cuBLASLt's algorithms for a class of products: timed once, remembered on disk.
+// Finds the fastest cuBLASLt algorithm for a class of products: timed once, kept on disk.
 #pragma once
 
 #include "backend/cuda/cublaslt.h"
@@ -7,8 +7,8 @@ namespace tenon::cuda {
 
 // The best choice for a product. A class is everything that the choice depends on, with the varying
 // dimension ('m' or 'k') rounded up to a power of two. The first call of a class times eight
-// heuristics on the operands of the call, with results in memory of its own. In a captured stream
-// and with TENON_TUNE=0 nothing is timed, and the first heuristic is used.
+// heuristics, on the operands of the call and a separate result. In a captured stream and with
+// TENON_TUNE=0 nothing is timed, and the first heuristic is used.
 LtChoice tuned(const Lt& lt, LtHandle handle, const CurrentContext& context,
                const LtProduct& product, char varies, void* workspace, Stream stream);
 

@@ -9,7 +9,7 @@
 #include "backend/cuda/nvrtc.h"
 #include "tenon/error.h"
 
-// One line per maker, best first. Two lines of one name: the first takes fewer calls.
+// One line per maker, best first. Of two lines with one name, the first takes fewer calls or steps.
 #define TENON_MAKERS                     \
   MAKER("vector map", make_vector)       \
   MAKER("tiled map", make_whole_tiles)   \

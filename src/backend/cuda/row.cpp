@@ -91,8 +91,8 @@ Size size_of(const Step& step) {
   }
   if (best.threads) best.blocks = blocks(best.threads, words * best.vectors + kBeside);
   if (best.threads && !step.totals().empty() && words_of(step, Load::From::row) == 0) {
-    // The compiler keeps a row decoded if it is read again after a total. One block alone would be
-    // idle at its barriers.
+    // If a row is read again after a total, the compiler keeps it decoded in registers, so fewer
+    // blocks fit. At least two: a single block would be idle at its barriers.
     constexpr int64_t kBesideDecoded = 16;
     const auto tile = [](const Load& l) { return l.from == Load::From::tile; };
     const int64_t decoded = kEight * std::ranges::count_if(step.loads, tile) * best.vectors;

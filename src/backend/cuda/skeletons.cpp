@@ -1,4 +1,4 @@
-// Puts skeletons together.
+// Concatenates the skeletons of each kind of text.
 #include "backend/cuda/skeletons.h"
 
 #include "tenon/error.h"

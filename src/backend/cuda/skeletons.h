@@ -17,7 +17,7 @@ extern const char kBlockSkeleton[];
 extern const char kRowSkeleton[];
 extern const char kGemmSkeleton[];
 
-// The beginning of a text, up to and with the skeleton that it is named after.
+// The skeletons of a text. The last one gives the function its name.
 std::string map_skeletons();
 std::string plain_skeletons();
 std::string vector_skeletons();

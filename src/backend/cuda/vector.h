@@ -30,7 +30,7 @@ class VectorProgram final : public Program {
   Size size_{};
 };
 
-// Calls that do not fit go to the makers behind it.
+// Calls that do not fit go to the next makers.
 Attempt make_vector(const Step& step, const Target& target);
 
 }  // namespace tenon::cuda

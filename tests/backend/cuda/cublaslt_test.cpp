@@ -314,7 +314,7 @@ std::vector<Codes> codes_cases() {
     for (const Body body : {Body::none, Body::bias, Body::add, Body::bias_add, Body::gelu})
       for (const bool columnwise : {false, true}) {
         ++turn;
-        if (columnwise && p.b == coarse) continue;  // such a weight is no transposed copy of rows
+        if (columnwise && p.b == coarse) continue;  // weight gradients have no 128x128
         const int64_t k = turn % 3 ? 256 : 144;
         all.push_back({p.a, p.b,
                        turn % 4 == 1   ? DType::f32
@@ -564,7 +564,7 @@ TEST_F(CublasLtOnGpu, StepsAreRight) {
   }
 }
 
-// FP8 products run as they are. Their bits do not depend on the way to them.
+// cuBLASLt multiplies FP8 codes without decoding. The bound is that of Hopper's accumulators.
 TEST_F(CublasLtOnGpu, CodesAreRight) {
   for (const Codes& c : codes_cases()) {
     Problem p = problem(c);

@@ -49,7 +49,7 @@ std::vector<std::vector<uint8_t>> copied(std::span<const View> views) {
 
 class Emulated : public testing::Test {
  protected:
-  // Runs a product and its body as two steps, as the plain maker does. Both are noted.
+  // Runs a product and its body as two steps, as the plain maker does. Records both.
   static void run_split(const Step& step, const RunArgs& args) {
     const Split split = split_after_product(step, [](const Step&, DType) { return false; });
     const int64_t rows = step.body_rows(args.rows);

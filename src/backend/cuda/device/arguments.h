@@ -1,5 +1,5 @@
-// The arguments of kernels, shared by the host and by every kernel text, which begins with it.
-// Includes nothing.
+// The arguments of kernels. The host includes this file, and every kernel text begins with it. It
+// includes nothing.
 #ifndef TENON_BACKEND_CUDA_DEVICE_ARGUMENTS_H  // `#pragma once` has no meaning in a text
 #define TENON_BACKEND_CUDA_DEVICE_ARGUMENTS_H
 
@@ -33,9 +33,9 @@ struct TenonPlace {
 };
 static_assert(sizeof(TenonPlace) == 32, "size");
 
-// The argument of a kernel: a head, the loads and then the stores, and places that the printed text
-// numbers. Arrays have one element if there is none. The host writes the parts one after the other,
-// so no head may end in padding.
+// The argument of a kernel: a head, then the loads and the stores, then the places, which the
+// printed text uses by index. An empty array has one unused element. The host writes the parts one
+// after the other, so no head may end in padding.
 template <class Head, int accesses, int places>
 struct TenonArguments : Head {
   TenonAccess at[accesses];
