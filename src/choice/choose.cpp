@@ -44,6 +44,7 @@ Chosen make(const Step& step, const Target& target) {
   const Backend& backend = backend_for(target.device);
   std::vector<Way> ways;
   std::vector<Choice::Refused> refused;
+  size_t before = 0;  // refusals before the first way
   for (const Maker& maker : backend.makers) {
     Attempt attempt = maker.make(step, target);
     // A Split counts as a refusal if all makers refuse one of its steps.
@@ -59,11 +60,13 @@ Chosen make(const Step& step, const Target& target) {
       // Two makers of one name may give the same reason. It is kept once.
       const bool again = !refused.empty() && refused.back().maker == maker.name &&
                          refused.back().refusal.why == refusal.why;
-      if (ways.empty() && !again) refused.push_back({maker.name, std::move(refusal)});
+      if (!again) refused.push_back({maker.name, std::move(refusal)});
+      if (ways.empty()) before = refused.size();
       continue;
     }
     ways.push_back(*std::move(way));
     if (ways.back().fits_all && ways.back().least_rows == 0) {
+      refused.resize(before);  // later refusals matter only if no way takes every call
       const std::string_view name = ways.front().maker;
       return {std::make_shared<const Choice>(step, backend, std::move(ways), std::move(refused)),
               name};

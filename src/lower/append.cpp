@@ -11,26 +11,6 @@ namespace tenon {
 
 namespace {
 
-std::set<uint32_t> inputs_of(const Step& step) {
-  std::set<uint32_t> args;
-  if (const Gemm* const g = step.gemm())
-    for (const Matrix* m : {&g->a, &g->b}) args.insert({m->arg, m->arg + 1});
-  for (const Load& l : step.loads)
-    if (reads_view(l)) args.insert(l.arg);
-  for (const Encoder& e : step.encoders)
-    if (info(e.format.scaling).reads_scale) args.insert(e.scale);
-  return args;
-}
-
-std::set<uint32_t> outputs_of(const Step& step) {
-  std::set<uint32_t> args;
-  for (const Store& s : step.stores)
-    if (s.to != Store::To::encoded) args.insert(s.arg);
-  for (const Encoder& e : step.encoders)
-    for (uint32_t i = 0; i < Encoder::outputs; ++i) args.insert(e.out + i);
-  return args;
-}
-
 void keep(std::vector<BufferView>& views, const std::set<uint32_t>& args) {
   for (uint32_t i = 0; i < views.size(); ++i)
     if (!args.contains(i)) views[i] = {};
@@ -51,8 +31,8 @@ PlanStep half_of(const PlanData& d, const PlanStep& whole, const Step& half,
   PlanStep made = whole;
   made.step = half;
   made.step.name = str(whole.step.name, suffix);
-  keep(made.in, inputs_of(half));
-  keep(made.out, outputs_of(half));
+  keep(made.in, input_views(half));
+  keep(made.out, output_views(half));
   std::erase_if(made.writes, [&](const PlanStep::Write& w) { return !holds(d, made.out, w.name); });
   const auto draws = [](const Load& l) { return l.from == Load::From::random; };
   if (std::ranges::none_of(half.loads, draws)) made.random = kNoBuffer;

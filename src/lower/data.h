@@ -2,9 +2,13 @@
 #pragma once
 
 #include <initializer_list>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "choice/choose.h"
@@ -99,6 +103,12 @@ struct PlanStep {
   int random = kNoBuffer;
 };
 
+// The places of slots and of the kernels' memory in a workspace, and its size.
+struct Workspace {
+  std::vector<int64_t> slots = {};
+  int64_t kernels = 0, bytes = 0;
+};
+
 struct PlanData {
   Chain chain;
   PlanRequest request;
@@ -119,6 +129,13 @@ struct PlanData {
     Factor rows;
   };
   std::vector<Whole> whole;  // row counts that must be integers, with the op that makes each
+
+  // The workspaces of earlier calls: by pass, rows, and whether saved memory is overwritten.
+  struct Known {
+    std::mutex lock;
+    std::map<std::tuple<Pass, int64_t, bool>, std::shared_ptr<const Workspace>> workspaces;
+  };
+  std::shared_ptr<Known> known = std::make_shared<Known>();
 
   [[nodiscard]] const std::vector<PlanStep>& steps(Pass p) const {
     return p == Pass::forward ? forward : backward;

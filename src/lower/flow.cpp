@@ -228,14 +228,14 @@ const StoredTensor& Flow::materialise(const std::string& name, Role role, const 
   // Current scaling needs the amax first. If the tensor is in memory, a step reads it to find the
   // amax. Otherwise a step stores the plain value and finds the amax of the stored value.
   const Operand plain(planner_.request().dtype);
-  StoredTensor encoded = planner_.tensor(name, role, as, value_->cols, rows_);
+  const StoredTensor& encoded = planner_.tensor(name, role, as, value_->cols, rows_);
   const bool in_memory = value_->stored != nullptr;
   const int amax = encoded.scale;
   if (in_memory) {
     emit([&](Assembly& a) { a.store_amax(encoded, amax, pieces(a, value_), false); });
   } else {
     value_ = rounded(value_, planner_.request().dtype);
-    sides_.push_back([this, v = value_, encoded, amax](Assembly& a) {
+    sides_.push_back([this, v = value_, &encoded, amax](Assembly& a) {
       a.store_amax(encoded, amax, pieces(a, v), false);
     });
     why("current scaling needs the amax first, so the value is stored as it is on the way");
@@ -243,9 +243,8 @@ const StoredTensor& Flow::materialise(const std::string& name, Role role, const 
   }
   const StoredTensor& source = *value_->stored;
   begin(source);
-  const StoredTensor& to = planner_.given(encoded);
-  close(to);
-  return to;
+  close(encoded);
+  return encoded;
 }
 
 }  // namespace tenon

@@ -51,10 +51,8 @@ class MultipliedStage final : public Stage {
       flow.later_now();
       return;
     }
-    const Format& wf = w_->operand.format;
-    const Orientation side =
-        two_encodings(planner_, wf) ? Orientation::columnwise : Orientation::rowwise;
-    flow.product(dy, Orientation::rowwise, false, *w_, side, false, op_.cols, op_.out_cols, rows);
+    flow.product(dy, Orientation::rowwise, false, *w_, columns_of(*w_), false, op_.cols,
+                 op_.out_cols, rows);
     if (r.options.rounding == Rounding::eager)
       flow.apply([this](Assembly&, Expr e, const ColumnMap&) { return leaving_backward(e); });
     if (!pending_) return;
@@ -69,6 +67,11 @@ class MultipliedStage final : public Stage {
   }
 
  private:
+  // The encoding that a product along the columns of a tensor reads.
+  [[nodiscard]] Orientation columns_of(const StoredTensor& t) const {
+    return two_encodings(planner_, t.operand.format) ? Orientation::columnwise
+                                                     : Orientation::rowwise;
+  }
   Operand input(bool row, bool column) const {
     const PlanRequest& r = planner_.request();
     return r.recipe.quantises() ? encoded(planner_, r.recipe.input, row, column) : Operand(r.dtype);
@@ -93,9 +96,8 @@ class MultipliedStage final : public Stage {
   void weight_gradient(const StoredTensor& dy) {
     Flow flow(planner_, Pass::backward);
     flow.op(op_.index);
-    const bool split = two_encodings(planner_, dy.operand.format);
-    const Orientation side = split ? Orientation::columnwise : Orientation::rowwise;
-    flow.product(dy, side, true, *x_, side, false, op_.cols, 0, {.fixed = op_.out_cols});
+    flow.product(dy, columns_of(dy), true, *x_, columns_of(*x_), false, op_.cols, 0,
+                 {.fixed = op_.out_cols});
     const StoredTensor* grad = weight_.grad;
     if (weight_.request.accumulate)
       flow.apply([grad](Assembly& a, Expr e, const ColumnMap& m) { return a.load(*grad, m) + e; });

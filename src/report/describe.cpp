@@ -443,7 +443,8 @@ std::optional<double> floor_us(const PlanData& d, const PlanStep& s, int64_t row
     // The rate is for 16-bit operands. 8-bit operands are at most twice as fast.
     const Gemm* const g = s.step.gemm();
     const auto narrow = [](const Matrix& m) { return info(m.format.dtype).bytes == 1; };
-    const double rate = g && narrow(g->a) && narrow(g->b) ? 2 * speed.gflops : speed.gflops;
+    const bool fast = g && narrow(g->a) && narrow(g->b) && d.target->fp8_products();
+    const double rate = fast ? 2 * speed.gflops : speed.gflops;
     least = std::max(least, flops / rate * 1e-3);
   }
   return std::isfinite(least) ? std::optional(least) : std::nullopt;

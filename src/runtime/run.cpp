@@ -22,12 +22,7 @@ int64_t kernel_bytes(const PlanData& d, Pass pass, int64_t rows) {
   return static_cast<int64_t>(most);
 }
 
-// The layout of the workspace: offsets of the slots, offset of the kernels' memory, and total size.
-struct Workspace {
-  std::vector<int64_t> slots = {};
-  int64_t kernels = 0, bytes = 0;
-};
-Workspace workspace_of(const PlanData& d, Pass pass, int64_t rows, bool overwrite_saved) {
+Workspace make_workspace(const PlanData& d, Pass pass, int64_t rows, bool overwrite_saved) {
   std::vector<int64_t> size(static_cast<size_t>(d.slots), 0);
   for (size_t b = 0; b < d.buffers.size(); ++b) {
     const int slot = d.slot_of[b];
@@ -46,6 +41,23 @@ Workspace workspace_of(const PlanData& d, Pass pass, int64_t rows, bool overwrit
   if (more > 0) p.kernels = rup(p.kernels, kWorkspaceLine);
   p.bytes = p.kernels + more;
   return p;
+}
+
+// Kernels take time to find their size, so it is kept.
+std::shared_ptr<const Workspace> workspace_of(const PlanData& d, Pass pass, int64_t rows,
+                                              bool overwrite_saved) {
+  constexpr size_t kMost = 64;
+  const std::tuple key(pass, rows, overwrite_saved);
+  {
+    const std::lock_guard lock(d.known->lock);
+    if (const auto found = d.known->workspaces.find(key); found != d.known->workspaces.end())
+      return found->second;
+  }
+  auto made = std::make_shared<const Workspace>(make_workspace(d, pass, rows, overwrite_saved));
+  const std::lock_guard lock(d.known->lock);
+  if (d.known->workspaces.size() >= kMost) d.known->workspaces.clear();
+  d.known->workspaces.emplace(key, made);
+  return made;
 }
 
 [[noreturn]] void too_large(const Buffer& b, int64_t rows) {
@@ -98,13 +110,13 @@ std::vector<size_t> Plan::with(Role role) const {
 
 int64_t Plan::workspace_bytes(int64_t rows) const {
   check_rows(rows);
-  return std::max(workspace_of(*data_, Pass::forward, rows, false).bytes,
-                  workspace_of(*data_, Pass::backward, rows, false).bytes);
+  return std::max(workspace_of(*data_, Pass::forward, rows, false)->bytes,
+                  workspace_of(*data_, Pass::backward, rows, false)->bytes);
 }
 
 int64_t Plan::workspace_bytes(int64_t rows, Pass pass, bool overwrite_saved) const {
   check_rows(rows);
-  return workspace_of(*data_, pass, rows, overwrite_saved).bytes;
+  return workspace_of(*data_, pass, rows, overwrite_saved)->bytes;
 }
 
 int64_t Plan::saved_bytes(int64_t rows) const {
@@ -151,7 +163,8 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
   require(memory.size() == d.buffers.size(), "plan: ", memory.size(), " addresses; it has ",
           d.buffers.size(), " buffers");
   const bool overwrite = how.overwrite_saved && pass == Pass::backward;
-  const Workspace parts = workspace_of(d, pass, rows, overwrite);
+  const std::shared_ptr<const Workspace> kept = workspace_of(d, pass, rows, overwrite);
+  const Workspace& parts = *kept;
   const int64_t bytes = parts.bytes;
   require(workspace || bytes == 0, "plan: no workspace; it needs ", bytes, " bytes");
   const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(workspace));

@@ -11,26 +11,8 @@ namespace {
 
 constexpr int64_t kColumns = 8;  // row stride is a multiple of this, for vector loads
 
-uint32_t inputs_of(const Step& step) {
-  uint32_t count = 0;
-  const auto has = [&](uint32_t arg) { count = std::max(count, arg + 1); };
-  if (const Gemm* const g = step.gemm()) {
-    has(g->a.arg + 1);  // and its scales
-    has(g->b.arg + 1);
-  }
-  for (const Load& l : step.loads) has(l.arg);
-  for (const Encoder& e : step.encoders) has(e.scale);
-  return count;
-}
-
-uint32_t outputs_of(const Step& step) {
-  uint32_t count = 0;
-  const auto has = [&](uint32_t arg) { count = std::max(count, arg + 1); };
-  for (const Encoder& e : step.encoders) has(e.out + Encoder::outputs - 1);
-  for (const Store& s : step.stores)
-    if (s.to != Store::To::encoded) has(s.arg);
-  return count;
-}
+// The first number after all views.
+uint32_t after(const std::set<uint32_t>& views) { return views.empty() ? 0 : *views.rbegin() + 1; }
 
 }  // namespace
 
@@ -40,8 +22,8 @@ Split split_after_product(const Step& step, bool (*holds)(const Step& step, DTyp
           .second = step,
           .what = "product",
           .suffix = ".product",
-          .out = outputs_of(step),
-          .in = inputs_of(step),
+          .out = after(output_views(step)),
+          .in = after(input_views(step)),
           .stride = rup(cols, kColumns)};
   // A product is never rounded before a result in f32.
   if (step.effective_precision() == Precision::native && holds(step, step.dtype))
@@ -68,7 +50,7 @@ bool is_bare_product(const Step& step) {
   if (value->word == Word::round && value->dtype() == s.dtype) value = &graph[value->in[0]];
   if (s.to != Store::To::tile || value->word != Word::load) return false;
   const Load& l = step.loads[value->slot];
-  return l.from == Load::From::product && l.columns == ColumnMap{} &&
+  return l.from == Load::From::product && l.columns.contiguous() && l.columns.offset == 0 &&
          step.cols == step.gemm()->cols;
 }
 
@@ -90,9 +72,9 @@ Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype)
   Split s{.first = step,
           .second = step,
           .what = "decoded operand",
-          .suffix = ".operand",
-          .out = outputs_of(step),
-          .in = inputs_of(step),
+          .suffix = operand == &Gemm::a ? ".a" : ".b",
+          .out = after(output_views(step)),
+          .in = after(input_views(step)),
           .stride = rup(cols, kColumns),
           .dtype = dtype};
   auto graph = std::make_shared<Graph>();
@@ -123,8 +105,8 @@ Split split_after_totals(const Step& step) {
           .second = step,
           .what = "total",
           .suffix = ".totals",
-          .out = outputs_of(step),
-          .in = inputs_of(step),
+          .out = after(output_views(step)),
+          .in = after(input_views(step)),
           .count = static_cast<uint32_t>(step.totals().size()),
           .stride = 1};
   // What follows from a total must not depend on which of the two steps computes it.

@@ -256,4 +256,24 @@ std::string Step::describe() const {
   return out;
 }
 
+std::set<uint32_t> input_views(const Step& step) {
+  std::set<uint32_t> args;
+  if (const Gemm* const g = step.gemm())
+    for (const Matrix* m : {&g->a, &g->b}) args.insert({m->arg, m->arg + 1});
+  for (const Load& l : step.loads)
+    if (reads_view(l)) args.insert(l.arg);
+  for (const Encoder& e : step.encoders)
+    if (info(e.format.scaling).reads_scale) args.insert(e.scale);
+  return args;
+}
+
+std::set<uint32_t> output_views(const Step& step) {
+  std::set<uint32_t> args;
+  for (const Store& s : step.stores)
+    if (s.to != Store::To::encoded) args.insert(s.arg);
+  for (const Encoder& e : step.encoders)
+    for (uint32_t i = 0; i < Encoder::outputs; ++i) args.insert(e.out + i);
+  return args;
+}
+
 }  // namespace tenon

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <variant>
@@ -207,5 +208,9 @@ struct Step {
   // One line: loads, operations, stores.
   [[nodiscard]] std::string describe() const;
 };
+
+// The numbers of the views that a step reads and writes. Optional views are included.
+[[nodiscard]] std::set<uint32_t> input_views(const Step& step);
+[[nodiscard]] std::set<uint32_t> output_views(const Step& step);
 
 }  // namespace tenon

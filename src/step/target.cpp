@@ -44,6 +44,7 @@ std::span<const Target> table() {
       cpu("baseline", 8, 40, 200),
       cpu("avx2", 16, 80, 1000),
       cpu("avx512", 32, 150, 4000),
+      cpu("avx512bf16", 32, 150, 8000),
       cpu("amx", 64, 300, 60000),
       cuda(80, false, 108, 40 * kMiB, 163 * kKiB, 2.0, 312),    // A100
       cuda(90, true, 132, 50 * kMiB, 227 * kKiB, 4.8, 989),     // H200

@@ -138,8 +138,8 @@ std::string BlockProgram::refusal(const Step& step) {
   return "";
 }
 
-BlockProgram::BlockProgram(const Step& step, bool whole_rows)
-    : step_(step), whole_rows_(whole_rows) {
+BlockProgram::BlockProgram(const Step& step, bool whole_rows, int64_t multiprocessors)
+    : step_(step), whole_rows_(whole_rows), multiprocessors_(multiprocessors) {
   entries_ = {kEntry};
   const EightLines formula = eight_lines(step);
   singles_ = formula.singles;
@@ -253,21 +253,23 @@ std::vector<Launch> BlockProgram::launches(const RunArgs& args) const {
     list.push_back(std::move(l));
   }
   if (const int64_t blocks = partial_blocks(step_); blocks > 0)
-    launch(kSum, blocks, partial_threads(step_, args.rows, tile.rows));
+    launch(kSum, blocks, partial_threads(step_, args.rows, tile.rows, multiprocessors_));
   return list;
 }
 
 namespace {
 
-Attempt make(const Step& step, bool whole_rows) {
+Attempt make(const Step& step, const Target& target, bool whole_rows) {
   if (std::string why = BlockProgram::refusal(step); !why.empty())
     return Refusal{std::move(why), !step.is_map()};
-  return kernel_of(step.name, std::make_unique<BlockProgram>(step, whole_rows));
+  return kernel_of(step.name, std::make_unique<BlockProgram>(step, whole_rows, target.processors));
 }
 
 }  // namespace
 
-Attempt make_whole_blocks(const Step& step, const Target& /*target*/) { return make(step, true); }
-Attempt make_block(const Step& step, const Target& /*target*/) { return make(step, false); }
+Attempt make_whole_blocks(const Step& step, const Target& target) {
+  return make(step, target, true);
+}
+Attempt make_block(const Step& step, const Target& target) { return make(step, target, false); }
 
 }  // namespace tenon::cuda

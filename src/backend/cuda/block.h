@@ -19,7 +19,7 @@ class BlockProgram final : public Program {
   static std::string refusal(const Step& step);
   // With `whole_rows`, the text handles only calls whose row count is a multiple of the tile. The
   // general text takes twice as long to compile.
-  explicit BlockProgram(const Step& step, bool whole_rows = false);
+  explicit BlockProgram(const Step& step, bool whole_rows = false, int64_t multiprocessors = 1);
 
   // Accepts tensors of whole, aligned vectors.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
@@ -30,6 +30,7 @@ class BlockProgram final : public Program {
   Step step_;
   Singles singles_;
   bool whole_rows_;
+  int64_t multiprocessors_;
   BlockTile tile_;
   unsigned parked_ = 0;  // bytes of values kept in shared memory
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cassert>
 #include <map>
 #include <mutex>
 
@@ -37,6 +38,7 @@ int type_of(DType d) {
     case DType::e5m2:
       return kReal8E5M2;
     default:
+      assert(d == DType::bf16);
       return kReal16BF;
   }
 }
@@ -78,11 +80,15 @@ std::string resolve(const Library& library, Lt& lt) {
   return missing;
 }
 
+}  // namespace
+
 uint32_t alignment(const void* data) {
   const auto address = reinterpret_cast<uintptr_t>(data);
   if (address == 0) return kLtAlignment;
   return uint32_t{1} << std::min(std::countr_zero(address), std::countr_zero(kLtAlignment));
 }
+
+namespace {
 
 // cuBLASLt needs a valid c even if nothing is added.
 const LtMatrix& addend(const LtProduct& p) { return p.c.rows > 0 ? p.c : p.d; }

@@ -95,6 +95,9 @@ struct LtChoice {
 inline constexpr size_t kLtWorkspace = size_t{32} << 20;  // NVIDIA's recommendation for Hopper
 inline constexpr size_t kLtAlignment = 256;               // the largest that it distinguishes
 
+// The alignment of an address in bytes, up to the largest that cuBLASLt distinguishes.
+uint32_t alignment(const void* data);
+
 // The library handle of a context.
 LtHandle handle_in(const Lt& lt, uint64_t context);
 

@@ -31,8 +31,9 @@ DType decoded_dtype(const Step& step) {
 Attempt make_decode(const Step& step, const Target& target) {
   if (!step.gemm()) return Refusal{"it decodes operands of products", true};
   if (step.precision == Precision::strict) return Refusal{"strict multiplies the codes themselves"};
-  if (target.cublaslt == 0)
-    return Refusal{str("there is no cuBLASLt on ", target.name, " for decoded operands")};
+  const bool own = target.sm == 90 && target.sm_features;  // our gemm takes 16-bit operands
+  if (target.cublaslt == 0 && !own)
+    return Refusal{str("nothing on ", target.name, " multiplies decoded operands faster")};
   const DType dtype = decoded_dtype(step);
   for (Matrix Gemm::*const operand : {&Gemm::a, &Gemm::b}) {
     const Matrix& m = step.gemm()->*operand;

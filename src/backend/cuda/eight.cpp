@@ -179,10 +179,11 @@ std::string partial_lines(const Step& step, int64_t tile_rows) {
   return text;
 }
 
-unsigned partial_threads(const Step& step, int64_t rows, int64_t tile_rows) {
-  constexpr int64_t kMany = 132 * 512;  // twice as many threads still run at once
+unsigned partial_threads(const Step& step, int64_t rows, int64_t tile_rows,
+                         int64_t multiprocessors) {
+  const int64_t many = multiprocessors * 512;  // twice as many threads still run at once
   unsigned threads = 256;
-  while (threads < 1024 && partial_blocks(step) * threads < kMany &&
+  while (threads < 1024 && partial_blocks(step) * threads < many &&
          threads / partial_strip(step) * 16 < cdiv(rows, tile_rows))
     threads *= 2;
   return threads;

@@ -74,7 +74,8 @@ std::string below_eight(const ColumnMap& columns, int64_t bytes, const std::stri
 // strips), the memory, and the kernel that adds them with one block per strip (its lines and its
 // launch).
 int64_t partial_strip(const Step& step);
-unsigned partial_threads(const Step& step, int64_t rows, int64_t tile_rows);
+unsigned partial_threads(const Step& step, int64_t rows, int64_t tile_rows,
+                         int64_t multiprocessors);
 size_t partial_bytes(const Step& step, int64_t rows, int64_t tile_rows);
 std::string partial_lines(const Step& step, int64_t tile_rows);
 int64_t partial_blocks(const Step& step);

@@ -147,7 +147,7 @@ std::string GemmProgram::refusal(const Step& step, int64_t width) {
       return str("the matrices are ", info(g.a.format.dtype).name, " ",
                  info(g.a.format.scaling).name, " and ", info(g.b.format.dtype).name, " ",
                  info(g.b.format.scaling).name, "; the gemm takes two of bf16 or two of f16");
-  if (std::string why = body_refusal(step); !why.empty()) return "gemm: " + why;
+  if (std::string why = body_refusal(step); !why.empty()) return why;
   if (step.cols % kEight != 0) return str(step.cols, " columns are no whole vectors of ", kEight);
   if (width == kWide && draws(step))
     return "a body that draws random numbers needs the registers that a wide tile takes";
@@ -264,8 +264,6 @@ int64_t GemmProgram::least_rows() const { return library_ && !step_.rows ? least
 
 bool GemmProgram::fits(const RunArgs& args) const {
   if (!suits(args)) return false;
-  // For long sums, cuBLASLt with its best tile and a map after it is faster.
-  constexpr int64_t kLong = 8192;
   const int64_t rows = of_body(args).rows;
   if (library_ && (inner(args) > kLong || rows < least_body_rows())) return false;
   // Measured: a wide tile is 4.5 % faster for equal work, because it reads its operands less often.
@@ -405,8 +403,13 @@ Attempt make(const Step& step, const Target& target, int64_t width) {
   if (width == GemmProgram::kWide && !wide.empty()) return Refusal{wide, true};
   if (width == GemmProgram::kNarrow && whole)
     return Refusal{"cuBLASLt is faster than narrow tiles", true};
-  return kernel_of(step.name,
-                   std::make_unique<GemmProgram>(step, width, target.processors, library));
+  if (library && step.gemm()->inner > GemmProgram::kLong)
+    return Refusal{
+        str("with sums of ", step.gemm()->inner, " terms cuBLASLt and a map are faster")};
+  auto program = std::make_unique<GemmProgram>(step, width, target.processors, library);
+  if (library && step.rows && step.rows < program->least_body_rows())
+    return Refusal{str(step.rows, " rows are too few tiles; cuBLASLt is faster")};
+  return kernel_of(step.name, std::move(program));
 }
 
 }  // namespace

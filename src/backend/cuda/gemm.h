@@ -27,6 +27,8 @@ struct TensorBox {
 class GemmProgram final : public Program {
  public:
   static constexpr int64_t kWide = 192, kNarrow = 128;  // columns of a tile
+  // With longer sums, cuBLASLt with its best tile and a map after it is faster.
+  static constexpr int64_t kLong = 8192;
 
   // Why it refuses a step with tiles of this width. Empty if it accepts the step.
   static std::string refusal(const Step& step, int64_t width);
@@ -44,12 +46,13 @@ class GemmProgram final : public Program {
   // a, b, and b of the second half of a gated body.
   [[nodiscard]] std::vector<TensorBox> boxes(const RunArgs& args) const;
 
+  // The number of result rows from which it is faster than cuBLASLt.
+  [[nodiscard]] int64_t least_body_rows() const;
+
  private:
   // The call with the row count of the result.
   [[nodiscard]] RunArgs of_body(const RunArgs& args) const;
   [[nodiscard]] int64_t inner(const RunArgs& args) const;
-  // The number of result rows from which it is faster than cuBLASLt.
-  [[nodiscard]] int64_t least_body_rows() const;
   // The work of the busiest multiprocessor, in columns of tiles.
   [[nodiscard]] int64_t cost(int64_t rows, int64_t width) const;
 

@@ -47,8 +47,8 @@ std::string codes_refusal(const Gemm& g, const Target& target) {
   const bool one = a == LtScales::one && b == LtScales::one;
   const bool blocks = a == LtScales::of_1x128 && b && b != LtScales::one;
   if (!one && !blocks)
-    return str("cuBLASLt does not multiply ", operand_text(g.a), " by ", operand_text(g.b), " on ",
-               target.name);
+    return str("products of ", operand_text(g.a), " by ", operand_text(g.b),
+               " are not given to cuBLASLt");
   if (blocks && (target.sm != 90 || target.cublaslt < kBlocks))
     return str("scales of blocks need sm_90 and cuBLASLt 12.9; this is ", target.name, " with ",
                target.cublaslt / 10000, ".", target.cublaslt / 100 % 100);
@@ -141,7 +141,7 @@ std::string LtForm::refusal(const Step& step, const Target& target) {
 
 LtForm::LtForm(const Step& step) : step_(step), computed_(step) {
   whole_ = find_whole();
-  if (whole_ && !is_product() && step.stores[0].dtype != DType::f32)
+  if (whole_ && (whole_->bias || whole_->held) && step.stores[0].dtype != DType::f32)
     computed_ = with_rounded_product(step, step.stores[0].dtype);
 }
 

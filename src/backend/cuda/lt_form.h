@@ -6,6 +6,7 @@
 
 #include "backend/cuda/cublaslt.h"
 #include "step/backend.h"
+#include "step/split.h"
 
 namespace tenon::cuda {
 
@@ -22,9 +23,7 @@ class LtForm {
   // what cuBLASLt can add.
   [[nodiscard]] bool is_whole() const { return whole_.has_value(); }
   // The same for a bare product: no factor and nothing to add.
-  [[nodiscard]] bool is_product() const {
-    return whole_ && !whole_->factor && !whole_->bias && !whole_->held;
-  }
+  [[nodiscard]] bool is_product() const { return whole_ && is_bare_product(step_); }
   // The product for a call. Empty if an address is not aligned as cuBLASLt needs it.
   [[nodiscard]] std::optional<LtProduct> whole(const RunArgs& args) const;
   // The dimension that depends on the rows of a call: 'm' (result) or 'k' (sum).

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -45,11 +46,11 @@ CacheKey class_of(const CurrentContext& context, const LtProduct& p, char varies
                          varies == 'm' ? up(p.d.cols) : p.d.cols, " ", info(p.d.dtype).name, " k ",
                          varies == 'k' ? up(k) : k, "\na", p.turn_a ? "T" : "", " b",
                          p.turn_b ? "T" : "", p.bias ? " bias" : "", p.c.rows > 0 ? " c" : "");
-  for (const LtMatrix* m : {&p.a, &p.b, &p.d}) {
-    const auto address =
-        reinterpret_cast<uintptr_t>(m->data) | static_cast<uintptr_t>(m->ld * info(m->dtype).bytes);
+  // An algorithm may read vectors, so the addresses and strides of a class have equal alignments.
+  for (const LtMatrix* m : {&p.a, &p.b, &p.c, &p.d}) {
+    const auto stride = static_cast<uintptr_t>(m->ld * info(m->dtype).bytes);
     text += str("\n", info(m->dtype).name, " scales ", m->scale ? static_cast<int>(m->scales) : -1,
-                address % 16 ? " unaligned" : "");
+                " aligned ", alignment(m->data), " ", alignment(reinterpret_cast<void*>(stride)));
   }
   return {str("cublaslt ", cublaslt().version), device.arch(), text};
 }
@@ -65,8 +66,11 @@ std::mutex& winners_lock() {
 }
 
 std::optional<LtAlgorithm> known(const CacheKey& key) {
-  if (const auto found = winners().find(key.arch + key.source); found != winners().end())
-    return found->second;
+  {
+    const std::lock_guard lock(winners_lock());
+    if (const auto found = winners().find(key.arch + key.source); found != winners().end())
+      return found->second;
+  }
   const std::optional<CachedImage> kept = Cache::shared().find(key);
   LtAlgorithm algorithm{};
   if (!kept || kept->image.size() != sizeof algorithm) return std::nullopt;
@@ -90,16 +94,12 @@ class Events {
 // The choice with the smallest time over several interleaved rounds. The first round warms up.
 LtChoice fastest(const Lt& lt, LtHandle handle, const std::vector<LtChoice>& choices,
                  const LtProduct& product, void* workspace, Stream stream) {
-  LtProduct p = product;
-  const StreamMemory result(static_cast<size_t>(p.d.ld * p.d.cols * info(p.d.dtype).bytes), stream);
-  if (p.c.rows == 0) p.c = {};
-  p.d.data = result.data();
   const Events events;
   std::vector<float> least(choices.size(), 1e30F);
   for (int round = 0; round <= kRounds; ++round)
     for (size_t i = 0; i < choices.size(); ++i) {
       check(driver().event_record(events.both[0], stream), "timing a product");
-      if (!multiply(lt, handle, choices[i], p, workspace, stream)) continue;
+      if (!multiply(lt, handle, choices[i], product, workspace, stream)) continue;
       check(driver().event_record(events.both[1], stream), "timing a product");
       check(driver().stream_synchronize(stream), "timing a product");
       float ms = 0;
@@ -109,6 +109,16 @@ LtChoice fastest(const Lt& lt, LtHandle handle, const std::vector<LtChoice>& cho
   return choices[static_cast<size_t>(std::ranges::min_element(least) - least.begin())];
 }
 
+// Memory for a second result. Null if the device has none.
+std::unique_ptr<StreamMemory> second_result(const LtMatrix& d, Stream stream) {
+  try {
+    const auto bytes = static_cast<size_t>(d.ld * d.cols * info(d.dtype).bytes);
+    return std::make_unique<StreamMemory>(bytes, stream);
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
 }  // namespace
 
 LtChoice tuned(const Lt& lt, LtHandle handle, const CurrentContext& context,
@@ -116,23 +126,30 @@ LtChoice tuned(const Lt& lt, LtHandle handle, const CurrentContext& context,
   const LtChoice first = choose(lt, handle, context.id(), product);
   if (!allowed()) return first;
   const CacheKey key = class_of(context, product, varies);
-  const std::lock_guard lock(winners_lock());  // one thread times, the others wait for it
   LtChoice best;
   if (const auto algorithm = known(key)) best = checked(lt, handle, product, *algorithm);
   if (!best.found) {
     if (captures(stream)) return first;
     const std::vector<LtChoice> all = heuristics(lt, handle, product, kHeuristics);
     if (all.empty()) return first;
-    try {
-      best = all.size() == 1 ? all[0] : fastest(lt, handle, all, product, workspace, stream);
-    } catch (const Error&) {
-      return first;  // no memory for a second result; the next call tries again
+    best = all[0];
+    if (all.size() > 1) {
+      // No lock is held: the stream may wait for work that another thread has yet to enqueue. Two
+      // threads may then time one class.
+      const std::unique_ptr<StreamMemory> result = second_result(product.d, stream);
+      if (!result) return first;
+      LtProduct timed = product;
+      timed.d.data = result->data();
+      best = fastest(lt, handle, all, timed, workspace, stream);
     }
     Cache::shared().keep(
         key, {std::string(reinterpret_cast<const char*>(&best.algorithm), sizeof best.algorithm)},
         "product");
   }
-  winners()[key.arch + key.source] = best.algorithm;
+  {
+    const std::lock_guard lock(winners_lock());
+    winners()[key.arch + key.source] = best.algorithm;
+  }
   best.tuned = true;
   remember(context.id(), product, best);
   return best;

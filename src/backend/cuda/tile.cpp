@@ -108,7 +108,8 @@ std::string TileProgram::refusal(const Step& step) {
   return "";
 }
 
-TileProgram::TileProgram(const Step& step, bool whole_rows) : step_(step), whole_rows_(whole_rows) {
+TileProgram::TileProgram(const Step& step, bool whole_rows, int64_t multiprocessors)
+    : step_(step), whole_rows_(whole_rows), multiprocessors_(multiprocessors) {
   entries_ = {kEntry};
   const EightLines formula = eight_lines(step);
   singles_ = formula.singles;
@@ -183,24 +184,26 @@ std::vector<Launch> TileProgram::launches(const RunArgs& args) const {
                                      cdiv(args.rows, kTile), kTile, kThreads, head, at, places))
     list.push_back(std::move(l));
   if (const int64_t blocks = partial_blocks(step_); blocks > 0)
-    launch(kSum, blocks, partial_threads(step_, args.rows, kTile));
+    launch(kSum, blocks, partial_threads(step_, args.rows, kTile, multiprocessors_));
   return list;
 }
 
 namespace {
 
-Attempt make(const Step& step, bool whole_rows) {
+Attempt make(const Step& step, const Target& target, bool whole_rows) {
   if (std::string why = TileProgram::refusal(step); !why.empty())
     return Refusal{std::move(why), !step.is_map()};
   if (turned_stores(step).empty() && stores_to(step, Store::To::column_sum).empty() &&
       VectorProgram::refusal(step).empty())
     return Refusal{"nothing is summed or written along the columns"};
-  return kernel_of(step.name, std::make_unique<TileProgram>(step, whole_rows));
+  return kernel_of(step.name, std::make_unique<TileProgram>(step, whole_rows, target.processors));
 }
 
 }  // namespace
 
-Attempt make_whole_tiles(const Step& step, const Target& /*target*/) { return make(step, true); }
-Attempt make_tile(const Step& step, const Target& /*target*/) { return make(step, false); }
+Attempt make_whole_tiles(const Step& step, const Target& target) {
+  return make(step, target, true);
+}
+Attempt make_tile(const Step& step, const Target& target) { return make(step, target, false); }
 
 }  // namespace tenon::cuda

@@ -12,7 +12,7 @@ class TileProgram final : public Program {
   static std::string refusal(const Step& step);
   // With `whole_rows`, the text handles only calls whose row count is a multiple of the tile. The
   // general text takes twice as long to compile.
-  explicit TileProgram(const Step& step, bool whole_rows = false);
+  explicit TileProgram(const Step& step, bool whole_rows = false, int64_t multiprocessors = 1);
 
   // Accepts tensors of whole, aligned vectors.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
@@ -23,6 +23,7 @@ class TileProgram final : public Program {
   Step step_;
   Singles singles_;
   bool whole_rows_;
+  int64_t multiprocessors_;
 };
 
 // For calls whose rows are whole tiles, and for calls of any size.

@@ -158,6 +158,7 @@ __device__ inline void tenon_spread8(float value, float (&v)[8]) {
 template <class Scale, int rows, int cols, bool transposed, bool swizzled, bool rowwise>
 __device__ inline void tenon_block8(const TenonAccess& a, TenonU32 row, TenonU32 column,
                                     float (&v)[8]) {
+  static_assert(cols % 8 == 0 || (cols == 1 && !transposed), "eight scales are one vector");
   const auto at = [&](TenonU32 c) {
     return tenon_block<rows, cols, transposed, swizzled, rowwise>(a, row, c);
   };
