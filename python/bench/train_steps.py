@@ -176,7 +176,7 @@ def gelu_ops(like: GELU) -> nn.Module:
 
 def block_ops(like: Block) -> nn.Module:
     residual, added = ops.MakeExtraOutput(), ops.AddExtraInput()
-    residual.set_extra_output_channel(0, "residual")
+    residual.set_extra_output_channel(0, "residual", output_to_caller=False)
     added.set_extra_input_channel(0, "residual")
     norm = ops.RMSNorm(like.mlp.up.in_features, **KIND)
     mlp = linear(like.mlp.up), ops.SwiGLU(), linear(like.mlp.down)

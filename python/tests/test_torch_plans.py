@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import tenon  # noqa: E402
 import tenon.torch as tt  # noqa: E402
 import tenon.torch.ops as ops  # noqa: E402
-from tenon._plan import Plan  # noqa: E402
+from tenon._plan import BACKWARD, BACKWARD_LAST, FORWARD, Plan  # noqa: E402
 from tenon.torch import _memory  # noqa: E402
 from tenon.torch.ops import _gemm, fuser  # noqa: E402
 from tenon.torch.ops.fused import Planned  # noqa: E402
@@ -34,9 +34,9 @@ def runs(monkeypatch):
     ran = []
     run = Plan.run
 
-    def count(self, backward, *args):
-        ran.append(backward)
-        return run(self, backward, *args)
+    def count(self, pass_, *args):
+        ran.append(pass_ != FORWARD)
+        return run(self, pass_, *args)
 
     monkeypatch.setattr(Plan, "run", count)
     return ran
@@ -638,6 +638,47 @@ def test_main_grad_of_another_dtype(planned, monkeypatch):
     linear_.weight.main_grad = torch.zeros(4, 8)  # not the tensor of the forward pass
     y.backward(g)
     close(linear_.weight.main_grad, g.double().T @ x.double(), torch.bfloat16, 4)
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """The numbers of the backward passes that ran."""
+    ran = []
+    run = Plan.run
+
+    def count(self, pass_, *args):
+        if pass_ != FORWARD:
+            ran.append(pass_)
+        return run(self, pass_, *args)
+
+    monkeypatch.setattr(Plan, "run", count)
+    return ran
+
+
+def test_only_the_last_backward_overwrites_saved_tensors(passes):
+    """A kept graph, hooks and their tensors stay as they are."""
+    model = ops.Sequential(ops.Linear(16, 32), ops.SwiGLU(), ops.Linear(16, 16))
+    x = torch.randn(12, 16, requires_grad=True)
+    wanted = [x, *model.parameters()]
+    g = torch.randn(12, 16)
+    y = model(x)
+    expected = torch.autograd.grad(y, wanted, g, retain_graph=True)
+    for last in (True, False):
+        grads = torch.autograd.grad(y, wanted, g, retain_graph=last)
+        assert all(map(torch.equal, grads, expected))
+    assert passes == [BACKWARD, BACKWARD, BACKWARD_LAST]
+
+    seen = []
+
+    def pack(t):
+        seen.append((t, t.clone()))
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = model(x)
+    assert all(map(torch.equal, torch.autograd.grad(y, wanted, g), expected))
+    assert passes[3:] == [BACKWARD]
+    assert seen and all(torch.equal(t, copy) for t, copy in seen)
 
 
 def negative(t):
