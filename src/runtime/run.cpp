@@ -13,6 +13,8 @@ namespace tenon {
 
 namespace {
 
+constexpr int64_t kSlotAlignment = 256;  // the largest that cuBLASLt distinguishes
+
 // Workspace of the device's kernels. CPU kernels allocate their own memory.
 int64_t kernel_bytes(const PlanData& d, Pass pass, int64_t rows) {
   if (d.request.options.device == Device::cpu) return 0;
@@ -30,7 +32,7 @@ Workspace make_workspace(const PlanData& d, Pass pass, int64_t rows, bool overwr
     if (slot == kNoBuffer || forward != (pass == Pass::forward)) continue;
     if (overwrite_saved && d.saved_for[b] != kNoBuffer) continue;
     int64_t& s = size[static_cast<size_t>(slot)];
-    s = std::max(s, rup(d.buffers[b].bytes(rows), kWorkspaceAlignment));
+    s = std::max(s, rup(d.buffers[b].bytes(rows), kSlotAlignment));
   }
   Workspace p;
   for (const int64_t s : size) {

@@ -35,7 +35,7 @@ __all__ = ["Planned", "plan_runs"]
 _TYPES = {DTYPES[number]: dtype for dtype, number in _call.DTYPES.items()} | {"u64": torch.int64}
 _NAMES = {dtype: DTYPES[_call.DTYPES[dtype]] for dtype in _call.PLAIN}
 _MOST = 64  # cached plans per sequence of ops, and cached row counts per plan
-_ALIGNED = 64  # bytes
+_ALIGNED = 256  # bytes: the largest alignment that cuBLASLt distinguishes
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
