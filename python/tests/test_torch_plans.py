@@ -681,6 +681,22 @@ def test_only_the_last_backward_overwrites_saved_tensors(passes):
     assert seen and all(torch.equal(t, copy) for t, copy in seen)
 
 
+def test_a_failed_backward_is_not_repeated_on_overwritten_tensors():
+    """torch keeps the saved tensors of a node that failed, so that it can run again."""
+    model = ops.Sequential(ops.Linear(16, 32), ops.SwiGLU(), ops.Linear(16, 16))
+    y = model(torch.randn(12, 16, requires_grad=True))
+
+    def fail(grads, _):
+        raise ArithmeticError("once")
+
+    handle = y.grad_fn.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        y.sum().backward()
+    handle.remove()
+    with pytest.raises(RuntimeError, match="run the forward pass again"):
+        y.sum().backward()
+
+
 def negative(t):
     """The same values with the negative bit, so that memory holds the negated ones."""
     seen = torch._neg_view(-t.detach())

@@ -24,6 +24,11 @@ void check_request(const PlanRequest& r) {
     for (size_t i = 0; i < list.size(); ++i)
       plain_only(str("the dtype of ", what, "[", i, "]"), list[i].dtype);
   };
+  const Recipe& q = r.recipe;
+  require(
+      q.quantises() || (q.weight.scaling == Scaling::none && q.gradient.scaling == Scaling::none),
+      "plan: the recipe '", q.name,
+      "' quantises weights or gradients and not the inputs; give its input a scaling mode too");
   check_grads("parameter_grads", r.parameter_grads);
   check_grads("extra_grads", r.extra_grads);
 }

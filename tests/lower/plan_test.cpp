@@ -955,5 +955,13 @@ TEST(Mistakes, NoAddressOfTheRandomState) {
   }
 }
 
+// A recipe quantises all three operands of a Linear, or none.
+TEST(Recipes, WithoutAnInputFormatAreRefused) {
+  PlanRequest r;
+  r.recipe = {"mine", {}, {DType::e4m3, Scaling::current}, {DType::e5m2, Scaling::current}};
+  expect_error([&] { Plan::build("linear(16,16)", r); }, Code::invalid_argument,
+               {"recipe 'mine'", "inputs", "scaling mode"});
+}
+
 }  // namespace
 }  // namespace tenon::test

@@ -347,6 +347,7 @@ class Planned(FusedOperation):
             last.ready, last.rows, last.input_shape = ready, rows, input_shape
             last.output, last.made = (y.shape, device), [t.shape for t in made]
             last.extra_shapes, last.saved_at = extra_shapes, _saved.addresses(saved)
+            last.overwritten = False
         if not self._routed:
             return y, self._none
         outputs: list[list[Any]] = [[None] * op.num_extra_outputs for op in self._ops]
@@ -362,6 +363,12 @@ class Planned(FusedOperation):
         basic_op_grad_extra_outputs: list[tuple[torch.Tensor, ...]],
     ) -> BackwardResult:
         ctx = basic_op_ctxs[-1]
+        if ctx.overwritten:
+            raise RuntimeError(
+                f"{self.told()}: an earlier backward pass of this graph failed after it had "
+                "overwritten its saved tensors; run the forward pass again, or keep the graph with "
+                "retain_graph=True"
+            )
         ready: _Ready = ctx.ready
         rows: int = ctx.rows
         buffers = ready.plan.buffers
@@ -400,6 +407,7 @@ class Planned(FusedOperation):
         of_extras = list(map(gradient, ready.dextra_in, ctx.extra_shapes))
         own = kept[len(ready.kept) :]
         pass_ = BACKWARD_LAST if _saved.overwritable(ctx.saved_at, own) else BACKWARD
+        ctx.overwritten = pass_ == BACKWARD_LAST
         _kernels.run_plan(ready.plan, pass_, rows, memory, layout.workspace[pass_], alive[0])
 
         params: list[list[Any]] = [[] for _ in self._ops]
