@@ -74,7 +74,7 @@ Chosen make(const Step& step, const Target& target) {
   }
   std::string reasons;
   for (const Choice::Refused& r : refused)
-    if (!r.refusal.other_head)
+    if (!r.refusal.silent)
       reasons += str(reasons.empty() ? "" : "; ", r.maker, ": ", r.refusal.why);
   fail(Code::unsupported, step.name, " on ", backend.name, ": ", reasons,
        ". Run it on the cpu device");

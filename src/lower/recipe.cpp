@@ -21,7 +21,7 @@ Recipe recipe(std::string_view name, bool e4m3) {
     return {"block", f, one(Scaling::block128x128, DType::e4m3), f};
   }
   fail(Code::invalid_argument, "recipe: '", name,
-       "' is none; use none, delayed, current, mxfp8 or block");
+       "' is not a recipe; use none, delayed, current, mxfp8 or block");
 }
 
 }  // namespace tenon

@@ -368,7 +368,7 @@ std::vector<Choice::Refused> refused_makers(const PlanStep& s) {
       const bool again = std::ranges::any_of(list, [&](const Choice::Refused& o) {
         return o.maker == r.maker && o.refusal.why == r.refusal.why;
       });
-      if (!again && !r.refusal.other_head) list.push_back(r);
+      if (!again && !r.refusal.silent) list.push_back(r);
     }
   };
   add(s.refused);
@@ -382,7 +382,7 @@ namespace {
 void add_steps(const Way& way, const Step& step, const std::string& name, int64_t rows,
                std::vector<AlternativeStep>& steps) {
   if (way.kernel) {
-    steps.push_back({name, step.head_name(), step.bytes(rows)});
+    steps.push_back({name, step.head_name(), step.bytes(rows) + way.kernel->extra_bytes(rows)});
     return;
   }
   const Way::Halves& h = *way.halves;
@@ -431,6 +431,9 @@ int64_t bytes_of(const PlanData& d, const PlanStep& s, int64_t rows) {
       if (view.buffer != kNoBuffer && counted.insert(view.buffer).second)
         total += view_bytes(view, rows);
   }
+  if (s.chosen.kernel)
+    if (const Way& way = s.chosen.kernel->ways().front(); way.kernel)
+      total += way.kernel->extra_bytes(s.rows(rows));
   return total;
 }
 

@@ -46,7 +46,8 @@ struct Alternative {
 // "target sm_90a, " if the plan is for another machine.
 [[nodiscard]] std::string target_text(const PlanData& d);
 
-// Bytes that a step moves in a call with `rows` rows. Each input and output counts once.
+// Bytes that a step moves in a call with `rows` rows: each input and output once, and what its
+// kernel moves beyond that.
 [[nodiscard]] int64_t bytes_of(const PlanData& d, const PlanStep& s, int64_t rows);
 
 // The least time of a step. Empty if the speed is not known.

@@ -41,6 +41,8 @@ class Kernel {
   // From this number of rows on, the kernel is faster than the next kernel in the list.
   [[nodiscard]] virtual int64_t least_rows() const { return 0; }
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
+  // Memory traffic beyond each input and output once: partial sums, and inputs that are read again.
+  [[nodiscard]] virtual int64_t extra_bytes(int64_t /*rows*/) const { return 0; }
   // The step as the kernel computes it, if native precision allows it more roundings. Null: the
   // step itself.
   [[nodiscard]] virtual const Step* computes() const { return nullptr; }
@@ -61,7 +63,7 @@ struct Refusal {
   std::string why;
   // The maker handles only other heads, or leaves the step to the next maker of its name. Such a
   // refusal carries no information.
-  bool other_head = false;
+  bool silent = false;
 };
 
 // Two steps in place of one, before or after the head. Both have the views of the original step.

@@ -65,7 +65,7 @@ const Target& named_target(std::string_view name) {
   if (at != table().end()) return *at;
   std::string names;
   for (const Target& t : table()) names += (names.empty() ? "" : ", ") + t.name;
-  fail(Code::invalid_argument, "target: '", name, "' is none; use one of ", names);
+  fail(Code::invalid_argument, "target: '", name, "' is not a target; use one of ", names);
 }
 
 }  // namespace tenon

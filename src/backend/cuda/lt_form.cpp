@@ -59,13 +59,13 @@ std::string codes_refusal(const Gemm& g, const Target& target) {
 
 class LtKernel final : public Kernel {
  public:
-  explicit LtKernel(const Step& step) : form_(step) {}
+  LtKernel(const Step& step, bool here) : form_(step), here_(here) {}
 
   // Refuses an empty sum. Without a device every other product counts as supported.
   [[nodiscard]] bool fits(const RunArgs& call) const override {
     const std::optional<LtProduct> product = form_.whole(call);
     if (!product || form_.inner(call.rows) == 0) return false;
-    if (is_empty(*product) || why_no_gpu()) return true;
+    if (is_empty(*product) || !here_) return true;
     const CurrentContext context;
     const Lt& lt = cublaslt().lt;
     return choose(lt, handle_in(lt, context.id()), context.id(), *product).found;
@@ -107,6 +107,7 @@ class LtKernel final : public Kernel {
   }
 
   LtForm form_;
+  bool here_;  // the target is this machine
 };
 
 // The dtypes of a result: f32 or that of the operands. FP8 operands allow every plain dtype.
@@ -247,7 +248,7 @@ Attempt make_cublaslt(const Step& step, const Target& target) {
   if (auto refusal = refused(step, target)) return *std::move(refusal);
   if (!LtForm(step).is_whole())
     return Refusal{"its products are scaled and add a bias or a tensor, and do nothing else"};
-  return std::make_shared<const LtKernel>(step);
+  return std::make_shared<const LtKernel>(step, target.here);
 }
 
 Attempt make_cublaslt_split(const Step& step, const Target& target) {

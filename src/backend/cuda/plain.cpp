@@ -88,6 +88,7 @@ class PlainProgram::Writer {
   [[nodiscard]] size_t used() const { return used_; }
   std::string text;
   std::vector<std::string> entries;
+  int64_t bodies = 0;  // kernels that compute the body, each from the loads
   std::vector<Launch> all;
 
  private:
@@ -132,6 +133,7 @@ class PlainProgram::Writer {
               const Memory& m = {}) {
     const size_t number = entries.size();
     entries.push_back(str("tenon_plain_", number));
+    bodies += with.starts_with("<Body");
     if (writes_)
       text += str("extern \"C\" __global__ void ", entries.back(),
                   "(const __grid_constant__ Arguments a) {\n  tenon_", what, with, "(a);\n}\n");
@@ -277,6 +279,7 @@ PlainProgram::PlainProgram(const Step& step) : step_(step) {
   Writer w(step_);
   w.walk();
   entries_ = w.entries;
+  bodies_ = w.bodies;
   const char* const at = "const TenonAccess* at, ";
   const char* const element = "TenonI64 row, TenonI64 column, ";
   text_ = str(
@@ -297,6 +300,14 @@ size_t PlainProgram::workspace(int64_t rows) const {
   Writer w(step_, rows);
   w.walk();
   return w.used();
+}
+
+int64_t PlainProgram::extra_bytes(int64_t rows) const {
+  Step loads = step_;
+  loads.stores.clear();
+  loads.encoders.clear();
+  const int64_t again = std::max<int64_t>(bodies_ - 1, 0) * loads.bytes(rows);
+  return Program::extra_bytes(rows) + again;
 }
 
 std::vector<Launch> PlainProgram::launches(const RunArgs& args) const {

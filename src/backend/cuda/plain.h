@@ -11,11 +11,13 @@ class PlainProgram final : public Program {
 
   [[nodiscard]] bool fits_all() const override { return true; }
   [[nodiscard]] size_t workspace(int64_t rows) const override;
+  [[nodiscard]] int64_t extra_bytes(int64_t rows) const override;
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
 
  private:
   class Writer;
   Step step_;
+  int64_t bodies_ = 0;
 };
 
 Attempt make_plain(const Step& step, const Target& target);

@@ -25,6 +25,9 @@ class ProgramKernel final : public Kernel {
   [[nodiscard]] bool fits_all() const override { return program_->fits_all(); }
   [[nodiscard]] int64_t least_rows() const override { return program_->least_rows(); }
   [[nodiscard]] size_t workspace(int64_t rows) const override { return program_->workspace(rows); }
+  [[nodiscard]] int64_t extra_bytes(int64_t rows) const override {
+    return program_->extra_bytes(rows);
+  }
 
   void prepare() const override {
     const CurrentContext context;

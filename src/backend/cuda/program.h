@@ -55,6 +55,10 @@ class Program {
   // Whether a call has no work. Such a call needs no device.
   [[nodiscard]] virtual bool idle(const RunArgs& /*args*/) const { return false; }
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
+  // What is in the workspace is written and read once.
+  [[nodiscard]] virtual int64_t extra_bytes(int64_t rows) const {
+    return 2 * static_cast<int64_t>(workspace(rows));
+  }
   // In order. `args.workspace` holds at least workspace(args.rows) bytes.
   [[nodiscard]] virtual std::vector<Launch> launches(const RunArgs& args) const = 0;
 
