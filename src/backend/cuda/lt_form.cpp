@@ -15,7 +15,7 @@ namespace {
 constexpr uintptr_t kVector = 16;  // bytes; required alignment of a bias and of block scales
 
 // A row-major view with rows of `cols` elements, as a column-major matrix.
-LtMatrix turned(const View& v, int64_t rows, int64_t cols, int64_t offset = 0) {
+LtMatrix column_major(const View& v, int64_t rows, int64_t cols, int64_t offset = 0) {
   return {static_cast<std::byte*>(v.data) + offset * info(v.dtype).bytes, v.dtype, cols, rows,
           std::max(v.stride, cols)};
 }
@@ -205,7 +205,8 @@ char LtForm::varies() const { return gemm().inner ? 'm' : 'k'; }
 // in memory.
 LtProduct LtForm::operands(const RunArgs& args) const {
   const auto side = [&](const Matrix& m, int64_t r, int64_t c) {
-    LtMatrix made = lies_turned(m) ? turned(args.in[m.arg], c, r) : turned(args.in[m.arg], r, c);
+    LtMatrix made =
+        lies_turned(m) ? column_major(args.in[m.arg], c, r) : column_major(args.in[m.arg], r, c);
     if (m.format.scaling != Scaling::none) {
       made.scale = args.in[m.arg + 1].data;
       made.scales = *scales_of(m);
@@ -229,11 +230,11 @@ std::optional<LtProduct> LtForm::whole(const RunArgs& args) const {
   };
   for (const LtMatrix* m : {&p.a, &p.b})
     if (m->scales != LtScales::one && !suits(m->scale)) return std::nullopt;
-  p.d = turned(args.out[s.arg], rows(args.rows), gemm().cols, s.columns.offset);
+  p.d = column_major(args.out[s.arg], rows(args.rows), gemm().cols, s.columns.offset);
   if (const auto& l = whole_->held)
-    p.c = turned(args.in[l->arg], rows(args.rows), gemm().cols, l->columns.offset);
+    p.c = column_major(args.in[l->arg], rows(args.rows), gemm().cols, l->columns.offset);
   if (const auto& l = whole_->bias) {
-    p.bias = turned(args.in[l->arg], 1, gemm().cols, l->columns.offset).data;
+    p.bias = column_major(args.in[l->arg], 1, gemm().cols, l->columns.offset).data;
     if (!suits(p.bias)) return std::nullopt;
   }
   if (const auto& l = whole_->factor) p.factor = args.parameters[l->arg];
