@@ -197,12 +197,13 @@ def _requests(name: str, wanted: Sequence[bool | str]) -> Any:
 
 
 def _request(name: str, wanted: bool | str) -> GradRequest:
-    if wanted in _PLAIN:
-        return GradRequest(dtype_given=1, dtype=DTYPE[wanted])
+    if isinstance(wanted, str) and wanted.removeprefix("+") in _PLAIN:
+        dtype = DTYPE[wanted.removeprefix("+")]
+        return GradRequest(dtype_given=1, dtype=dtype, accumulate=wanted.startswith("+"))
     if not isinstance(wanted, bool):
         raise ValueError(
             f"plan: {name} has {wanted!r}; an entry is True, False, or the dtype that the gradient "
-            "is wanted in, 'f32', 'f16' or 'bf16'"
+            "is wanted in, 'f32', 'f16' or 'bf16', after a '+' if it is added to memory"
         )
     return GradRequest(unwanted=not wanted)
 
@@ -224,7 +225,8 @@ def plan(chain: str, **request: Any) -> Plan:
     - recipe: 'none', 'delayed', 'current', 'mxfp8' or 'block'
     - keep: 'input', 'fp8' or 'recompute'
     - training, backward, input_grad
-    - parameter_grads, extra_grads: for each tensor, whether its gradient is needed, or its dtype
+    - parameter_grads, extra_grads: for each tensor, whether its gradient is needed, or its dtype;
+      '+f32' adds it to the memory that the run is given
     - precision, rounding
     - device: 'cpu' or 'cuda'. 'cuda' needs no GPU here.
     - target: a machine to plan for, e.g. 'sm_90a' or 'avx512'. Such a plan cannot run.

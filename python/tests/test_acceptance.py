@@ -53,7 +53,7 @@ def test_linear_bias_gelu_fuse_by_themselves():
     x = torch.randn(4, 8)
     y = model(x)
     told = repr(model) + tt.explain(model, x)
-    assert "ForwardLinearBiasActivation" in told
+    assert "Segment(BasicLinear, Bias, GELU)" in told and "gemm linear+bias+gelu" in told
     weight, bias = (p.double() for p in model.parameters())
     expected = torch.nn.functional.gelu(x.double() @ weight.T + bias, approximate="tanh")
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)

@@ -213,17 +213,8 @@ def _mlp(width=64, hidden=96):
 def test_sequential():
     torch.backends.cuda.matmul.allow_tf32 = False
     x, extra = numbers(40, 64), numbers(40, 64, seed=1)
-    from tenon.torch.ops import _gemm
-
-    chosen = _gemm.torch_multiplies
-    for plans in (False, True):  # products of torch, products of plans
-        _gemm.torch_multiplies = lambda dtype, on_cpu: not plans  # noqa: B023
-        try:
-            for dtype, relative in ((torch.float32, 2.0**-18), (torch.bfloat16, 2.0**-5)):
-                what = f"mlp {dtype}, plans multiply: {plans}"
-                on_both(_mlp(), x, extra, relative=relative, what=what, dtype=dtype)
-        finally:
-            _gemm.torch_multiplies = chosen
+    for dtype, relative in ((torch.float32, 2.0**-18), (torch.bfloat16, 2.0**-5)):
+        on_both(_mlp(), x, extra, relative=relative, what=f"mlp {dtype}", dtype=dtype)
     told = tt.explain(_mlp().to(DEVICE), x.to(DEVICE).requires_grad_())
     assert "plan" in told and DEVICE in told, told
 

@@ -140,7 +140,7 @@ def test_eager_calls_do_not_load_the_compiler():
 # Calls that cannot run a kernel raise an error.
 
 CALLS = {
-    "Linear \\+ GELU": ops.Sequential(ops.Linear(4, 4), ops.GELU()),
+    "Linear \\+ Bias \\+ GELU": ops.Sequential(ops.Linear(4, 4), ops.GELU()),
     "RMSNorm": ops.RMSNorm(4),
     "Dropout": ops.Dropout(0.5),
     "gelu": tf.gelu,
@@ -181,7 +181,7 @@ def test_fake_tensors_are_refused(name):
         CALLS[name](torch.ones(2, 4))
 
 
-@pytest.mark.parametrize("name", ["Linear \\+ GELU", "RMSNorm", "Dropout"])
+@pytest.mark.parametrize("name", ["Linear \\+ Bias \\+ GELU", "RMSNorm", "Dropout"])
 @pytest.mark.filterwarnings("ignore")
 def test_exporters_and_scripts_are_refused(name):
     module, x = CALLS[name], torch.ones(2, 4)

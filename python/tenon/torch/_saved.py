@@ -31,6 +31,18 @@ def check(
             )
 
 
+def check_blocks(
+    op: str,
+    then: Sequence[tuple[int, torch.dtype]],
+    blocks: Sequence[torch.Tensor],
+    device: torch.device,
+) -> None:
+    """The same for one-dimensional tensors, by size and dtype."""
+    for (size, dtype), t in zip(then, blocks, strict=True):
+        if t.dtype != dtype or t.numel() != size or t.device != device:
+            check(op, [(torch.Size((n,)), kind, device) for n, kind in then], blocks)
+
+
 def check_gradient(op: str, name: str, grad: Any, shape: Sequence[int], device: Any) -> None:
     """Raises an error if the shape or device of a gradient differs from that of its tensor."""
     if isinstance(grad, torch.Tensor) and (

@@ -13,8 +13,10 @@ from .._dynamo import one_break
 from .._once import once
 from .._quantized import QuantizedTensor, handle
 from . import _kernels
+from ._stand_ins import stand_in
 from .basic import Reshape
 from .op import BasicOperation, OperationContext, check_result
+from .segment import Segment
 
 if TYPE_CHECKING:
     from .fuser import OperationFuser, Stage
@@ -56,7 +58,8 @@ class Call:
         # output.
         self.inputs: dict[int, tuple[torch.Size, torch.device]] = {}
         self.extras: dict[tuple[int, int], tuple[torch.Size, torch.device]] = {}
-        self.refused: set[int] = set()  # first ops of the stages that did not support this call
+        # The stages of a segment that was cut for this call, by its first op.
+        self.cuts: dict[int, list[Stage]] = {}
         self.stand_ins: list[torch.Tensor] = []
 
     def name(self) -> str:
@@ -127,9 +130,9 @@ class Call:
                     next_op_input_quantizer=following,
                     basic_op_kwargs=kwargs[start:stop],
                 )
-                if stage.instead is not None and result is NotImplemented:
-                    self.refused.add(start)
-                    x = self._through(stage.instead[0], x, extra_inputs, made)
+                if isinstance(result, list):  # a segment that must be cut
+                    self.cuts[start] = result
+                    x = self._through(result, x, extra_inputs, made)
                     continue
                 x, extras = result
                 if not plain:
@@ -295,8 +298,8 @@ class Call:
 
     def _reversed(self) -> Iterator[Stage]:
         for stage in reversed(self.backward_stages):
-            if stage.instead is not None and stage.start in self.refused:
-                yield from reversed(stage.instead[1])
+            if stage.start in self.cuts and isinstance(stage.op, Segment):
+                yield from reversed(self.cuts[stage.start])
             else:
                 yield stage
 
@@ -374,17 +377,6 @@ def _take_apart(quantized: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     return shell, parts
 
 
-_nothing: dict[torch.device, torch.Tensor] = {}
-
-
-def _stand_in(t: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory that depends on `t` in the autograd graph."""
-    nothing = _nothing.get(t.device)
-    if nothing is None:
-        nothing = _nothing[t.device] = torch.empty(0, dtype=torch.int64, device=t.device)
-    return (t if t.dim() else t.unsqueeze(0)).index_select(0, nothing)
-
-
 class FuserFunction(torch.autograd.Function):
     """A fuser call as one node. Parameters are inputs, so that autograd sees them."""
 
@@ -459,5 +451,5 @@ def run(call: Call, encoded: Any, input_: Any, *tensors: torch.Tensor) -> Any:
     else:
         result = _direct(call, encoded, input_, *tensors)
     if call.stand_ins:  # for the inputs; created here, because autograd records here
-        call.stand_ins = [_stand_in(t) for t in call.stand_ins]
+        call.stand_ins = [stand_in(t) for t in call.stand_ins]
     return result

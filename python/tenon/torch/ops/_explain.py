@@ -11,9 +11,9 @@ import torch
 from ..._html import Text, pre
 from ..._plan import Plan, frame
 from ._hooks import why_called
-from .fused import Planned
 from .fuser import OperationFuser, Stage, stage_name
 from .op import BasicOperation, FusibleOperation, basic_ops
+from .segment import Segment
 from .sequential import Sequential
 
 __all__ = ["explain", "page"]
@@ -25,11 +25,10 @@ Shape = Sequence[int] | None
 def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
     """The forward and backward steps of `module`: the ops that each fuses, and what it runs.
 
-    For a sequence of ops that is a plan, the passes with their bytes and the saved tensors are
-    listed. The steps after it are for calls that the plan does not support. Nothing is computed.
-    `input` provides shape and dtype, and whether the gradient of the input is needed. Without
-    `input` it is not needed. The numbers of a step are indices of basic ops in its sequence of
-    operations.
+    For a segment, the passes of its plan with their bytes and the saved tensors are listed. Nothing
+    is computed. `input` provides shape, dtype and device, and whether the gradient of the input is
+    needed. Without `input` it is not needed. The numbers of a step are indices of basic ops in its
+    sequence of operations.
     """
     if isinstance(module, Sequential):
         groups = module.groups()
@@ -62,22 +61,20 @@ def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
         node = "one node of autograd" if first < count else "no gradient"
         why = called is not None and why_called(called)
         lines.append(f"modules {where}: {node}" + (f", called by itself: {why}" if why else ""))
-        ops: set[int] = set()  # ops that a plan runs
         for stage, plan, rows, behind in _planned(part, shape, dtype, on_cpu, first, wanted):
             if plan is not None:
-                ops.update(stage.indices)
                 lines.append(_line("plan    ", stage))
                 told = plan.describe(rows).rstrip().split("\n")
                 lines += [("    " + line).rstrip() for line in told]
+            else:
+                lines.append(_line("forward ", stage))
             shape = behind
-        forward, backward = part.plan()
-        backward = [stage for stage in reversed(backward) if stage.stop > first]
-        steps = [("forward ", stage) for stage in forward]
-        steps += [("backward", stage) for stage in backward]
-        lines += [_line(*step) for step in steps if step[1].start not in ops]
-        if ops:
-            lines.append("  where the plan does not serve")
-            lines += [_line(*step) for step in steps if step[1].start in ops]
+        _, backward = part.plan()
+        lines += [
+            _line("backward", stage)
+            for stage in reversed(backward)
+            if stage.stop > first and not isinstance(stage.op, Segment)
+        ]
         wanted = wanted or first < count
     return Text("\n".join(lines))
 
@@ -127,13 +124,19 @@ def _planned(
     """The forward stages, each with its plan, its rows, and its output shape if known."""
     if dtype is None:
         dtype = next((p.dtype for p in part.parameters()[0]), torch.get_default_dtype())
-    for stage in part.planned(dtype, on_cpu)[0]:
-        plan, rows = None, _ROWS if shape is None else math.prod(shape[:-1])
-        if isinstance(stage.op, Planned):
+    stages = list(part.plan()[0])
+    while stages:
+        stage, plan = stages.pop(0), None
+        rows = _ROWS if shape is None else math.prod(shape[:-1])
+        if isinstance(stage.op, Segment):
             cols = stage.op.width() if shape is None else shape[-1] if len(shape) else None
             if cols:
                 wants_dx = stage.start > first or (stage.start == first and input_grad)
-                plan = stage.op.explain(cols, dtype, on_cpu, stage.stop > first, wants_dx)
+                found = stage.op.explain(cols, dtype, on_cpu, stage.stop > first, wants_dx)
+                if isinstance(found, list):  # the call is cut
+                    stages = found + stages
+                    continue
+                plan = found
         shape = _behind(stage, shape)
         yield stage, plan, rows, shape
 

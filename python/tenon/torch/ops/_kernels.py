@@ -316,8 +316,8 @@ def run_plan(
         _cuda.run_plan(plan, like.device.index, pass_, rows, memory, workspace.data_ptr())
 
 
-class _Norm:
-    """A norm as a plan of one op. Without a backward pass if `wanted` is None."""
+class _Alone:
+    """A plan of one op, or of a few. Without a backward pass if `wanted` is None."""
 
     def __init__(
         self, text: str, dtype: int, of_weights: int, input_grad: bool, wanted: Any, device: str
@@ -333,6 +333,7 @@ class _Norm:
         )
         op = text.partition("(")[0] + "0."
         self.names = [b.name.replace(op, "") for b in self.plan.buffers]
+        self.width = next(b.cols for b in self.plan.buffers if b.role == "output")
 
     def run(
         self, backward: bool, rows: int, tensors: dict[str, torch.Tensor | None], like: torch.Tensor
@@ -346,7 +347,67 @@ class _Norm:
         run_plan(self.plan, backward, rows, memory, self.plan.sizes(rows)[1], like)
 
 
-_norm = lru_cache(maxsize=256)(_Norm)
+_known = lru_cache(maxsize=256)(_Alone)
+
+
+def _alone(
+    text: str, x: torch.Tensor, of_weights: torch.dtype, input_grad: bool, wanted: Any
+) -> _Alone:
+    kind = "cpu" if x.is_cpu else "cuda"
+    return _known(
+        text, _call.DTYPES[x.dtype], _call.DTYPES[of_weights], input_grad, wanted, kind
+    )
+
+
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """x·Wᵀ for tensors of one dtype."""
+    return product_bias_activation(x, w, None, None)[0]
+
+
+def product_bias_activation(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, act: str | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(f(z), z) with z = x·Wᵀ + b, for tensors of one dtype. `act` is f as in a chain."""
+    x, w = _call.contiguous(x), _call.contiguous(w)
+    out, inner = w.shape
+    text = f"linear({inner},{out})" + (" bias" if b is not None else "")
+    if act is not None:
+        text += " make_extra_output " + act
+    plan = _alone(text, x, w.dtype, True, None)
+    lead = x.shape[:-1]
+    y = torch.empty((*lead, plan.width), dtype=x.dtype, device=x.device)
+    z = y if act is None else torch.empty((*lead, out), dtype=x.dtype, device=x.device)
+    tensors: dict[str, torch.Tensor | None] = {"x": x, "weight": w, "y": y, "extra_out0": z}
+    tensors["bias1.bias"] = None if b is None else _call.contiguous(b)
+    plan.run(False, x.numel() // inner, tensors, x)
+    return y, z
+
+
+def product_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor | None,
+    w: torch.Tensor,
+    input_grad: bool,
+    target: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(dx, dW of `dtype`). Without x there is no dW. dW is added to `target` if given."""
+    dy, w = _call.contiguous(dy), _call.contiguous(w)
+    out, inner = w.shape
+    dx = torch.empty((*dy.shape[:-1], inner), dtype=dy.dtype, device=dy.device)
+    dw, wanted = target, ""
+    if x is not None:
+        x = _call.contiguous(x)
+        wanted = ("+" if target is not None else "") + _lib.DTYPES[
+            _call.DTYPES[dtype if target is None else target.dtype]
+        ]
+        if dw is None:
+            dw = torch.empty(w.shape, dtype=dtype, device=w.device)
+    if input_grad or wanted:
+        plan = _alone(f"linear({inner},{out})", dy, w.dtype, input_grad, (wanted or False,))
+        tensors = {"dy": dy, "x": x, "weight": w, "dx": dx, "dweight": dw}
+        plan.run(True, dy.numel() // out, tensors, dy)
+    return dx if input_grad else None, dw
 
 
 def norm(
@@ -359,15 +420,14 @@ def norm(
 
     `text` is the norm as in a chain. Weights and statistics have the names of its buffers.
     """
-    dtype, gamma = _call.DTYPES[x.dtype], weights["gamma"]
+    gamma = weights["gamma"]
     wanted = (True,) * len(weights) if statistics else None
-    kind = "cpu" if x.is_cpu else "cuda"
-    run = _norm(text, dtype, _call.DTYPES[gamma.dtype], True, wanted, kind).run
+    plan = _alone(text, x, gamma.dtype, True, wanted)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows = x.numel() // gamma.numel()
     made = {n: torch.empty(rows, dtype=torch.float32, device=x.device) for n in statistics}
     if rows:
-        run(False, rows, {"x": x, "y": y, **weights, **made}, x)
+        plan.run(False, rows, {"x": x, "y": y, **weights, **made}, x)
     return [y, *made.values()]
 
 
@@ -387,9 +447,8 @@ def norm_backward(
         for (name, w), want in zip(weights.items(), wanted, strict=True)
     }
     if x.numel() and (input_grad or any(wanted)):
-        dtype, gamma = _call.DTYPES[x.dtype], weights["gamma"]
-        kind = "cpu" if x.is_cpu else "cuda"
-        run = _norm(text, dtype, _call.DTYPES[gamma.dtype], input_grad, tuple(wanted), kind).run
+        gamma = weights["gamma"]
+        plan = _alone(text, x, gamma.dtype, input_grad, tuple(wanted))
         tensors = {"x": x, "dy": grad, "dx": dx, **statistics, **weights, **grads}
-        run(True, x.numel() // gamma.numel(), tensors, x)
+        plan.run(True, x.numel() // gamma.numel(), tensors, x)
     return dx, list(grads.values())

@@ -1,4 +1,4 @@
-"""The process-wide lists of fusion functions: built-in and registered by users."""
+"""The process-wide lists of fusion functions that users register."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 FORWARD: list[Callable[..., Any]] = []
 BACKWARD: list[Callable[..., Any]] = []
 FORWARD_BACKWARD: list[Callable[..., Any]] = []
-# Built-in fusions that save other tensors than the basic ops. They run last, on the stages of both
-# directions. They take only ops that are unfused in both directions.
-PAIRS: list[Callable[..., Any]] = []
 
 _version = 0
 

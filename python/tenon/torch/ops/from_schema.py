@@ -16,7 +16,6 @@ from ..._plan import Plan
 from .. import _call, _cuda
 from . import _kernels, basic
 from ._routes import ANY, Routes
-from .fused.planned import Planned
 from .op import (
     BackwardResult,
     BasicOperation,
@@ -27,6 +26,7 @@ from .op import (
     check_size,
     with_numbers,
 )
+from .segment import Segment
 
 if TYPE_CHECKING:
     from ..quantizer import Quantizer
@@ -117,12 +117,12 @@ class SchemaOperation(BasicOperation):
         return torch.Size(shape).numel() == torch.Size(wanted[kind]).numel()
 
     # The plan of this op only.
-    _own_plan: Planned | None = None
+    _own_plan: Segment | None = None
 
-    def _planned(self) -> Planned:
+    def _segment(self) -> Segment:
         found = self._own_plan
         if found is None:
-            found = Planned([self], 0, Routes([self], ANY, ANY))
+            found = Segment([self], 0, Routes([self], ANY, ANY))
             self.__dict__["_own_plan"] = found  # not a submodule: this op is a submodule of it
         return found
 
@@ -173,9 +173,17 @@ class SchemaOperation(BasicOperation):
             outputs = [torch.empty_like(x) for _ in range(self.num_extra_outputs)]
             return x.new_empty(shape), outputs
         plain = [_kernels.plain(t.detach(), dtype).requires_grad_(t.requires_grad) for t in extras]
+        wanted = [ctx.requires_grad and t.requires_grad for t in plain]
+        input_grad = ctx.requires_grad and ctx.input_requires_grad
         with torch.autocast("cpu" if x.is_cpu else "cuda", enabled=False):
-            y, made = self._planned().run([ctx], x, params, plain)
-        return y, made[0]
+            segment = self._segment()
+            ready = segment.find(x, params, plain, ctx.requires_grad, input_grad, wanted)
+            assert not isinstance(ready, list), "a plan has every op of the registry"
+            y, made, saved, run = segment.forward_pass(ready, x, params, plain, ctx.requires_grad)
+        if run is not None:
+            ctx.save_for_backward(*saved)
+            ctx.run = run
+        return y, made
 
     def _run_backward(
         self, ctx: OperationContext, grad_output: torch.Tensor, grads: Sequence[Any]
@@ -190,15 +198,15 @@ class SchemaOperation(BasicOperation):
                 _cast(zeros[0], ctx.dtypes),
                 _cast(zeros[1], ctx.extra_dtypes),
             )
-        if not hasattr(ctx, "ready"):
+        if not hasattr(ctx, "run"):
             raise RuntimeError(
                 f"{type(self).__name__}: its plan did not run forward; a fusion that covers it "
                 "must run its op_forward, or define fuser_backward too"
             )
-        dx, params, extras = self._planned().fuser_backward(
-            [ctx], grad_output, basic_op_grad_extra_outputs=[tuple(grads)]
+        dx, params, extras = self._segment().backward_pass(
+            ctx.run, ctx.saved_tensors, grad_output, tuple(grads)
         )
-        return dx, _cast(params[0], ctx.dtypes), _cast(extras[0], ctx.extra_dtypes)
+        return dx, _cast(params, ctx.dtypes), _cast(extras, ctx.extra_dtypes)
 
 
 class _Plain(SchemaOperation):
@@ -330,6 +338,7 @@ def class_of(schema: Op, name: str | None = None) -> type[SchemaOperation]:
             "parameter_names": tuple(p.name for p in schema.parameters),
             "num_extra_inputs": len(schema.extra_inputs),
             "num_extra_outputs": schema.extra_outputs,
+            "channels_inside": all(e.kind == "tensor" for e in schema.extra_inputs),
         },
     )
     return made

@@ -12,7 +12,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from .. import _watch
 from .._quantized import QuantizedTensor
-from . import _gemm, _registry
+from . import _registry
 from ._autograd import Call, run
 from ._registry import (
     register_backward_fusion,
@@ -23,7 +23,6 @@ from ._registry import (
     unregister_forward_fusion,
 )
 from ._routes import Routes
-from .fused.planned import plan_runs
 from .op import (
     BasicOperation,
     FusedOperation,
@@ -32,6 +31,7 @@ from .op import (
     is_built_in,
     keywords,
 )
+from .segment import Segment, worth_a_plan
 
 __all__ = [
     "OperationFuser",
@@ -50,13 +50,11 @@ _NOTHING: dict[str, Any] = {}
 class Stage:
     """One entry of a fused list: an op, and the indices of its basic ops."""
 
-    __slots__ = ("direct", "indices", "instead", "op", "quick", "start", "stop", "trusted")
+    __slots__ = ("direct", "indices", "op", "quick", "start", "stop", "trusted")
 
-    def __init__(self, op: FusibleOperation, start: int, stop: int, direct: bool) -> None:
+    def __init__(self, op: FusibleOperation, start: int, stop: int, direct: bool = False) -> None:
         self.op = op
         self.start, self.stop = start, stop
-        # (forward, backward) stages for calls that `op` does not support, if there are such calls.
-        self.instead: tuple[list[Stage], list[Stage]] | None = None
         self.indices = range(start, stop)
         # Whether a basic op is called with op_forward. If `quick`, with both quantizers.
         self.direct = direct
@@ -65,6 +63,20 @@ class Stage:
         if direct:
             taken = keywords(op.op_forward)  # type: ignore[operator]
             self.quick = taken is None or _QUANTIZERS <= taken
+
+
+def stage_of(op: FusibleOperation, start: int, direction: str | None = None) -> Stage:
+    """The stage of one op. `direction`: forward or backward; None: both."""
+    own = any(_defines(op, "fuser_" + d) for d in ([direction] if direction else _DIRECTIONS))
+    direct = (
+        isinstance(op, BasicOperation)
+        and not own
+        and not (op.num_extra_inputs or op.num_extra_outputs)
+    )
+    return Stage(op, start, start + len(basic_ops(op)), direct)
+
+
+_DIRECTIONS = ("forward", "backward")
 
 
 class OperationFuser:
@@ -90,8 +102,7 @@ class OperationFuser:
         self.num_extra_inputs = self._routes.num_inputs
         self.num_extra_outputs = len(self._routes.outputs)
         self._plan: tuple[list[Stage], list[Stage]] | None = None
-        # The stages with plans. Key: whether plans compute matrix products.
-        self._planned: dict[bool, tuple[list[Stage], list[Stage]]] = {}
+        self._whole: Segment | None = None  # if all ops are one segment
         self._version = -1
         self._started = False
         self._prepared = [
@@ -151,18 +162,11 @@ class OperationFuser:
         """(forward, backward) stages. Rebuilt when a fusion is registered or unregistered."""
         version = _registry.version()
         if self._plan is None or self._version != version:
-            self._plan, self._planned, self._version = self._fuse(), {}, version
+            made = _with_segments(*self._fuse(), self._routes)
+            only = made[0][0].op if len(made[0]) == 1 else None
+            self._whole = only if isinstance(only, Segment) else None
+            self._plan, self._version = made, version
         return self._plan
-
-    def planned(self, dtype: torch.dtype, on_cpu: bool = True) -> tuple[list[Stage], list[Stage]]:
-        """The stages of `plan` with sequences of built-in ops as plans, for inputs of `dtype`."""
-        forward, backward = self.plan()
-        multiplies = not _gemm.torch_multiplies(dtype, on_cpu)
-        found = self._planned.get(multiplies)
-        if found is None:
-            found = plan_runs(forward, backward, self._routes, multiplies)
-            self._planned[multiplies] = found
-        return found
 
     def _fuse(self) -> tuple[list[Stage], list[Stage]]:
         ops: list[FusibleOperation] = []
@@ -172,10 +176,7 @@ class OperationFuser:
         ops = self._apply(_registry.FORWARD_BACKWARD, ops)
         forward = self._apply(_registry.FORWARD, _expand(ops, "fuser_forward"))
         backward = self._apply(_registry.BACKWARD, _expand(ops, "fuser_backward"))
-        stages = self._stages(forward, "forward"), self._stages(backward, "backward")
-        for function in _registry.PAIRS:
-            stages = function(*stages)
-        return stages
+        return self._stages(forward, "forward"), self._stages(backward, "backward")
 
     def _apply(
         self, functions: list[Callable[..., Any]], ops: list[FusibleOperation]
@@ -193,32 +194,15 @@ class OperationFuser:
 
     @staticmethod
     def _stages(ops: list[FusibleOperation], direction: str) -> list[Stage]:
-        stages, start = [], 0
+        stages: list[Stage] = []
         for op in ops:
-            stop = start + len(basic_ops(op))
-            direct = (
-                isinstance(op, BasicOperation)
-                and not _defines(op, "fuser_" + direction)
-                and not (op.num_extra_inputs or op.num_extra_outputs)
-            )
-            stages.append(Stage(op, start, stop, direct))
-            start = stop
+            stages.append(stage_of(op, stages[-1].stop if stages else 0, direction))
         return stages
 
     def describe(self) -> tuple[list[str], list[str]]:
         """The fused lists as text: each op's name with its basic ops."""
         forward, backward = self.plan()
         return [stage_name(s) for s in forward], [stage_name(s) for s in backward]
-
-    def describe_plans(self) -> list[str]:
-        """Text of the plans that calls so far have used."""
-        found = {
-            stage_name(stage): None
-            for forward, _ in self._planned.values()
-            for stage in forward
-            if stage.instead is not None
-        }
-        return list(found)
 
     def __call__(
         self,
@@ -248,6 +232,13 @@ class OperationFuser:
             for op in self._basic_ops:
                 op.pre_first_fuser_forward()
             self._started = True
+        forward, backward = self.plan()
+        whole = self._whole
+        if whole is not None and basic_op_kwargs is self._no_kwargs:
+            if isinstance(input, torch.Tensor):
+                result = whole.call(input, *extra_inputs)
+                if result is not NotImplemented:
+                    return result
         encoded: QuantizedTensor | None = None
         tracked: torch.Tensor | None
         if isinstance(input, torch.Tensor):
@@ -269,16 +260,17 @@ class OperationFuser:
             for i, t in zip(self._routes.readers, extra_inputs, strict=True):
                 if t.requires_grad and i < first:
                     first = i
-        if basic_op_kwargs is self._no_kwargs and encoded is None:
-            forward, backward = self.planned(input.dtype, input.is_cpu)
-        else:
-            forward, backward = self.plan()
         for op in self._prepared:
             op.pre_fuser_forward(requires_grad=self._basic_ops.index(op) >= first)
         if basic_op_kwargs is not self._no_kwargs:
             for stage in forward:
                 for i in stage.indices if stage.trusted else ():
                     self._basic_ops[i].check_kwargs(basic_op_kwargs[i])
+                    if basic_op_kwargs[i] and isinstance(stage.op, Segment):
+                        raise TypeError(
+                            f"{type(self._basic_ops[i]).__name__}: it takes no keywords in a "
+                            f"Sequential; {', '.join(basic_op_kwargs[i])} was given"
+                        )
         call = Call(self, forward, backward, counts, first, basic_op_kwargs, computed, given)
         if first == self._num_basic_ops:
             return call.forward(input, extra_inputs)
@@ -357,3 +349,41 @@ def _expand(ops: list[FusibleOperation], method: str) -> list[FusibleOperation]:
     for op in ops:
         expanded.extend([op] if not op.is_fused_op or _defines(op, method) else basic_ops(op))
     return expanded
+
+
+def _with_segments(
+    forward: list[Stage], backward: list[Stage], routes: Routes
+) -> tuple[list[Stage], list[Stage]]:
+    """Replaces sequences of built-in ops that no fusion took by segments."""
+    ops = [b for stage in forward for b in basic_ops(stage.op)]
+    joins = [
+        is_built_in(op) and type(op).plan_text is not BasicOperation.plan_text for op in ops
+    ]
+    for stage in (*forward, *backward):
+        if isinstance(stage.op, FusedOperation):
+            joins[stage.start : stage.stop] = [False] * len(stage.indices)
+    start = 0
+    while start < len(ops):
+        stop = start
+        while stop < len(ops) and joins[stop] and not _reads_values(ops, stop, start, routes):
+            stop += 1
+        if stop > start and worth_a_plan(ops[start:stop]):
+            stage = Stage(Segment(ops[start:stop], start, routes), start, stop)
+            forward, backward = (
+                [s for s in stages if s.start < start]
+                + [stage]
+                + [s for s in stages if s.start >= stop]
+                for stages in (forward, backward)
+            )
+        start = max(stop, start + 1)
+    return forward, backward
+
+
+def _reads_values(ops: list[BasicOperation], at: int, start: int, routes: Routes) -> bool:
+    """Whether an op reads one value per row from a channel that the segment from `start` writes.
+
+    A channel inside of a plan carries whole tensors only.
+    """
+    if ops[at].channels_inside:
+        return False
+    return any(isinstance(s, tuple) and s[0] >= start for s in routes.sources[at])

@@ -31,6 +31,18 @@ BackwardResult = tuple[Gradient, Sequence[Sequence[Gradient]], Sequence[Sequence
 
 _NOT_COPIED = ("_own_fuser", "_own_plan", "_parts", "_hooks")
 
+_changes = 0
+
+
+def changes() -> int:
+    """A counter that changes when a setting of an operation changes."""
+    return _changes
+
+
+def count_change() -> None:
+    global _changes
+    _changes += 1
+
 
 class OperationContext:
     """The data that one basic op keeps from its forward to its backward pass.
@@ -142,7 +154,9 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        _hooks.count_attribute(name)
+        if not isinstance(value, torch.nn.Parameter):
+            count_change()
+            _hooks.count_attribute(name)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles create their own fuser.
@@ -177,8 +191,10 @@ class BasicOperation(FusibleOperation, abc.ABC):
     parameter_names: tuple[str, ...] | None = None
     # The name of this op in the registry and in chains.
     op_name: str | None = None
-    # Whether training and evaluation differ.
+    # Whether the plan must know the mode: training or evaluation.
     has_modes = False
+    # Whether extra inputs have the shape of the input, so that they may come from the same plan.
+    channels_inside = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,6 +232,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
                 "one of tenon.torch.quantizer, or None"
             )
         self._quantizers[mode][index] = quantizer
+        count_change()
 
     def _check_quantizer(self, mode: str, index: int) -> None:
         if mode not in self._quantizers:
@@ -271,9 +288,16 @@ class BasicOperation(FusibleOperation, abc.ABC):
         """Whether extra input `slot` may have `shape` for an input of shape (*lead, cols)."""
         return tuple(shape) == (*lead, cols)
 
+    def refuse_extra(self, slot: int, shape: Sequence[int], input_shape: Sequence[int]) -> None:
+        """Raises an error for an extra input of the wrong shape."""
+        raise ValueError(
+            f"{type(self).__name__}: the input is {tuple(input_shape)}, extra input {slot} is "
+            f"{tuple(shape)}; they must have the same shape"
+        )
+
     def output_shape(self, shape: Sequence[int]) -> tuple[int, ...] | None:
         """The shape of the output for an input of `shape`. None if it is unknown."""
-        if not len(shape) or not is_ours(self):
+        if not len(shape) or not is_built_in(self):
             return None
         return *shape[:-1], self.plan_cols(shape[-1])
 
@@ -588,7 +612,7 @@ def _keywords(function: FunctionType, bound: bool) -> frozenset[str] | None:
     return frozenset(p.name for p in parameters)
 
 
-# Methods that an op may override. A built-in fusion must not replace such an op.
+# Methods that an op may override. Such an op is opaque.
 _OWN = (
     "op_forward",
     "op_backward",
@@ -605,11 +629,6 @@ def _built_in(cls: type) -> bool:
     return all(getattr(cls, name, _built_in).__module__.startswith(_HERE) for name in _OWN)
 
 
-def is_ours(op: FusibleOperation) -> bool:
-    """Whether `op` has a class of this package, without replaced methods."""
-    return type(op).__module__.startswith(_HERE) and is_built_in(op)
-
-
 def is_built_in(op: FusibleOperation) -> bool:
-    """Whether `op` runs only code of this package, so that a built-in fusion may replace it."""
+    """Whether `op` runs only code of this package, so that it may join a segment."""
     return _built_in(type(op)) and not any(name in op.__dict__ for name in _OWN)

@@ -232,7 +232,6 @@ class Sequential(torch.nn.Module):
         lines = []
         for part, _ in self._groups:
             if isinstance(part, OperationFuser):
-                lines += [f"plan: {name}" for name in part.describe_plans()]
                 forward, backward = part.describe()
                 lines.append("forward: " + ", ".join(forward))
                 lines.append("backward: " + ", ".join(backward))

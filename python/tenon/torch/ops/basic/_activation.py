@@ -16,7 +16,7 @@ import torch
 
 from ...._activation import activation
 from .. import _kernels
-from ..op import BackwardResult, BasicOperation, ExtraOutputs, OperationContext
+from ..op import BackwardResult, BasicOperation, ExtraOutputs, OperationContext, count_change
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -65,11 +65,16 @@ class _ActivationOperation(BasicOperation, abc.ABC):
             x = _kernels.plain(x, dtype)
         y = self._activation_forward_impl(x, next_op_input_quantizer)
         if ctx.requires_grad:
+            self.record(ctx, x)
+            ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
+        return y
+
+    def record(self, ctx: OperationContext, x: torch.Tensor) -> None:
+        """Saves what the backward pass needs."""
+        if ctx.requires_grad:
             ctx.save_for_backward(self.cached_input(x))
             # Parameters may change before the backward pass.
             ctx.kernel = self.__dict__.get("kernel")
-            ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
-        return y
 
     def op_backward(
         self, ctx: OperationContext, grad_output: torch.Tensor
@@ -194,6 +199,7 @@ class _KernelOperation(BasicOperation):
             super().__setattr__(name, value)
             return
         self.__dict__["kernel"] = kernel.having(**{known: value})
+        count_change()
 
     def extra_repr(self) -> str:
         kernel = self.kernel
@@ -268,6 +274,7 @@ class ScaledActivation(_KernelOperation):
     """
 
     num_extra_inputs = 1
+    channels_inside = False
 
     def __init__(
         self,
@@ -281,6 +288,12 @@ class ScaledActivation(_KernelOperation):
 
     def extra_fits(self, slot: int, shape: Sequence[int], lead: Sequence[int], cols: int) -> bool:
         return math.prod(shape) == math.prod(lead)
+
+    def refuse_extra(self, slot: int, shape: Sequence[int], input_shape: Sequence[int]) -> None:
+        raise ValueError(
+            f"{type(self).__name__}: scales have shape {tuple(shape)}, but the input "
+            f"{tuple(input_shape)} has {math.prod(input_shape[:-1])} rows; give one scale a row"
+        )
 
     def fuser_forward(
         self,

@@ -18,7 +18,8 @@ __all__ = ["AddExtraInput"]
 class AddExtraInput(BasicOperation):
     """y = x + e. The extra input e has the shape of x. Both gradients are g.
 
-    With `in_place`, y reuses the memory of e if no gradient is recorded and the caller provided e.
+    With `in_place`, y is e itself, overwritten, if this is the last op, no gradient is recorded and
+    the caller provided e.
     """
 
     op_name = "add"
@@ -31,8 +32,8 @@ class AddExtraInput(BasicOperation):
     def extra_repr(self) -> str:
         return "in_place=True" if self.in_place else ""
 
-    def plan_text(self) -> str | None:
-        return None if self.in_place else "add"
+    def plan_text(self) -> str:
+        return "add"
 
     @staticmethod
     def check(x: Any, extra: torch.Tensor) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import _cuda
+from ...._lib import DTYPES
+from ... import _call, _cuda
 from .. import _kernels
 from ..op import OperationContext, PartOperation, check_size, with_numbers
 
@@ -130,7 +131,7 @@ class BasicLinear(PartOperation):
         x, w = self.operands(ctx, input_)
         if ctx.requires_grad:
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
-        return _kernels.encode(torch.nn.functional.linear(x, w), next_op_input_quantizer)
+        return _kernels.encode(_kernels.product(x, w), next_op_input_quantizer)
 
     def op_backward(
         self, ctx: OperationContext, grad_output: torch.Tensor
@@ -138,33 +139,36 @@ class BasicLinear(PartOperation):
         x, w = ctx.saved_tensors
         dtype: torch.dtype = w.dtype
         dy = _kernels.plain(_kernels.encode(grad_output, self.get_quantizer("backward", 0)), dtype)
-        dx = dw = None
-        if ctx.input_requires_grad:
-            dx = _kernels.encode(
-                torch.matmul(dy, _kernels.plain(w, dtype)), ctx.prev_op_grad_output_quantizer
-            )
         weight = self.parameter(ctx, "weight")
-        if x is not None and weight.requires_grad:
-            dw = self._weight_gradient(
-                weight,
-                dy.reshape(-1, self.out_features),
-                _kernels.plain(x, dtype).reshape(-1, self.in_features),
+        target = None
+        if x is not None and weight.requires_grad and self.accumulate_into_main_grad:
+            dtype_of_sum = self.main_grad(weight).dtype
+            target = self.target_of_grad(
+                weight, dtype_of_sum if dtype_of_sum in _call.PLAIN else torch.float32
             )
+        dx, dw = _kernels.product_backward(
+            dy,
+            None if x is None or not weight.requires_grad else _kernels.plain(x, dtype),
+            _kernels.plain(w, dtype),
+            ctx.input_requires_grad,
+            target,
+            weight.dtype,
+        )
+        if target is not None:
+            self.delivered(weight, target)
+            dw = None
+        if dx is not None:
+            dx = _kernels.encode(dx, ctx.prev_op_grad_output_quantizer)
         return dx, (dw,)
 
-    def _weight_gradient(
-        self, weight: torch.Tensor, dy: torch.Tensor, x: torch.Tensor
-    ) -> torch.Tensor | None:
-        main_grad = self.main_grad(weight)
-        if main_grad is not None and main_grad.dtype != dy.dtype:
-            dy, x = dy.float(), x.float()  # torch rounds a product to the dtype of its operands
-        return self.deliver(weight, torch.mm(dy.t(), x))
-
-    def main_grad(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """The tensor that dW is added to, or None."""
+    def main_grad(self, weight: torch.Tensor) -> torch.Tensor:
+        """The tensor that dW is added to."""
         main_grad = getattr(weight, "main_grad", None)
-        if not self.accumulate_into_main_grad or main_grad is None:
-            return None
+        if main_grad is None:
+            raise RuntimeError(
+                "BasicLinear: accumulate_into_main_grad is set, but the weight has no main_grad; "
+                "give it a tensor of the weight's shape"
+            )
         if not isinstance(main_grad, torch.Tensor) or not main_grad.is_floating_point():
             kind = getattr(main_grad, "dtype", type(main_grad).__name__)
             raise TypeError(
@@ -175,22 +179,33 @@ class BasicLinear(PartOperation):
                 f"BasicLinear: weight.main_grad has the shape {tuple(main_grad.shape)}; it must be "
                 f"the weight's, {tuple(weight.shape)}"
             )
+        _cuda.same("BasicLinear: weight", weight, "BasicLinear: weight.main_grad", main_grad)
         return main_grad
 
-    def deliver(self, weight: torch.Tensor, dw: torch.Tensor) -> torch.Tensor | None:
-        """dW for autograd, or None after it was added to `main_grad`."""
-        if not self.accumulate_into_main_grad:
-            return dw if dw.dtype == weight.dtype else dw.to(weight.dtype)
+    def grad_request(self, weight: torch.Tensor) -> str:
+        """The gradient of W that a plan writes: added to memory of the dtype of main_grad."""
+        if getattr(weight, "main_grad", None) is None:  # it may be set before the backward pass
+            return "+f32"
+        dtype = self.main_grad(weight).dtype
+        return "+" + DTYPES[_call.DTYPES[dtype]] if dtype in _call.PLAIN else "+f32"
+
+    def target_of_grad(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The memory that a plan adds dW of `dtype` to."""
         main_grad = self.main_grad(weight)
-        if main_grad is None:
-            raise RuntimeError(
-                "BasicLinear: accumulate_into_main_grad is set, but the weight has no main_grad; "
-                "give it a tensor of the weight's shape"
-            )
+        if main_grad.dtype != dtype or not main_grad.is_contiguous() or main_grad.is_neg():
+            return torch.zeros(weight.shape, dtype=dtype, device=weight.device)
         if getattr(weight, "overwrite_main_grad", False):
-            main_grad.copy_(dw)
+            main_grad.zero_()
+        return main_grad
+
+    def delivered(self, weight: torch.Tensor, target: torch.Tensor) -> None:
+        """Called after dW was added to `target`."""
+        main_grad = self.main_grad(weight)
+        if target is main_grad:
+            torch.autograd.graph.increment_version(main_grad)
+        elif getattr(weight, "overwrite_main_grad", False):
+            main_grad.copy_(target)
         else:
-            main_grad.add_(dw)
+            main_grad.add_(target)
         if hasattr(weight, "grad_added_to_main_grad"):
             weight.grad_added_to_main_grad = True
-        return None

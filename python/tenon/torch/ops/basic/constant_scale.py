@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,8 +35,9 @@ class ConstantScale(BasicOperation):
         return f"{self.scale:g}"
 
     def plan_text(self) -> str | None:
-        # A tensor of one element is also a valid scale, but the text of a plan cannot contain it.
-        return f"scale({self.scale!r})" if type(self.scale) in (int, float) else None
+        # The text of a plan cannot contain tensors and infinities, which are also valid scales.
+        finite = type(self.scale) in (int, float) and math.isfinite(self.scale)
+        return f"scale({self.scale!r})" if finite else None
 
     def op_forward(
         self,

@@ -24,7 +24,6 @@ class Dropout(BasicOperation):
     """
 
     op_name = "dropout"
-    has_modes = True
 
     def __init__(self, p: float) -> None:
         super().__init__()

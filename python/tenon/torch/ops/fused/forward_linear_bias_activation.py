@@ -1,4 +1,4 @@
-"""y = f(x·Wᵀ + b) in one step."""
+"""y = f(x·Wᵀ + b) in one plan."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["ForwardLinearBiasActivation"]
 
 
 class ForwardLinearBiasActivation(FusedOperation):
-    """y = f(x·Wᵀ + b): the matrix product adds the bias, the activation is one kernel.
+    """y = f(x·Wᵀ + b) as the plan of its ops, with x·Wᵀ + b as a second output.
 
     It saves the same tensors as `BasicLinear`, `Bias` and the activation. So their backward passes,
     fused or not, can follow. `bias` and `activation` may be None.
     """
 
-    note = "one GEMM with bias, then one Tenon kernel"
+    note = "one plan"
     linear: BasicLinear
     bias: Bias | None
     activation: BasicOperation | None
@@ -56,8 +56,8 @@ class ForwardLinearBiasActivation(FusedOperation):
         super().__init__(ops)
         # Plain attributes, because the modules are already registered as basic_ops.
         self.__dict__.update(linear=linear, bias=bias, activation=activation)
-        # The op_forward of a built-in op takes both quantizers, so no signature lookup is needed.
-        self._quick = activation is not None and ours(activation, Activation)
+        # The text of a built-in activation, which joins the plan of the product.
+        self._fuses = activation is not None and ours(activation, Activation)
 
     def fuser_forward(
         self,
@@ -72,21 +72,22 @@ class ForwardLinearBiasActivation(FusedOperation):
         x, w = self.linear.operands(basic_op_ctxs[0], input_)
         b: torch.Tensor | None = None
         if self.bias is not None:
-            b = self.bias.parameter(basic_op_ctxs[1], "bias")
-            if with_numbers("Bias", "bias", b).dtype != x.dtype:
-                b = b.to(x.dtype)
-        y = torch.nn.functional.linear(x, w, b)
-        if self.activation is None:
-            y = _kernels.encode(y, next_op_input_quantizer)
+            b = with_numbers("Bias", "bias", self.bias.parameter(basic_op_ctxs[1], "bias"))
+            b = _kernels.plain(b.detach(), x.dtype)
+        activation, ctx = self.activation, basic_op_ctxs[-1]
+        behind = next_op_input_quantizer
+        if self._fuses and not basic_op_kwargs[-1]:
+            assert isinstance(activation, Activation)
+            y, z = _kernels.product_bias_activation(x, w, b, activation.plan_text())
+            activation.record(ctx, z)
+            y = _kernels.encode(y, behind)
         else:
-            ctx, kwargs = basic_op_ctxs[-1], basic_op_kwargs[-1]
-            before, behind = ctx.prev_op_grad_output_quantizer, next_op_input_quantizer
-            if self._quick and not kwargs:
-                y = self.activation.op_forward(
-                    ctx, y, prev_op_grad_output_quantizer=before, next_op_input_quantizer=behind
-                )
+            y = _kernels.product_bias_activation(x, w, b, None)[0]
+            if activation is None:
+                y = _kernels.encode(y, behind)
             else:
-                y = self.activation.call_forward(ctx, y, before, behind, kwargs)
+                before = ctx.prev_op_grad_output_quantizer
+                y = activation.call_forward(ctx, y, before, behind, basic_op_kwargs[-1])
         return y, [()] * len(basic_op_ctxs)
 
     @staticmethod

@@ -1,0 +1,763 @@
+"""A segment: adjacent built-in ops that run as one plan, with one call per pass."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._lib import DTYPES
+from ..._ops import ops as registry
+from ..._plan import BACKWARD, BACKWARD_LAST, FORWARD, Plan
+from .. import _call, _cuda, _memory, _saved, _watch
+from .._dropout import random_state
+from .._dynamo import one_break
+from .._once import once
+from . import _kernels
+from ._stand_ins import stand_in
+from .basic import AddExtraInput, BasicLinear, Dropout, Identity, MakeExtraOutput, Reshape
+from .op import (
+    BackwardResult,
+    BasicOperation,
+    ExtraOutputs,
+    FusedOperation,
+    OperationContext,
+    changes,
+    with_numbers,
+)
+
+if TYPE_CHECKING:
+    from ..quantizer import Quantizer
+    from ._routes import Routes
+    from .fuser import Stage
+
+__all__ = ["Segment"]
+
+_TYPES = {DTYPES[number]: dtype for dtype, number in _call.DTYPES.items()} | {"u64": torch.int64}
+_NAMES = {dtype: DTYPES[_call.DTYPES[dtype]] for dtype in _call.PLAIN}
+_MOST = 64  # cached plans per segment, and cached row counts per plan
+_ALIGNED = 256  # bytes: the largest alignment that cuBLASLt distinguishes
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+# By op: whether each parameter may have several rows. Other parameters are 1-D in torch.
+_MATRICES = {op.name: [p.rows is not None for p in op.parameters] for op in registry()}
+
+# Ops without computation. A plan of only these ops would just copy.
+_FREE = (Identity, MakeExtraOutput, Reshape)
+
+
+class _Layout:
+    """Positions of saved buffers (one tensor per dtype), and the workspace size of each pass."""
+
+    def __init__(self, plan: Plan, saved: Sequence[int], rows: int) -> None:
+        sizes, _ = plan.sizes(rows)
+        self.workspace = [plan.workspace(p, rows) for p in (FORWARD, BACKWARD, BACKWARD_LAST)]
+        ends: dict[torch.dtype, int] = {}
+        self.places: list[tuple[int, int, int]] = []  # buffer, tensor, byte
+        for i in saved:
+            dtype = _TYPES[plan.buffers[i].dtype]
+            begin = -(-ends.setdefault(dtype, 0) // _ALIGNED) * _ALIGNED
+            self.places.append((i, list(ends).index(dtype), begin))
+            ends[dtype] = begin + sizes[i]
+        self.blocks = [(end // dtype.itemsize, dtype) for dtype, end in ends.items()]
+
+
+class _Ready:
+    """A plan with the indices of its buffers."""
+
+    def __init__(self, plan: Plan, segment: Segment, cols: int, dtype: torch.dtype) -> None:
+        ops = segment.ops
+        self.plan, self.dtype = plan, dtype
+        self.memory = ctypes.c_void_p * len(plan.buffers)
+        names = [b.name for b in plan.buffers]
+        at = {name: i for i, name in enumerate(names)}
+        of: dict[str, list[int]] = {}
+        for i, b in enumerate(plan.buffers):
+            of.setdefault(b.role, []).append(i)
+        self.count = len(names)
+        self.params, self.extra_in = of.get("param", []), of.get("extra_in", [])
+        self.extra_out, self.saved = of.get("extra_out", []), of.get("saved", [])
+        self.rng, self.dx = at.get("rng"), at.get("dx")
+        self.dy = at.get("dy", -1)  # -1 in a plan without backward
+        self.dparams, self.dextra_in, self.dextra_out = (
+            [at.get("d" + names[i]) for i in group]
+            for group in (self.params, self.extra_in, self.extra_out)
+        )
+        self.grad_dtypes = {i: _TYPES[plan.buffers[i].dtype] for i in of.get("grad", [])}
+        # The tensors of a forward call, and which of them the backward pass reads.
+        self.tensors = [at["x"], *of["output"], *self.params, *self.extra_in, *self.extra_out]
+        self.dtypes = [_TYPES[plan.buffers[i].dtype] for i in self.tensors]
+        self.kept = [k for k, i in enumerate(self.tensors) if plan.buffers[i].reads_backward]
+        self.parameter_dtypes = [_TYPES[plan.buffers[i].dtype] for i in self.params]
+        self._layouts: dict[int, _Layout] = {}
+        matrices = [m for op in ops if op.parameter_names for m in _MATRICES[op.op_name or ""]]
+        self.shapes = [
+            torch.Size(b.shape(0) if matrix else (b.cols,))
+            for matrix, b in zip(matrices, (plan.buffers[i] for i in self.params), strict=True)
+        ]
+        self.cols = [cols]  # columns of the input of each op, then of the output
+        for op in ops:
+            self.cols.append(op.plan_cols(self.cols[-1]))
+        # Dropouts share one random stream. Its rows must hold the widest of them.
+        drops = [c for op, c in zip(ops, self.cols, strict=False) if isinstance(op, Dropout)]
+        self.dropout_cols = max(drops or self.cols)
+
+    def saves(self, k: int, t: torch.Tensor) -> bool:
+        """Whether tensor `k` of a forward call is saved itself, or nothing is."""
+        if not self.kept and not self.saved:
+            return True
+        return k in self.kept and t.dtype == self.dtypes[k] and t.is_contiguous()
+
+    def layout(self, rows: int) -> _Layout:
+        """The memory that a call with `rows` rows needs from torch's allocator."""
+        known = self._layouts.get(rows)
+        if known is None:
+            if len(self._layouts) >= _MOST:
+                self._layouts.clear()
+            known = self._layouts[rows] = _Layout(self.plan, self.saved, rows)
+        return known
+
+
+class _Run:
+    """What the backward pass of one call needs, in addition to saved tensors."""
+
+    __slots__ = (
+        "blocks_at",
+        "device",
+        "extras",
+        "input",
+        "kinds",
+        "made",
+        "main_grads",
+        "output",
+        "overwritten",
+        "params",
+        "ready",
+        "rows",
+    )
+    ready: _Ready
+    rows: int
+    input: tuple[torch.Size, torch.dtype]
+    output: Sequence[int]
+    made: list[Sequence[int]]  # shapes of the extra outputs
+    extras: list[tuple[torch.Size, torch.dtype]]
+    params: list[torch.dtype]
+    main_grads: list[tuple[int, BasicLinear, torch.Tensor]]  # weights with a main_grad
+    device: torch.device
+    kinds: list[Any]
+    blocks_at: list[int] | None
+    overwritten: bool
+
+
+class Segment(FusedOperation):
+    """Adjacent built-in ops as one plan.
+
+    A call that one plan cannot express is cut into several segments and single ops: parts with
+    another dtype, tensors without columns, quantizers that a plan does not have.
+    """
+
+    note = "one call forward, one backward"
+
+    def __init__(self, ops: Sequence[BasicOperation], start: int, routes: Routes) -> None:
+        super().__init__(ops)
+        stop = start + len(ops)
+        self.ops = list(ops)
+        self._start, self._routes = start, routes
+        self._routed = not routes.plain
+        self._none: ExtraOutputs = [()] * len(ops)
+        self._reshapes = any(type(op).plan_lead is not BasicOperation.plan_lead for op in ops)
+        self._named = [(i, name) for i, op in enumerate(ops) for name in op.parameter_names or ()]
+        self._holders = [
+            (ops[i].parameter_holder()._parameters, ops[i], name) for i, name in self._named
+        ]
+        self._weights = [
+            (k, op)
+            for k, (i, _) in enumerate(self._named)
+            if isinstance(op := ops[i], BasicLinear)
+        ]
+        # Channels that begin and end in this segment are internal. Other extra tensors are its
+        # arguments.
+        read_here = {s for sources in routes.sources[start:stop] for s in sources}
+        read_later = {s for sources in routes.sources[stop:] for s in sources}
+        # Text before and after each op.
+        self._before, self._behind = [""] * len(ops), [""] * len(ops)
+        self.given: list[tuple[int, int]] = []  # extra inputs: op, slot
+        self.made: list[tuple[int, int]] = []  # extra outputs
+        self._dropped: list[int] = []  # ops with an unused extra output
+        self._sources: dict[int, tuple[int, int]] = {}  # internal channels: reader, writer
+        for i, op in enumerate(ops):
+            for slot, source in enumerate(routes.sources[start + i]):
+                if isinstance(source, tuple) and source[0] >= start:
+                    self._behind[i] += f"<c{source[0]}_{source[1]}"
+                    self._sources[i] = (source[0] - start, source[1])
+                else:
+                    self.given.append((i, slot))
+            for slot in range(op.num_extra_outputs):
+                key = (start + i, slot)
+                leaves = key in routes.outputs or key in read_later
+                if leaves:
+                    self.made.append((i, slot))
+                if key in read_here:
+                    self._before[i] = "make_extra_output " if leaves else ""
+                    self._behind[i] += f">c{key[0]}_{key[1]}"
+                    assert isinstance(op, MakeExtraOutput) or not leaves
+                elif not leaves and isinstance(op, MakeExtraOutput):
+                    self._dropped.append(i)
+                elif not leaves:
+                    self.made.append((i, slot))
+        # The extra input whose memory the last op may reuse for the output.
+        last = ops[-1]
+        self._in_place = -1
+        if isinstance(last, AddExtraInput) and (len(ops) - 1, 0) in self.given:
+            if 0 not in last._input_channels:
+                self._in_place = self.given.index((len(ops) - 1, 0))
+        self._ready: dict[Any, _Ready | list[Stage]] = {}
+        # The settings of the ops, read again after a change.
+        self._seen, self._text = -1, tuple[str | None, ...]()
+        self._modes: list[bool | None] = []
+        self._config: tuple[Any, ...] = ()
+
+    def texts(self) -> tuple[str | None, ...]:
+        """The chain text of each op. None for an op that a plan does not have."""
+        seen = changes()
+        if seen != self._seen:
+            texts = [op.plan_text() for op in self.ops]
+            for i in self._dropped:
+                texts[i] = "identity"
+            modes = [op.training if op.has_modes else None for op in self.ops]
+            # Not by attribute: setting one counts as a change of an operation.
+            self.__dict__.update(_seen=seen, _text=tuple(texts), _modes=modes)
+            self.__dict__["_config"] = (*texts, *modes)
+        return self._text
+
+    def parameters_of(self, ctxs: Sequence[OperationContext] | None = None) -> list[torch.Tensor]:
+        """The parameters of the ops, in the order of the plan."""
+        found = []
+        for holder, op, name in self._holders:
+            p: Any = holder.get(name)
+            if p is None:
+                p = getattr(op, name)
+            found.append(p)
+        if ctxs is not None:
+            for k, (i, name) in enumerate(self._named):
+                computed = ctxs[i]._computed
+                if computed is not None:
+                    found[k] = computed[name]
+        return found
+
+    def find(
+        self,
+        x: torch.Tensor,
+        params: Sequence[torch.Tensor],
+        extras: Sequence[torch.Tensor],
+        backward: bool,
+        input_grad: bool,
+        extra_grads: Sequence[bool],
+        device: str | None = None,
+    ) -> _Ready | list[Stage]:
+        """The plan for a call, or the stages that it is cut into. Default device: that of x."""
+        kind = device or ("cpu" if x.is_cpu else "cuda")
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        wanted: list[Any] = [backward and p.requires_grad for p in params]
+        for k, op in self._weights if backward else ():
+            if op.accumulate_into_main_grad and wanted[k]:
+                wanted[k] = op.grad_request(params[k])
+        self.texts()
+        key = (
+            *(self._config, x.shape[-1] if x.dim() else 0, x.dtype, kind, autocast),
+            *[p.dtype for p in params],
+            *wanted,
+            *[t.dtype for t in extras],
+            *(*extra_grads, backward, input_grad),
+        )
+        found = self._ready.get(key)
+        if found is None:
+            if device is None:
+                self._check_operands(x, params, extras)
+            request = {
+                "backward": backward,
+                "input_grad": input_grad,
+                "parameter_grads": wanted,
+                "extra_grads": extra_grads,
+                "device": kind,
+            }
+            found = self._make(x, params, extras, autocast, request)
+            if len(self._ready) >= _MOST:
+                self._ready.clear()
+            self._ready[key] = found
+        return found
+
+    def _make(
+        self,
+        x: torch.Tensor,
+        params: Sequence[torch.Tensor],
+        extras: Sequence[torch.Tensor],
+        autocast: torch.dtype | None,
+        request: dict[str, Any],
+    ) -> _Ready | list[Stage]:
+        texts = self.texts()
+        flow = self._dtypes(x.dtype, params, extras, autocast)
+        cols = x.shape[-1] if x.dim() else 0
+        if cols == 0:
+            return self._stages([(i, i + 1) for i in range(len(self.ops))])
+        modes = {mode for mode in self._modes if mode is not None}
+        if None in texts or len(modes) > 1 or any(dtype != flow[0] for dtype in flow):
+            return self._stages(self.parts(texts, flow))
+        dtype = flow[0]
+        self._check_widths(cols)
+        around = zip(self._before, texts, self._behind, strict=True)
+        plan = Plan(
+            " ".join([f"{before}{text}{behind}" for before, text, behind in around]),
+            cols=cols,
+            dtype=_NAMES[dtype],
+            parameter_dtype=_NAMES[dtype if self._weights or not params else params[0].dtype],
+            training=modes != {False},
+            **request,
+        )
+        return _Ready(plan, self, cols, dtype)
+
+    def _check_operands(
+        self, x: torch.Tensor, params: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]
+    ) -> None:
+        """Raises an error for tensors that a plan cannot read, with the name of their op."""
+        name = self.told()
+        _kernels.compute_dtype(name, x)
+        _readable(f"{name}: the input", x)
+        for (i, slot), t in zip(self.given, extras, strict=True):
+            told = f"{type(self.ops[i]).__name__}: extra input {slot}"
+            _kernels.compute_dtype(told, t)
+            _readable(told, t)
+        for (i, what), p in zip(self._named, params, strict=True):
+            op = type(self.ops[i]).__name__
+            with_numbers(op, what, p)
+            _kernels.compute_dtype(f"{op}: {what}", p)
+            _readable(f"{op}: {what}", p)
+
+    def _check_widths(self, cols: int) -> None:
+        for op in self.ops:
+            width = op.plan_width()
+            if width not in (None, cols):
+                raise ValueError(
+                    f"{type(op).__name__}: its input has {cols} columns; it must have {width}"
+                )
+            cols = op.plan_cols(cols)
+
+    def _dtypes(
+        self,
+        dtype: torch.dtype,
+        params: Sequence[torch.Tensor],
+        extras: Sequence[torch.Tensor],
+        autocast: torch.dtype | None,
+    ) -> list[torch.dtype]:
+        """The dtype of the output of each op.
+
+        Autocast sets it for all ops. Otherwise a linear computes in the dtype of its weight, and a
+        sum has the larger of its two dtypes.
+        """
+        if autocast in _NAMES:
+            assert autocast is not None
+            return [autocast] * len(self.ops)
+        weights = {self._named[k][0]: params[k].dtype for k, _ in self._weights}
+        added = {i: t.dtype for (i, _), t in zip(self.given, extras, strict=True)}
+        flow: list[torch.dtype] = []
+        for i, op in enumerate(self.ops):
+            dtype = weights.get(i, dtype)
+            if isinstance(op, AddExtraInput):
+                other = added[i] if i in added else flow[self._sources[i][0]]
+                dtype = torch.promote_types(dtype, other)
+            flow.append(dtype)
+        return flow
+
+    def parts(
+        self, texts: Sequence[str | None], flow: Sequence[torch.dtype]
+    ) -> list[tuple[int, int]]:
+        """Cuts where the dtype or the mode changes, and around ops that a plan does not have."""
+        cuts, mode = [0], self._modes[0]
+        for i in range(1, len(texts)):
+            here = self._modes[i]
+            turns = here is not None and mode is not None and here != mode
+            if turns or flow[i] != flow[i - 1] or texts[i] is None or texts[i - 1] is None:
+                cuts.append(i)
+                mode = None
+            mode = mode if here is None else here
+        return list(zip(cuts, (*cuts[1:], len(texts)), strict=True))
+
+    def _stages(self, parts: Sequence[tuple[int, int]]) -> list[Stage]:
+        """The parts as segments of their own. A part of one op that computes is called alone."""
+        from .fuser import Stage, stage_of
+
+        stages: list[Stage] = []
+        for begin, end in parts:
+            ops, start = self.ops[begin:end], self._start + begin
+            if self._text[begin] is not None and worth_a_plan(ops) and len(ops) < len(self.ops):
+                stages.append(Stage(Segment(ops, start, self._routes), start, start + len(ops)))
+            else:
+                stages += [stage_of(op, start + i) for i, op in enumerate(ops)]
+        return stages
+
+    def _leads(self, shape: Sequence[int], cols: Sequence[int]) -> list[Sequence[int]]:
+        """The leading dimensions of the input of each op, and of the output."""
+        leads: list[Sequence[int]] = [shape]
+        for op, width in zip(self.ops, cols, strict=False):
+            lead = op.plan_lead(leads[-1], width)
+            if lead is None:
+                raise ValueError(
+                    f"{type(op).__name__}: an input of shape {(*leads[-1], width)} does not become "
+                    f"({op.extra_repr()}); the number of elements must be the same"
+                )
+            leads.append(lead)
+        return leads
+
+    def forward_pass(
+        self,
+        ready: _Ready,
+        x: torch.Tensor,
+        params: Sequence[torch.Tensor],
+        extras: Sequence[torch.Tensor],
+        record: bool,
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], _Run | None]:
+        """(output, extra outputs, tensors to save, data for the backward pass)."""
+        given, device, dtype = x, x.device, ready.dtype
+        shape, widths, on_cpu = x.shape, ready.cols, x.is_cpu
+        lead, cols = shape[:-1], widths[0]
+        if [p.shape for p in params] != ready.shapes:
+            self._wrong_parameter(ready, params)
+        for (i, what), p in zip(self._named, params, strict=True):
+            if p.device != device:
+                op = type(self.ops[i]).__name__
+                with_numbers(op, what, p)
+                _cuda.same(f"{op}: the input", x, f"{op}: {what}", p)
+        leads = self._leads(lead, widths) if self._reshapes else None
+        for (i, slot), t in zip(self.given, extras, strict=True):
+            here = lead if leads is None else leads[i]
+            if not self.ops[i].extra_fits(slot, t.shape, here, widths[i]):
+                self.ops[i].refuse_extra(slot, t.shape, (*here, widths[i]))
+            if t.device != device:
+                op = type(self.ops[i]).__name__
+                _cuda.same(f"{op}: the input", x, f"{op}: extra input {slot}", t)
+        rows = x.numel() // cols
+        x = _tensor(x, dtype)
+        params_read = [_tensor(p, t) for p, t in zip(params, ready.parameter_dtypes, strict=True)]
+        extras_read = [_tensor(t, dtype) for t in extras]
+        layout = ready.layout(rows)
+        place = self._in_place
+        if place >= 0 and not record and self._overwrites(extras[place], extras_read[place]):
+            y = extras[place]
+            torch.autograd.graph.increment_version(y)
+        else:
+            y = torch.empty(
+                (*(lead if leads is None else leads[-1]), widths[-1]), dtype=dtype, device=device
+            )
+        made = [
+            torch.empty(
+                (*(lead if leads is None else leads[i]), widths[i]), dtype=dtype, device=device
+            )
+            for i, _ in self.made
+        ]
+        blocks = [
+            _memory.saved(size, kind) if on_cpu else torch.empty(size, dtype=kind, device=device)
+            for size, kind in layout.blocks
+        ]
+        memory = [0] * ready.count
+        tensors = [x, y, *params_read, *extras_read, *made]
+        for i, t in zip(ready.tensors, tensors, strict=True):
+            memory[i] = t.data_ptr()
+        for i, block, begin in layout.places:
+            memory[i] = blocks[block].data_ptr() + begin
+        if ready.rng is not None:
+            random = random_state(ready.dropout_cols, x)
+            memory[ready.rng] = random.data_ptr()
+        _kernels.run_plan(
+            ready.plan, FORWARD, rows, ready.memory(*memory), layout.workspace[FORWARD], x
+        )
+        if not record:
+            return y, made, [], None
+        run = _Run()
+        run.ready, run.rows, run.device = ready, rows, device
+        run.input, run.output = (shape, given.dtype), y.shape
+        run.made = [t.shape for t in made]
+        run.extras = [(t.shape, t.dtype) for t in extras]
+        run.params = [p.dtype for p in params]
+        run.main_grads = [
+            (k, op, params[k])
+            for k, op in self._weights
+            if op.accumulate_into_main_grad and params[k].requires_grad
+        ]
+        kept = [tensors[k] for k in ready.kept]
+        run.kinds = _saved.kinds(kept)
+        run.blocks_at, run.overwritten = _saved.addresses(blocks), False
+        return y, made, kept + blocks, run
+
+    def backward_pass(
+        self,
+        run: _Run,
+        saved: Sequence[torch.Tensor],
+        grad: torch.Tensor | None,
+        grads_made: Sequence[torch.Tensor | None],
+    ) -> tuple[Any, list[Any], list[Any]]:
+        """The gradients of the input, of the parameters and of the extra inputs."""
+        if run.overwritten:
+            raise RuntimeError(
+                f"{self.told()}: an earlier backward pass of this graph failed after it had "
+                "overwritten its saved tensors; run the forward pass again, or keep the graph with "
+                "retain_graph=True"
+            )
+        ready, rows, device = run.ready, run.rows, run.device
+        dtype, count = ready.dtype, len(ready.kept)
+        kept, blocks = saved[:count], saved[count:]
+        if _saved.kinds(kept) != run.kinds:
+            _saved.check(self.told(), run.kinds, kept)
+        layout = ready.layout(rows)
+        _saved.check_blocks(self.told(), layout.blocks, blocks, device)
+        memory = [0] * ready.count
+
+        def read(at: int, given: Any, shape: Sequence[int], told: str) -> torch.Tensor:
+            if given is None:
+                given = torch.zeros(shape, dtype=dtype, device=device)
+            else:
+                _saved.check_gradient(self.told(), told, given, shape, device)
+            t = _tensor(_kernels.plain(given), dtype)
+            memory[at] = t.data_ptr()
+            return t
+
+        alive = [read(ready.dy, grad, run.output, "its output")]
+        for at, given, shape in zip(ready.dextra_out, grads_made, run.made, strict=True):
+            if at is not None:
+                alive.append(read(at, given, shape, "an extra output"))
+        # Hooks may have changed the strides.
+        alive += [_call.contiguous(t) for t in kept]
+        for k, t in zip(ready.kept, alive[-count:] if count else (), strict=True):
+            memory[ready.tensors[k]] = t.data_ptr()
+        blocks = [_call.contiguous(t) for t in blocks]
+        for i, block, begin in layout.places:
+            memory[i] = blocks[block].data_ptr() + begin
+
+        def gradient(at: int | None, shape: Sequence[int]) -> torch.Tensor | None:
+            if at is None:
+                return None
+            made = torch.empty(shape, dtype=ready.grad_dtypes[at], device=device)
+            memory[at] = made.data_ptr()
+            return made
+
+        dx = gradient(ready.dx, run.input[0])
+        direct = {
+            k: op.target_of_grad(w, ready.grad_dtypes[at])
+            for k, op, w in run.main_grads
+            if (at := ready.dparams[k]) is not None
+        }
+        of_params: list[Any] = []
+        for k, (at, shape) in enumerate(zip(ready.dparams, ready.shapes, strict=True)):
+            if at is not None and k in direct:
+                memory[at] = direct[k].data_ptr()
+                of_params.append(None)
+            else:
+                of_params.append(gradient(at, shape))
+        of_extras = [
+            gradient(at, shape)
+            for at, (shape, _) in zip(ready.dextra_in, run.extras, strict=True)
+        ]
+        pass_ = BACKWARD_LAST if _saved.overwritable(run.blocks_at, blocks) else BACKWARD
+        run.overwritten = pass_ == BACKWARD_LAST
+        _kernels.run_plan(
+            ready.plan, pass_, rows, ready.memory(*memory), layout.workspace[pass_], alive[0]
+        )
+        for k, op, weight in run.main_grads:
+            op.delivered(weight, direct[k])
+        return (
+            _as(dx, run.input[1]),
+            [_as(g, t) for g, t in zip(of_params, run.params, strict=True)],
+            [_as(g, t) for g, (_, t) in zip(of_extras, run.extras, strict=True)],
+        )
+
+    def call(self, x: torch.Tensor, *extras: torch.Tensor) -> Any:
+        """Runs the segment as a node of the autograd graph. NotImplemented if it must be cut."""
+        params = self.parameters_of()
+        _watch.check(self, x, *extras, *params)
+        record = input_grad = False
+        extra_grads: list[bool] = []
+        if torch.is_grad_enabled():
+            input_grad = x.requires_grad
+            extra_grads = [t.requires_grad for t in extras]
+            record = input_grad or any(extra_grads) or any([p.requires_grad for p in params])
+        else:
+            extra_grads = [False] * len(extras)
+        ready = self.find(x, params, extras, record, input_grad, extra_grads)
+        if isinstance(ready, list):
+            return NotImplemented
+        if not record:
+            y, made, _, _ = self.forward_pass(ready, x, params, extras, False)
+            return (y, *made) if made else y
+        # A second derivative must find inputs that the gradients may depend on, also if they are
+        # not saved. Leaf tensors are found through the node.
+        hidden = [
+            stand_in(t)
+            for k, t in ((0, x), *enumerate((*params, *extras), 2))
+            if t.requires_grad and not t.is_leaf and not ready.saves(k, t)
+        ]
+        return _apply(self, ready, hidden, x, *extras, *params)
+
+    def fuser_forward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        input_: torch.Tensor,
+        *,
+        basic_op_extra_inputs: list[tuple[torch.Tensor, ...]],
+        prev_op_grad_output_quantizer: Quantizer | None,
+        next_op_input_quantizer: Quantizer | None,
+        basic_op_kwargs: list[dict[str, Any]],
+    ) -> Any:
+        """(output, extra outputs), or the stages that the call is cut into."""
+        x = _kernels.plain(input_)
+        params = self.parameters_of(basic_op_ctxs)
+        extras = [basic_op_extra_inputs[i][slot] for i, slot in self.given]
+        wanted = [
+            basic_op_ctxs[i].requires_grad and t.requires_grad
+            for (i, _), t in zip(self.given, extras, strict=True)
+        ]
+        first, last = basic_op_ctxs[0], basic_op_ctxs[-1]
+        input_grad = first.requires_grad and first.input_requires_grad
+        ready = self.find(x, params, extras, last.requires_grad, input_grad, wanted)
+        if isinstance(ready, list):
+            return ready
+        y, made, saved, run = self.forward_pass(ready, x, params, extras, last.requires_grad)
+        if run is not None:
+            last.save_for_backward(*saved)
+            last.run, last.grad_quantizer = run, prev_op_grad_output_quantizer
+        y = _kernels.encode(y, next_op_input_quantizer)
+        if not self._routed:
+            return y, self._none
+        outputs: list[list[Any]] = [[None] * op.num_extra_outputs for op in self.ops]
+        for (i, slot), t in zip(self.made, made, strict=True):
+            outputs[i][slot] = t
+        return y, outputs
+
+    def fuser_backward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        grad_output: torch.Tensor,
+        *,
+        basic_op_grad_extra_outputs: list[tuple[torch.Tensor, ...]],
+    ) -> BackwardResult:
+        ctx = basic_op_ctxs[-1]
+        grads_made = [basic_op_grad_extra_outputs[i][slot] for i, slot in self.made]
+        dx, of_params, of_extras = self.backward_pass(
+            ctx.run, ctx.saved_tensors, grad_output, grads_made
+        )
+        if dx is not None:
+            dx = _kernels.encode(dx, ctx.grad_quantizer)
+        params: list[list[Any]] = [[] for _ in self.ops]
+        for (i, _), grad in zip(self._named, of_params, strict=True):
+            params[i].append(grad)
+        extras: list[list[Any]] = [[None] * op.num_extra_inputs for op in self.ops]
+        for (i, slot), grad in zip(self.given, of_extras, strict=True):
+            extras[i][slot] = grad
+        return dx, params, extras
+
+    def explain(
+        self, cols: int, dtype: torch.dtype, on_cpu: bool, backward: bool, input_grad: bool
+    ) -> Plan | list[Stage]:
+        """The plan for inputs of this kind, with gradients of all extra inputs."""
+        device = "cpu" if on_cpu else "cuda"
+        x = torch.empty(1, cols, dtype=dtype, device="meta")
+        _kernels.compute_dtype(self.told(), x)
+        extras = [x] * len(self.given)
+        wanted = [backward] * len(extras)
+        found = self.find(x, self.parameters_of(), extras, backward, input_grad, wanted, device)
+        return found if isinstance(found, list) else found.plan
+
+    def _overwrites(self, extra: torch.Tensor, read: torch.Tensor) -> bool:
+        last = self.ops[-1]
+        return isinstance(last, AddExtraInput) and last.in_place and extra is read
+
+    def told(self) -> str:
+        return " + ".join(type(op).__name__ for op in self.ops)
+
+    __str__ = told
+
+    def width(self) -> int | None:
+        """The columns of the input, if the ops define them."""
+        for op in self.ops:
+            width = op.plan_width()
+            if width is not None:
+                return width
+            if op.plan_cols(2) != 2:
+                break
+        return None
+
+    def _wrong_parameter(self, ready: _Ready, params: Sequence[torch.Tensor]) -> None:
+        for (i, name), p, shape in zip(self._named, params, ready.shapes, strict=True):
+            if p.shape != shape:
+                raise ValueError(
+                    f"{type(self.ops[i]).__name__}: {name} is {tuple(p.shape)}; it must be "
+                    f"{tuple(shape)}"
+                )
+
+
+def worth_a_plan(ops: Sequence[BasicOperation]) -> bool:
+    """Whether a segment of these ops is better than calls of single ops."""
+    computing = [op for op in ops if not isinstance(op, _FREE)]
+    return len(computing) > 1 or any(isinstance(op, BasicLinear) for op in computing)
+
+
+def _tensor(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`t` as a plan reads it: contiguous and of `dtype`."""
+    if t.dtype != dtype:
+        t = t.detach().to(dtype)
+    return t.contiguous() if not t.is_neg() else t.resolve_neg().contiguous()
+
+
+def _as(grad: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    return grad if grad is None or grad.dtype == dtype else grad.to(dtype)
+
+
+def _readable(told: str, t: torch.Tensor) -> None:
+    """Raises an error for tensors without plain memory, such as DTensor and sparse tensors."""
+    if not _call.dense(t):
+        raise _call.refusal(t, told)
+    own = type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if own and type(t) not in _TENSORS:
+        raise TypeError(
+            f"{told} is a {type(t).__name__}; it must be a plain tensor, e.g. the local tensor of "
+            "a DTensor by .to_local()"
+        )
+
+
+class _Node(torch.autograd.Function):
+    """A segment as one node. Parameters are inputs, so that autograd sees them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, segment: Segment, ready: _Ready, hidden: Any, x: Any, *tensors: Any
+    ) -> Any:
+        count = len(segment.given)
+        y, made, saved, run = segment.forward_pass(
+            ready, x, tensors[count:], tensors[:count], True
+        )
+        ctx.save_for_backward(*saved)
+        ctx.segment, ctx.run, ctx.hidden = segment, run, hidden
+        ctx.set_materialize_grads(False)
+        return (y, *made) if made else y
+
+    @staticmethod
+    @one_break
+    def backward(ctx: Any, *grads: Any) -> Any:
+        segment, saved = ctx.segment, ctx.saved_tensors
+
+        def compute() -> tuple[Any, ...]:
+            dx, params, extras = segment.backward_pass(ctx.run, saved, grads[0], grads[1:])
+            return dx, *extras, *params
+
+        if torch.is_grad_enabled():
+            # The tensors that the gradients depend on. Saved inputs have their own history.
+            nodes = [node for node, _ in ctx.next_functions]
+            leaves = [node.variable for node in nodes if hasattr(node, "variable")]
+            watched = (*grads, *saved, *leaves, *ctx.hidden)
+            return (None, None, None, *once(str(segment), compute, watched))
+        return (None, None, None, *compute())
+
+
+# Function.apply searches for torch.func tensors in Python, which takes 10% of a small call. Outside
+# of torch.func transforms there are none, and `_watch.check` refuses calls inside of them.
+_apply: Any = getattr(super(torch.autograd.Function, _Node), "apply", _Node.apply)
