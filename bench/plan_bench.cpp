@@ -111,6 +111,7 @@ void overhead(benchmark::State& state, const char* text, DType dtype, const char
     memory.emplace_back(static_cast<size_t>(b.bytes(rows)) / sizeof(double) + 8);
     addresses.push_back(memory.back().data());
   }
+  for (size_t i = 0; i < addresses.size(); ++i) addresses[i] = addresses[plan.owner(i)];
   std::vector<double> workspace(static_cast<size_t>(plan.workspace_bytes(rows)) / sizeof(double) +
                                 8);
   for (const Pass p : {Pass::forward, Pass::backward})

@@ -21,12 +21,11 @@
 
 namespace tenon {
 
-// The formats of a Linear's input, weight and output gradient. `none` does not quantise them.
+// The formats of a Linear's input, weight and output gradient. An operand whose scaling is `none`
+// is not quantised.
 struct Recipe {
   std::string name = "none";
   Format input, weight, gradient;
-
-  [[nodiscard]] bool quantises() const { return input.scaling != Scaling::none; }
 };
 // The name is none, delayed, current, mxfp8 or block. With delayed and current, gradients are e5m2,
 // or e4m3 if `e4m3` is set.
@@ -42,6 +41,12 @@ struct GradRequest {
   bool wanted = true;
   std::optional<DType> dtype = {};  // default: the tensor's dtype; e.g. f32 for a main_grad
   bool accumulate = false;          // add to the gradient that is in memory
+};
+
+// The request for an op that quantises: a linear or a quantize.
+struct OpRequest {
+  // Default: the recipe in the op's text, else the recipe of the plan.
+  std::optional<Recipe> recipe = {};
 };
 
 // An op of the caller. It reads and writes whole tensors, and splits the chain in two. Its input is
@@ -69,9 +74,13 @@ class Collectives {
 };
 
 struct PlanRequest {
-  int64_t cols = 0;  // of the input; 0: inferred from the chain's first op
-  DType dtype = DType::f32;
-  std::optional<DType> parameter_dtype = {};  // default: dtype of the input
+  int64_t cols = 0;                           // of the input; 0: inferred from the chain's first op
+  DType dtype = DType::f32;                   // of the values between ops and of the output
+  std::optional<DType> input_dtype = {};      // of x and dx; default: dtype of the chain
+  std::optional<DType> parameter_dtype = {};  // of all parameters; default: dtype of the chain
+  // Of single parameters and extra inputs, in the order of with(Role::param), with(Role::extra_in).
+  // Default: as above.
+  std::vector<std::optional<DType>> parameter_dtypes = {}, extra_dtypes = {};
   Recipe recipe = {};
   bool training = true;
   bool backward = true;
@@ -79,6 +88,7 @@ struct PlanRequest {
   // In the order of with(Role::param). Default: wanted.
   std::vector<GradRequest> parameter_grads = {};
   std::vector<GradRequest> extra_grads = {};      // the same for extra inputs
+  std::vector<OpRequest> op_requests = {};        // for linears and quantizes, in chain order
   Keep keep = Keep::input;                        // for ops without a `keep` argument
   std::map<std::string, OpaqueOp> opaque = {};    // by their names in the chain
   std::shared_ptr<Collectives> collectives = {};  // of this rank's group; default: one rank
@@ -135,7 +145,9 @@ enum class Pass : uint8_t { forward, backward };
 // How the passes use a buffer. A pass that adds to a buffer writes it.
 struct BufferUse {
   std::array<bool, 2> reads = {}, writes = {};  // by Pass
-  int same_as = -1;  // the first buffer with the same memory; -1: this is the first
+  // The buffer whose memory this one has; -1: its own. A result that is x, dy or another gradient
+  // is not written: the caller uses that buffer.
+  int same_as = -1;
 };
 
 struct PlanRun {
@@ -170,6 +182,8 @@ class Plan {
   [[nodiscard]] const std::vector<Buffer>& buffers() const;
   // How the passes use each buffer.
   [[nodiscard]] std::vector<BufferUse> uses() const;
+  // The buffer whose memory the caller gives for this buffer: itself, unless it is `same_as` one.
+  [[nodiscard]] size_t owner(size_t buffer) const;
   // The numbers of the buffers with this role, in chain order.
   [[nodiscard]] std::vector<size_t> with(Role role) const;
   // Enough for every pass, and for one pass.

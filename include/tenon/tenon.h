@@ -349,6 +349,20 @@ typedef struct tenon_collectives {
   void* user;
 } tenon_collectives;
 
+/* The format of an operand. `scaling` is a name of tenon_scalings; NULL: not quantised. */
+typedef struct tenon_format {
+  const char* scaling;
+  int32_t dtype;        /* TENON_E4M3, TENON_E5M2 */
+  int32_t power_of_two; /* tenon_power_of_two, for current and block scales */
+  float eps;            /* current, block: the minimum amax */
+} tenon_format;
+
+/* The request for an op that quantises: a linear or a quantize. */
+typedef struct tenon_op_request {
+  int32_t recipe_given; /* the formats below replace the recipe of the text and of the plan */
+  tenon_format input, weight, gradient;
+} tenon_op_request;
+
 typedef struct tenon_plan_request {
   size_t size;
   int64_t cols;  /* of the input; 0: inferred from the chain */
@@ -369,6 +383,13 @@ typedef struct tenon_plan_request {
   const tenon_collectives* collectives; /* NULL: one rank */
   const char* target; /* machine to plan for, e.g. "sm_90a": can be described, not run; NULL: this
                          machine */
+  int32_t input_dtype_given, input_dtype; /* of x and dx, if it is not `dtype` */
+  const int32_t* parameter_dtypes;        /* of single parameters; -1: as above */
+  size_t parameter_dtype_count;
+  const int32_t* extra_dtypes; /* of single extra inputs; -1: `dtype` */
+  size_t extra_dtype_count;
+  const tenon_op_request* op_requests; /* for linears and quantizes, in chain order */
+  size_t op_request_count;
 } tenon_plan_request;
 
 typedef struct tenon_plan tenon_plan;
@@ -406,7 +427,8 @@ typedef struct tenon_buffer {
   int32_t random;                  /* five uint64_t; dtype is ignored */
   float initial_low, initial_high; /* of a parameter: uniform between them */
   int32_t reads_forward, writes_forward, reads_backward, writes_backward;
-  int32_t same_as; /* the first buffer with the same memory; -1: this is the first */
+  int32_t same_as; /* the buffer whose memory this one has; -1: its own. A result that is x, dy or
+                      another gradient is not written: use that buffer. */
 } tenon_buffer;
 
 /* All buffers, by number. `list`, `capacity` and `count` as for tenon_scalings. */

@@ -305,6 +305,24 @@ class Collectives(Structure):
     )
 
 
+class Format(Structure):
+    _fields_ = (
+        ("scaling", c_char_p),
+        ("dtype", c_int32),
+        ("power_of_two", c_int32),
+        ("eps", c_float),
+    )
+
+
+class OpRequest(Structure):
+    _fields_ = (
+        ("recipe_given", c_int32),
+        ("input", Format),
+        ("weight", Format),
+        ("gradient", Format),
+    )
+
+
 class PlanRequest(Sized):
     _fields_ = (
         ("cols", c_int64),
@@ -325,6 +343,14 @@ class PlanRequest(Sized):
         ("opaque_op_count", c_size_t),
         ("collectives", POINTER(Collectives)),
         ("target", c_char_p),
+        ("input_dtype_given", c_int32),
+        ("input_dtype", c_int32),
+        ("parameter_dtypes", POINTER(c_int32)),
+        ("parameter_dtype_count", c_size_t),
+        ("extra_dtypes", POINTER(c_int32)),
+        ("extra_dtype_count", c_size_t),
+        ("op_requests", POINTER(OpRequest)),
+        ("op_request_count", c_size_t),
     )
 
 

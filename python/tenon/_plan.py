@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import _lib
-from ._c_abi import PASS
+from ._c_abi import PASS, OpRequest
+from ._c_abi import Format as CFormat
 from ._html import Text
 from ._lib import (
     DTYPE,
@@ -28,7 +29,17 @@ from ._lib import (
     text_of,
 )
 
-__all__ = ["BACKWARD", "BACKWARD_LAST", "FORWARD", "Buffer", "Plan", "frame", "plan"]
+__all__ = [
+    "BACKWARD",
+    "BACKWARD_LAST",
+    "FORWARD",
+    "Buffer",
+    "Format",
+    "OpFormats",
+    "Plan",
+    "frame",
+    "plan",
+]
 
 # The passes of a plan. The last backward pass may overwrite saved buffers.
 FORWARD, BACKWARD, BACKWARD_LAST = PASS["forward"], PASS["backward"], PASS["backward_last"]
@@ -48,6 +59,8 @@ class Buffer(NamedTuple):
     cols: int
     rows_inside: bool
     reads_backward: bool  # whether the backward pass reads it
+    # The buffer whose memory it has. A result that is x, dy or another gradient is not written.
+    same_as: int | None
     initial: tuple[float, float]  # bounds of the uniform initial values of a parameter
 
     def shape(self, rows: int) -> tuple[int, int]:
@@ -56,6 +69,23 @@ class Buffer(NamedTuple):
         count = -(-rows * mul // div)
         count = -(-count // unit) * unit + add
         return (self.cols, count) if self.rows_inside else (count, self.cols)
+
+
+class Format(NamedTuple):
+    """The format of an operand of a product, e.g. Format("mxfp8")."""
+
+    scaling: str
+    dtype: str = "e4m3"
+    eps: float = 0.0
+    power_of_two: bool | None = None  # default: that of the mode
+
+
+class OpFormats(NamedTuple):
+    """The formats of one linear: input, weight, gradient of the output. None: not quantised."""
+
+    input: Format | None = None
+    weight: Format | None = None
+    gradient: Format | None = None
 
 
 class Plan:
@@ -68,6 +98,10 @@ class Plan:
         cols: int = 0,
         dtype: str = "f32",
         parameter_dtype: str | None = None,
+        input_dtype: str | None = None,
+        parameter_dtypes: Sequence[str] = (),
+        extra_dtypes: Sequence[str] = (),
+        op_formats: Sequence[OpFormats | None] = (),
         recipe: str = "none",
         keep: str = "input",
         training: bool = True,
@@ -81,8 +115,13 @@ class Plan:
         target: str | None = None,
         rows: int = 256,
     ) -> None:
-        for name, value in (("dtype", dtype), ("parameter_dtype", parameter_dtype)):
-            if value not in _PLAIN and not (name == "parameter_dtype" and value is None):
+        plain = [("dtype", dtype)]
+        plain += [("parameter_dtype", parameter_dtype or dtype)]
+        plain += [("input_dtype", input_dtype or dtype)]
+        plain += [("parameter_dtypes", value) for value in parameter_dtypes]
+        plain += [("extra_dtypes", value) for value in extra_dtypes]
+        for name, value in plain:
+            if value not in _PLAIN:
                 raise ValueError(f"plan: {name}={value!r}; it must be 'f32', 'f16' or 'bf16'")
         self.rows = _count("rows", rows)  # default number of rows of descriptions
         request = PlanRequest(
@@ -100,6 +139,14 @@ class Plan:
             extra_grads=_requests("extra_grads", extra_grads),
             extra_grad_count=len(extra_grads),
             target=None if target is None else encoded(target, "plan: the target"),
+            input_dtype_given=input_dtype is not None,
+            input_dtype=DTYPE[input_dtype or dtype],
+            parameter_dtypes=_numbers(parameter_dtypes),
+            parameter_dtype_count=len(parameter_dtypes),
+            extra_dtypes=_numbers(extra_dtypes),
+            extra_dtype_count=len(extra_dtypes),
+            op_requests=(OpRequest * len(op_formats))(*map(_op_request, op_formats)),
+            op_request_count=len(op_formats),
         )
         handle = ctypes.c_void_p()
         chosen = options(precision, rounding, device)
@@ -116,6 +163,7 @@ class Plan:
                 b.cols,
                 bool(b.rows_inside),
                 bool(b.reads_backward),
+                None if b.same_as < 0 else b.same_as,
                 (b.initial_low, b.initial_high),
             )
             for b in list_of(lib.tenon_plan_buffers, _lib.Buffer, handle)
@@ -190,6 +238,35 @@ def _count(name: str, value: Any) -> int:
     return count
 
 
+def _numbers(dtypes: Sequence[str]) -> Any:
+    return (ctypes.c_int32 * len(dtypes))(*(DTYPE[name] for name in dtypes))
+
+
+def _format(given: Format | None) -> CFormat:
+    if given is None:
+        return CFormat()
+    if given.dtype not in DTYPE:
+        raise ValueError(f"plan: the dtype of a format is {given.dtype!r}; use 'e4m3' or 'e5m2'")
+    powers = {None: 0, True: 1, False: 2}
+    return CFormat(
+        scaling=encoded(given.scaling, "plan: the scaling of a format"),
+        dtype=DTYPE[given.dtype],
+        eps=given.eps,
+        power_of_two=powers[given.power_of_two],
+    )
+
+
+def _op_request(given: OpFormats | None) -> OpRequest:
+    if given is None:
+        return OpRequest()
+    return OpRequest(
+        recipe_given=1,
+        input=_format(given.input),
+        weight=_format(given.weight),
+        gradient=_format(given.gradient),
+    )
+
+
 def _requests(name: str, wanted: Sequence[bool | str]) -> Any:
     if not isinstance(wanted, Sequence) or isinstance(wanted, str):
         raise TypeError(f"plan: {name}={wanted!r}; give a list with an entry for each gradient")
@@ -221,7 +298,9 @@ def plan(chain: str, **request: Any) -> Plan:
 
     `request` may contain:
     - cols: columns of the input, if the chain does not define them
-    - dtype, parameter_dtype
+    - dtype, parameter_dtype; input_dtype: of x, if it is not dtype
+    - parameter_dtypes, extra_dtypes: of single parameters and extra inputs
+    - op_formats: for each linear and quantize, its OpFormats, or None for those of the recipe
     - recipe: 'none', 'delayed', 'current', 'mxfp8' or 'block'
     - keep: 'input', 'fp8' or 'recompute'
     - training, backward, input_grad

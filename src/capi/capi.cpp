@@ -49,10 +49,7 @@ tenon::Tensor tensor(const tenon_view* plain, const tenon_tensor* encoded, const
       .scaling = scaling(t.scaling, function),
       .eps = t.eps,
       .swizzled = t.swizzled != 0};
-  require(t.power_of_two >= 0 && t.power_of_two <= 2, function, ": ", name,
-          "_encoded has power_of_two = ", t.power_of_two, "; it must be 0, 1 or 2");
-  if (t.power_of_two != TENON_MODE_DEFAULT)
-    format.power_of_two = t.power_of_two == TENON_POWER_OF_TWO;
+  format.power_of_two = power_of_two(t.power_of_two, function, std::string(name) + "_encoded");
   tenon::Tensor result(format, {view(t.data), view(t.scale_inv)},
                        {view(t.columnwise_data), view(t.columnwise_scale_inv)});
   require(t.data || t.columnwise_data, function, ": ", name, "_encoded has no data; give data, ",

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <string>
 
 #include "tenon/dtype.h"
@@ -83,6 +84,15 @@ inline tenon::Options options(const tenon_options* given, const char* function) 
           .stream = o.stream,
           .allocate = o.allocate,
           .user = o.user};
+}
+
+// tenon_power_of_two as an option of a format.
+inline std::optional<bool> power_of_two(int32_t number, const char* function,
+                                        const std::string& name) {
+  require(number >= TENON_MODE_DEFAULT && number <= TENON_EXACT_SCALE, function, ": ", name,
+          " has power_of_two = ", number, "; it must be 0, 1 or 2");
+  if (number == TENON_MODE_DEFAULT) return std::nullopt;
+  return number == TENON_POWER_OF_TWO;
 }
 
 inline tenon::Scaling scaling(const char* name, const char* function) {

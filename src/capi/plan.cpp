@@ -1,7 +1,9 @@
 // Plans over the C ABI.
 #include "tenon/plan.h"
 
+#include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "capi/common.h"
@@ -33,6 +35,40 @@ std::vector<tenon::GradRequest> grads(const tenon_grad_request* list, size_t cou
     if (list[i].dtype_given) r.dtype = dtype(list[i].dtype, function);
     r.accumulate = list[i].accumulate != 0;
   }
+  return result;
+}
+
+std::vector<std::optional<tenon::DType>> dtypes(const int32_t* list, size_t count,
+                                                const char* function, const char* name) {
+  constexpr size_t kMost = 4 * kMostOps;
+  require(count <= kMost && (list || count == 0), function, ": ", name, " has ", count, " entries",
+          list ? "" : " but is NULL", "; it takes at most ", kMost);
+  std::vector<std::optional<tenon::DType>> result(count);
+  for (size_t i = 0; i < count; ++i)
+    if (list[i] != -1) result[i] = dtype(list[i], function);
+  return result;
+}
+
+tenon::Format format(const tenon_format& f, const char* function) {
+  tenon::Format made{.scaling = scaling(f.scaling, function)};
+  if (made.scaling == tenon::Scaling::none) return made;
+  made.dtype = dtype(f.dtype, function);
+  made.eps = f.eps;
+  require(f.eps >= 0 && f.eps <= std::numeric_limits<float>::max(), function, ": eps is ", f.eps,
+          "; it must be finite and not negative");
+  made.power_of_two = power_of_two(f.power_of_two, function, "a format");
+  return made;
+}
+
+std::vector<tenon::OpRequest> op_requests(const tenon_op_request* list, size_t count,
+                                          const char* function) {
+  require(count <= kMostOps && (list || count == 0), function, ": op_requests has ", count,
+          " entries", list ? "" : " but is NULL", "; it takes at most ", kMostOps);
+  std::vector<tenon::OpRequest> result(count);
+  for (size_t i = 0; i < count; ++i)
+    if (list[i].recipe_given)
+      result[i].recipe = {"own", format(list[i].input, function), format(list[i].weight, function),
+                          format(list[i].gradient, function)};
   return result;
 }
 
@@ -158,6 +194,11 @@ int tenon_plan_build(const char* chain, const tenon_plan_request* request,
     wanted.parameter_grads =
         grads(r.parameter_grads, r.parameter_grad_count, kName, "parameter_grads");
     wanted.extra_grads = grads(r.extra_grads, r.extra_grad_count, kName, "extra_grads");
+    if (r.input_dtype_given) wanted.input_dtype = dtype(r.input_dtype, kName);
+    wanted.parameter_dtypes =
+        dtypes(r.parameter_dtypes, r.parameter_dtype_count, kName, "parameter_dtypes");
+    wanted.extra_dtypes = dtypes(r.extra_dtypes, r.extra_dtype_count, kName, "extra_dtypes");
+    wanted.op_requests = op_requests(r.op_requests, r.op_request_count, kName);
     require(r.opaque_op_count <= kMostOps && (r.opaque_ops || r.opaque_op_count == 0), kName,
             ": opaque_ops has ", r.opaque_op_count, " entries", r.opaque_ops ? "" : " but is NULL",
             "; it takes at most ", kMostOps);

@@ -114,6 +114,8 @@ struct PlanData {
   PlanRequest request;
   const Target* target = nullptr;
   std::vector<Buffer> buffers;
+  // The buffer that has the memory of this one, which no step writes.
+  std::vector<int> same_as;
   // The slot of each workspace buffer, by buffer number. Buffers with disjoint lifetimes share a
   // slot. The slots of the forward pass are the first.
   std::vector<int> slot_of;
@@ -122,6 +124,7 @@ struct PlanData {
   // overwrite saved memory.
   std::vector<int> saved_for;
   std::vector<PlanStep> forward, backward;
+  bool has_backward = false;  // a backward pass without steps has gradients that are dy itself
   int rng = kNoBuffer, saved_rng = kNoBuffer;
   int dropouts = 0;
   struct Whole {

@@ -107,10 +107,11 @@ void Extras::read_input(OpState& state, bool column) {
   const PlanRequest& r = planner_.request();
   GradRequest grad;
   if (inputs_ < r.extra_grads.size()) grad = r.extra_grads[inputs_];
+  DType dtype = r.dtype;
+  if (inputs_ < r.extra_dtypes.size()) dtype = r.extra_dtypes[inputs_].value_or(dtype);
   const std::string name = str("extra", inputs_++);
   const int64_t width = column ? 1 : state.cols;
-  const StoredTensor& p =
-      planner_.tensor(name, Role::extra_in, Operand(r.dtype), width, state.rows);
+  const StoredTensor& p = planner_.tensor(name, Role::extra_in, Operand(dtype), width, state.rows);
   sources_[state.index].emplace_back([&p](Flow&) { return in_memory(p); });
   if (!r.backward || !grad.wanted) {
     state.give_extra_grad.emplace_back();
@@ -118,8 +119,8 @@ void Extras::read_input(OpState& state, bool column) {
   }
   require(!grad.accumulate || !column, state.name, ": the gradient of ", name,
           " is a sum over a row, which is not added to what is there; give it memory of its own");
-  const StoredTensor& to = planner_.tensor(
-      "d" + name, Role::grad, Operand(grad.dtype.value_or(r.dtype)), width, state.rows);
+  const StoredTensor& to = planner_.tensor("d" + name, Role::grad,
+                                           Operand(grad.dtype.value_or(dtype)), width, state.rows);
   state.give_extra_grad.push_back(gradient_into(to, grad.accumulate, column));
 }
 
@@ -128,9 +129,9 @@ Extras::Gradient Extras::gradient_into(const StoredTensor& to, bool accumulate, 
     return [&to](Flow& flow, const Value& v) {
       flow.side([&to, v](Assembly& a) { a.store_row_sum(to, a.at(v, {})); });
     };
-  return [&to, accumulate](Flow& flow, const Value& v) {
-    const Value all = accumulate ? sum_of({in_memory(to), v}) : v;
-    flow.side([&flow, &to, all](Assembly& a) { a.store(to, flow.pieces(a, all)); });
+  return [&planner = planner_, &to, accumulate](Flow& flow, const Value& v) {
+    if (!accumulate && v->stored && planner.shares(to, *v->stored)) return;
+    flow.store(accumulate ? sum_of({in_memory(to), v}) : v, to);
   };
 }
 
@@ -156,8 +157,8 @@ void Extras::write_output(OpState& state, bool needs_input) {
   const Operand plain(planner_.request().dtype);
   const std::string name = str("extra_out", outputs_++);
   const StoredTensor& out = planner_.tensor(name, Role::extra_out, plain, state.cols, state.rows);
-  state.give_extra.emplace_back([&out](Flow& flow, const Value& v) {
-    flow.side([&flow, &out, v](Assembly& a) { a.store(out, flow.pieces(a, v)); });
+  state.give_extra.emplace_back([this, &out](Flow& flow, const Value& v) {
+    if (!v->stored || !planner_.shares(out, *v->stored)) flow.store(v, out);
   });
   if (!needs_input) {
     state.take_extra_grad.emplace_back([](Flow&) -> Value { return nullptr; });

@@ -30,6 +30,7 @@ void Flow::begin(const Value& value) {
   gemm_.reset();
   random_ = totals_ = false;
   sides_.clear();
+  stored_.clear();
   ops_.clear();
   why_.clear();
   ++serial_;
@@ -112,6 +113,7 @@ void Flow::product(const StoredTensor& a, Orientation ao, bool a_transposed, con
   rows_ = rows;
   narrow_ = cols;
   halves_.reset();
+  stored_.clear();
   random_ = totals_ = false;
   ++serial_;
   gemm_ = Product{&a,
@@ -127,6 +129,17 @@ Pieces Flow::pieces(Assembly& a, const Value& v) const {
   Pieces list;
   for (const ColumnMap& m : *halves_) list.push_back({a.at(v, m), m});
   return list;
+}
+
+void Flow::store(const Value& v, const StoredTensor& to) {
+  stored_.emplace_back(v, &to);
+  side([this, v, &to](Assembly& a) { a.store(to, pieces(a, v)); });
+}
+
+const StoredTensor* Flow::stored(const Value& v, DType dtype) const {
+  for (const auto& [value, tensor] : stored_)
+    if (value == v && tensor->operand.format == Operand(dtype).format) return tensor;
+  return nullptr;
 }
 
 const StoredTensor* Flow::adopt(const std::string& name, Role role) {
@@ -151,8 +164,13 @@ const StoredTensor& Flow::keep(const Value& v, const Operand& as, Role role,
                                const std::string& name) {
   // A tensor in memory is used unchanged, encoded or not.
   if (v->stored && as.plain()) return *v->stored;
+  if (as.plain())
+    if (const StoredTensor* const there = stored(v, as.format.dtype)) return *there;
   const StoredTensor& to = planner_.tensor(name, role, as, v->cols, rows_);
-  side([this, v, &to](Assembly& a) { a.store(to, pieces(a, v)); });
+  if (as.plain())
+    store(v, to);
+  else
+    side([this, v, &to](Assembly& a) { a.store(to, pieces(a, v)); });
   return to;
 }
 
@@ -219,6 +237,11 @@ const StoredTensor& Flow::materialise(const std::string& name, Role role, const 
     finish();
     begin(there);
     return there;
+  }
+  if (const StoredTensor* const there = as.plain() ? stored(value_, as.format.dtype) : nullptr) {
+    finish();
+    begin(*there);
+    return *there;
   }
   if (!info(as.format.scaling).reads_amax()) {
     const StoredTensor& to = planner_.tensor(name, role, as, value_->cols, rows_);

@@ -50,6 +50,10 @@ class Flow {
     touch();
     sides_.push_back(std::move(side));
   }
+  // Adds a store of the whole value in a plain tensor. A later reader of the same value uses it.
+  void store(const Value& v, const StoredTensor& to);
+  // The plain tensor of `dtype` in which the open step stores the value, or null.
+  [[nodiscard]] const StoredTensor* stored(const Value& v, DType dtype) const;
   [[nodiscard]] Pieces pieces(Assembly& a, const Value& v) const;
   // A value of the open step as a plain tensor in memory. If the value is already in memory,
   // returns that tensor.
@@ -95,6 +99,7 @@ class Flow {
   std::optional<std::array<ColumnMap, 2>> halves_;
   bool random_ = false, totals_ = false;
   std::vector<Side> sides_;
+  std::vector<std::pair<Value, const StoredTensor*>> stored_;
   std::vector<std::function<void()>> later_;
   size_t op_ = 0;
   std::vector<size_t> ops_;

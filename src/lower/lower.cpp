@@ -13,6 +13,18 @@ namespace tenon {
 
 namespace {
 
+void check_recipe(const Recipe& q) {
+  for (const Format* f : {&q.input, &q.weight, &q.gradient}) {
+    if (f->scaling == Scaling::none) continue;
+    const DTypeInfo& d = info(f->dtype);
+    require(f->dtype == DType::e4m3 || f->dtype == DType::e5m2, "plan: the recipe '", q.name,
+            "' has the scaling mode ", info(f->scaling).name, " for ", d.name,
+            "; it must be for e4m3 or e5m2");
+    require(!f->swizzled, "plan: the recipe '", q.name,
+            "' has swizzled scales; a plan chooses their order itself");
+  }
+}
+
 void check_request(const PlanRequest& r) {
   const auto plain_only = [](const std::string& what, std::optional<DType> d) {
     const DTypeInfo& i = info(d.value_or(DType::f32));
@@ -20,15 +32,18 @@ void check_request(const PlanRequest& r) {
   };
   plain_only("the input", r.dtype);
   plain_only("parameter_dtype", r.parameter_dtype);
+  plain_only("input_dtype", r.input_dtype);
+  for (size_t i = 0; i < r.parameter_dtypes.size(); ++i)
+    plain_only(str("parameter_dtypes[", i, "]"), r.parameter_dtypes[i]);
+  for (size_t i = 0; i < r.extra_dtypes.size(); ++i)
+    plain_only(str("extra_dtypes[", i, "]"), r.extra_dtypes[i]);
   const auto check_grads = [&](const char* what, const std::vector<GradRequest>& list) {
     for (size_t i = 0; i < list.size(); ++i)
       plain_only(str("the dtype of ", what, "[", i, "]"), list[i].dtype);
   };
-  const Recipe& q = r.recipe;
-  require(
-      q.quantises() || (q.weight.scaling == Scaling::none && q.gradient.scaling == Scaling::none),
-      "plan: the recipe '", q.name,
-      "' quantises weights or gradients and not the inputs; give its input a scaling mode too");
+  check_recipe(r.recipe);
+  for (const OpRequest& o : r.op_requests)
+    if (o.recipe) check_recipe(*o.recipe);
   check_grads("parameter_grads", r.parameter_grads);
   check_grads("extra_grads", r.extra_grads);
 }
@@ -51,10 +66,10 @@ class Lowering {
     require(!chain().empty(), "plan: the chain is empty; give it at least one op");
     check_request(r);
     find_columns();
-    const Operand plain(r.dtype);
-    const StoredTensor& x = planner_.tensor("x", Role::input, plain, r.cols, {});
+    const StoredTensor& x = planner_.tensor("x", Role::input, Operand(input_dtype()), r.cols, {});
     make_stages();
     forward(x);
+    planner_.data().has_backward = r.backward && needs_;
     if (r.backward && needs_) backward();
     at_.reset();
     check_lists();
@@ -139,6 +154,7 @@ class Lowering {
           op.cols, p.initial(call)));
     extras_.add(op, chain()[op.index], use.schema->extra_outputs.size(), needs_);
     const std::vector<Extension> extensions = use.schema->forward(call);
+    if (std::ranges::any_of(extensions, quantises)) op.recipe = recipe_of(use);
     const auto has_formula = [](const Extension& e) {
       return std::holds_alternative<Elementwise>(e);
     };
@@ -147,6 +163,20 @@ class Lowering {
             op.name, ": keep is for ops with a formula; take it away");
     for (const Extension& e : extensions)
       stages_.push_back(std::visit([&](const auto& x) { return make_stage(planner_, op, x); }, e));
+  }
+
+  static bool quantises(const Extension& e) {
+    return std::holds_alternative<Multiplied>(e) || std::holds_alternative<Quantised>(e);
+  }
+
+  // The recipe of the next op that quantises.
+  Recipe recipe_of(const OpUse& use) {
+    const PlanRequest& r = planner_.request();
+    const size_t number = quantising_++;
+    if (number < r.op_requests.size() && r.op_requests[number].recipe)
+      return *r.op_requests[number].recipe;
+    const std::optional<std::string> name = use.arguments.text("recipe");
+    return name ? recipe(*name) : r.recipe;
   }
 
   void add_opaque(OpState& op, const OpaqueOp& own) {
@@ -187,6 +217,8 @@ class Lowering {
   void forward(const StoredTensor& x) {
     Flow flow(planner_, Pass::forward);
     flow.begin(x);
+    if (input_dtype() != planner_.request().dtype)
+      flow.apply([this](Assembly&, Expr e, const ColumnMap&) { return planner_.between(e); });
     for (const auto& stage : stages_) {
       const size_t index = stage->op().index;
       cut_here(flow, Pass::forward, *stage);
@@ -216,8 +248,23 @@ class Lowering {
     if (!r.input_grad)
       flow.finish();
     else if (!flow.adopt("dx", Role::grad))
-      flow.close(planner_.tensor("dx", Role::grad, plain, r.cols, {}));
+      input_gradient(flow, planner_.tensor("dx", Role::grad, Operand(input_dtype()), r.cols, {}));
     flow.later_now();
+  }
+
+  // Stores the value as the gradient of the input, unless it is in memory.
+  void input_gradient(Flow& flow, const StoredTensor& dx) {
+    const Value& v = flow.value();
+    const StoredTensor* const there =
+        v->stored ? v->stored : flow.stored(v, dx.operand.format.dtype);
+    if (there && planner_.shares(dx, *there))
+      flow.finish();
+    else
+      flow.close(dx);
+  }
+  [[nodiscard]] DType input_dtype() const {
+    const PlanRequest& r = planner_.request();
+    return r.input_dtype.value_or(r.dtype);
   }
 
   void check_lists() const {
@@ -228,7 +275,12 @@ class Lowering {
               " entries; the chain has ", there, " ", of);
     };
     no_more("parameter_grads", d.request.parameter_grads.size(), "parameters", Role::param);
+    no_more("parameter_dtypes", d.request.parameter_dtypes.size(), "parameters", Role::param);
+    no_more("extra_dtypes", d.request.extra_dtypes.size(), "extra inputs", Role::extra_in);
     no_more("extra_grads", d.request.extra_grads.size(), "extra inputs", Role::extra_in);
+    require(d.request.op_requests.size() <= quantising_, "plan: op_requests has ",
+            d.request.op_requests.size(), " entries; the chain has ", quantising_,
+            " linears and quantizes");
     std::set<std::string_view> names;
     for (const Buffer& b : d.buffers)
       require(names.insert(b.name).second, "plan: two tensors are called '", b.name,
@@ -242,6 +294,7 @@ class Lowering {
   std::vector<bool> needs_input_;  // by stage: the gradient of its input is needed
   bool needs_ = false;             // the same for the value after the last stage
   int64_t cols_ = 0;               // of the value after the last op
+  size_t quantising_ = 0;          // ops so far that quantise
   Factor rows_;
   std::optional<size_t> at_;  // the op that is being lowered
 };

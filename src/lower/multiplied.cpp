@@ -21,8 +21,9 @@ class MultipliedStage final : public Stage {
     const bool train = weight_.grad != nullptr;
     const bool kept = train && !again_;
     // Encodes the columnwise form only if the backward pass reads it.
-    x_ = &flow.materialise(r.recipe.quantises() ? op_.name + ".x" : op_.name + ".in",
-                           Role::workspace, input(true, kept));
+    const bool quantised = op_.recipe.input.scaling != Scaling::none;
+    x_ = &flow.materialise(op_.name + (quantised ? ".x" : ".in"), Role::workspace,
+                           input(true, kept));
     encode_weight();
     flow.product(*x_, Orientation::rowwise, false, *w_, Orientation::rowwise, true, op_.out_cols,
                  op_.cols, flow.rows());
@@ -33,9 +34,7 @@ class MultipliedStage final : public Stage {
   void backward(Flow& flow, bool needs_input) override {
     const PlanRequest& r = planner_.request();
     const bool train = weight_.grad != nullptr;
-    const Operand as = r.recipe.quantises()
-                           ? encoded(planner_, r.recipe.gradient, needs_input, train)
-                           : Operand(r.dtype);
+    const Operand as = operand(planner_, op_.recipe.gradient, needs_input, train);
     const Factor rows = flow.rows();
     const StoredTensor& dy = flow.materialise(op_.name + ".dy", Role::workspace, as);
     if (train && again_) {
@@ -61,7 +60,7 @@ class MultipliedStage final : public Stage {
                           rows, first_);
     Value y = again_->again();
     // The forward pass computed the amax of the stored, rounded value. Round here too.
-    if (info(r.recipe.input.scaling).reads_amax()) y = rounded(y, r.dtype);
+    if (info(op_.recipe.input.scaling).reads_amax()) y = rounded(y, r.dtype);
     flow.side([&flow, this, y](Assembly& a) { a.store(*x_, flow.pieces(a, y)); });
     flow.why(x_->name + " is computed again, as " + std::string(kKeeps[2]) + " asks");
   }
@@ -73,22 +72,20 @@ class MultipliedStage final : public Stage {
                                                      : Orientation::rowwise;
   }
   Operand input(bool row, bool column) const {
-    const PlanRequest& r = planner_.request();
-    return r.recipe.quantises() ? encoded(planner_, r.recipe.input, row, column) : Operand(r.dtype);
+    return operand(planner_, op_.recipe.input, row, column);
   }
 
   // Encodes the weight in the recipe's format, in a step that runs only after the weights changed.
   void encode_weight() {
-    const PlanRequest& r = planner_.request();
     w_ = weight_.value;
-    if (!r.recipe.quantises()) return;
+    if (op_.recipe.weight.scaling == Scaling::none) return;
     Flow quantise(planner_, Pass::forward);
     quantise.begin(*weight_.value);
     quantise.op(op_.index);
     const size_t before = planner_.data().forward.size();
     const bool backward = input_grad_;
     w_ = &quantise.materialise(op_.name + ".w", Role::state,
-                               encoded(planner_, r.recipe.weight, true, backward));
+                               encoded(planner_, op_.recipe.weight, true, backward));
     for (size_t i = before; i < planner_.data().forward.size(); ++i)
       planner_.data().forward[i].weights = true;
   }

@@ -12,7 +12,8 @@ ParameterTensor ParameterTensor::make(Planner& planner, const std::string& name,
   const PlanRequest& r = planner.request();
   std::vector<Buffer>& buffers = planner.data().buffers;
   const auto number = static_cast<size_t>(std::ranges::count(buffers, Role::param, &Buffer::role));
-  const DType dtype = r.parameter_dtype.value_or(r.dtype);
+  DType dtype = r.parameter_dtype.value_or(r.dtype);
+  if (number < r.parameter_dtypes.size()) dtype = r.parameter_dtypes[number].value_or(dtype);
   ParameterTensor made;
   if (number < r.parameter_grads.size()) made.request = r.parameter_grads[number];
   if (!r.backward) made.request.wanted = false;
@@ -52,6 +53,11 @@ bool two_encodings(const Planner& planner, const Format& f) {
   if (row.rows != col.rows || row.cols != col.cols) return true;
   return planner.request().options.precision == Precision::native &&
          planner.target().fp8_inner_contiguous();
+}
+
+Operand operand(const Planner& planner, const Format& f, bool row, bool column) {
+  if (f.scaling == Scaling::none) return planner.request().dtype;
+  return encoded(planner, f, row, column);
 }
 
 Operand encoded(const Planner& planner, const Format& f, bool row, bool column) {

@@ -26,6 +26,9 @@ void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterTensor& p,
 bool two_encodings(const Planner& planner, const Format& f);
 
 // An operand with the encodings that its products need.
+// The encoding of an operand of a product: in `f` if it has a scaling mode, else in the dtype of
+// the chain.
+Operand operand(const Planner& planner, const Format& f, bool row, bool column);
 Operand encoded(const Planner& planner, const Format& f, bool row, bool column);
 
 }  // namespace tenon

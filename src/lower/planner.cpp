@@ -57,6 +57,7 @@ uint32_t Planner::random_stream() {
 int Planner::buffer(Buffer b) {
   static_cast<void>(b.bytes(0));  // throws if a parameter is too large
   data_->buffers.push_back(std::move(b));
+  data_->same_as.push_back(kNoBuffer);
   return static_cast<int>(data_->buffers.size() - 1);
 }
 
@@ -106,6 +107,17 @@ const StoredTensor& Planner::tensor(const std::string& name, Role role, const Op
     p.scale = buffer(b);
   }
   return tensors_.emplace_back(std::move(p));
+}
+
+bool Planner::shares(const StoredTensor& to, const StoredTensor& of) {
+  const auto number = static_cast<size_t>(to.row_data);
+  if (!of.plain() || to.row_data == kNoBuffer || of.row_data == kNoBuffer) return false;
+  const Buffer& mine = data_->buffers[number];
+  const Buffer& other = data_->buffers[static_cast<size_t>(of.row_data)];
+  if (other.role != Role::input && other.role != Role::grad) return false;
+  if (mine.dtype != other.dtype || mine.cols != other.cols || mine.rows != other.rows) return false;
+  data_->same_as[number] = of.row_data;
+  return true;
 }
 
 const StoredTensor& Planner::alias(const StoredTensor& of, int64_t cols, Factor rows) {

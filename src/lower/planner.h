@@ -30,6 +30,9 @@ class Planner {
                              Factor rows, const StoredTensor* first = nullptr);
   // The same memory with another shape.
   const StoredTensor& alias(const StoredTensor& of, int64_t cols, Factor rows);
+  // True if the result `to` is `of` itself: the caller's x or dy, or a gradient that is stored.
+  // `to` is then not written.
+  bool shares(const StoredTensor& to, const StoredTensor& of);
   const StoredTensor& given(StoredTensor p) { return tensors_.emplace_back(std::move(p)); }
   int buffer(Buffer b);
 

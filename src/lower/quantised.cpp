@@ -9,12 +9,11 @@ class QuantisedStage final : public Stage {
  public:
   using Stage::Stage;
   void forward(Flow& flow) override {
-    const Recipe& recipe = planner_.request().recipe;
-    if (recipe.quantises()) encode(flow, op_.name, recipe.input);
+    if (op_.recipe.input.scaling != Scaling::none) encode(flow, op_.name, op_.recipe.input);
   }
   void backward(Flow& flow, bool needs_input) override {
-    const Recipe& recipe = planner_.request().recipe;
-    if (needs_input && recipe.quantises()) encode(flow, "d" + op_.name, recipe.gradient);
+    if (needs_input && op_.recipe.gradient.scaling != Scaling::none)
+      encode(flow, "d" + op_.name, op_.recipe.gradient);
   }
 
  private:

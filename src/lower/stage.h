@@ -21,6 +21,7 @@ struct OpState {
   int64_t cols = 0, out_cols = 0;  // columns of its input and output
   Factor rows, out_rows;
   Keep keep = Keep::input;
+  Recipe recipe;  // of an op that quantises
   std::vector<ParameterTensor> parameters;
   std::vector<ExtraSchema> extras;
   // Norms in a call: the caller's tensors for the input and its statistics.

@@ -41,6 +41,11 @@ inline ArgumentSchema text(std::string name) {
   return {.name = std::move(name), .kind = ArgumentSchema::Kind::text};
 }
 
+// The recipe of an op that quantises. It takes precedence over the recipe of the plan.
+inline ArgumentSchema recipe_argument() {
+  return {.name = "recipe", .kind = ArgumentSchema::Kind::text, .by_name = true};
+}
+
 // The arguments of one op of a chain. The constructor checks each of them. `op` must outlive this
 // object.
 class Arguments {

@@ -37,7 +37,8 @@ OpSchema linear_op() {
       .name = "linear",
       .summary = "y = x·Wᵀ, W is [out, in]",
       .arguments = {columns("in"),
-                    count("out", "it has no width; write linear(in,out) or linear(out=n)")},
+                    count("out", "it has no width; write linear(in,out) or linear(out=n)"),
+                    recipe_argument()},
       .parameters = {{.name = "weight",
                       .rows = "out",
                       .initial =

@@ -7,6 +7,7 @@ OpSchema quantize_op() {
   return {
       .name = "quantize",
       .summary = "the value in the recipe's format; the gradient in the format of gradients",
+      .arguments = {recipe_argument()},
       .forward = [](const OpCall&) { return std::vector<Extension>{Quantised{}}; },
       .float64 = {
           .forward = [](const OpCall&,

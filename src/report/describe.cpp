@@ -493,12 +493,18 @@ std::string Plan::describe(int64_t rows, const Speed& speed) const {
   const PlanRequest& r = d.request;
   const Describer text(d, rows, speed);
   std::string out = str("chain   ", print_chain(d.chain), "\n");
-  out += str("input   ", rows, " x ", r.cols, " ", info(r.dtype).name, ", recipe ", r.recipe.name,
-             ", ", kDevices[static_cast<size_t>(r.options.device)], ", ", target_text(d),
-             kPrecisions[static_cast<size_t>(r.options.precision)], ", ",
+  const DType input = r.input_dtype.value_or(r.dtype);
+  out += str("input   ", rows, " x ", r.cols, " ", info(input).name,
+             input == r.dtype ? "" : str(", computed in ", info(r.dtype).name), ", recipe ",
+             r.recipe.name, ", ", kDevices[static_cast<size_t>(r.options.device)], ", ",
+             target_text(d), kPrecisions[static_cast<size_t>(r.options.precision)], ", ",
              kRoundings[static_cast<size_t>(r.options.rounding)], "\n\n");
   out += text.pass("forward", d.forward);
   if (!d.backward.empty()) out += "\n" + text.pass("backward", d.backward);
+  for (size_t b = 0; b < d.buffers.size(); ++b)
+    if (const size_t of = owner(b); of != b)
+      out += str(d.backward.empty() ? "\n" : "", "  ", d.buffers[b].name, " is ",
+                 d.buffers[of].name, ", not written\n");
   out += str("\nsaved   ", saved_bytes(rows), " bytes\n");
   for (const Buffer& b : d.buffers)
     if (b.role == Role::saved) out += str("  ", b.name, "  ", b.bytes(rows), "\n");
@@ -521,14 +527,20 @@ std::string Plan::json(int64_t rows, const Speed& speed) const {
       ",\"target\":", quoted(d.target->name), ",\"rows\":", rows,
       ",\"options\":{\"precision\":", quoted(kPrecisions[static_cast<size_t>(r.options.precision)]),
       ",\"rounding\":", quoted(kRoundings[static_cast<size_t>(r.options.rounding)]), "}");
+  const auto same_as = [&](const Buffer& b) -> std::string {
+    const auto number = static_cast<size_t>(&b - d.buffers.data());
+    const size_t of = owner(number);
+    return of == number ? "" : str(",\"same_as\":", quoted(d.buffers[of].name));
+  };
   out += str(",\n\"forward\":[", joined(d.forward, ",\n", step), "],\n\"backward\":[",
              joined(d.backward, ",\n", step), "],\n\"buffers\":[");
   out += joined(d.buffers, ",\n", [&](const Buffer& b) {
-    return str(
-        "{\"name\":", quoted(b.name), ",\"role\":", quoted(kRoles[static_cast<size_t>(b.role)]),
-        ",\"dtype\":", quoted(b.random ? "u64" : info(b.dtype).name), ",\"rows\":[", b.rows.mul,
-        ",", b.rows.div, ",", b.rows.round, ",", b.rows.add, "],\"cols\":", b.cols,
-        ",\"inner\":", quoted(b.rows_inside ? "rows" : "cols"), ",\"bytes\":", b.bytes(rows), "}");
+    return str("{\"name\":", quoted(b.name),
+               ",\"role\":", quoted(kRoles[static_cast<size_t>(b.role)]),
+               ",\"dtype\":", quoted(b.random ? "u64" : info(b.dtype).name), ",\"rows\":[",
+               b.rows.mul, ",", b.rows.div, ",", b.rows.round, ",", b.rows.add,
+               "],\"cols\":", b.cols, ",\"inner\":", quoted(b.rows_inside ? "rows" : "cols"),
+               ",\"bytes\":", b.bytes(rows), same_as(b), "}");
   });
   out += str("],\n\"saved_bytes\":", saved_bytes(rows),
              ",\"workspace_bytes\":", workspace_bytes(rows), "}\n");

@@ -3,6 +3,11 @@
 
 namespace tenon {
 
+size_t Plan::owner(size_t buffer) const {
+  const int of = data_->same_as[buffer];
+  return of == kNoBuffer ? buffer : owner(static_cast<size_t>(of));
+}
+
 std::vector<BufferUse> Plan::uses() const {
   const PlanData& d = *data_;
   std::vector<BufferUse> list(d.buffers.size());
@@ -21,6 +26,8 @@ std::vector<BufferUse> Plan::uses() const {
   mark(d.rng, &BufferUse::writes, Pass::forward);
   mark(d.saved_rng, &BufferUse::writes, Pass::forward);
 
+  for (size_t b = 0; b < list.size(); ++b)
+    if (const size_t of = owner(b); of != b) list[b].same_as = static_cast<int>(of);
   std::vector<int> first(static_cast<size_t>(d.slots), -1);
   for (size_t b = 0; b < list.size(); ++b) {
     if (d.slot_of[b] == kNoBuffer) continue;

@@ -30,14 +30,24 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
     key.add(list.size());
     for (const GradRequest& g : list) key.add(g.wanted).add(g.dtype).add(g.accumulate);
   };
-  key.add(r.cols).add(r.dtype).add(r.parameter_dtype);
+  key.add(r.cols).add(r.dtype).add(r.input_dtype).add(r.parameter_dtype);
+  for (const auto* list : {&r.parameter_dtypes, &r.extra_dtypes}) {
+    key.add(list->size());
+    for (const std::optional<DType>& t : *list) key.add(t);
+  }
   key.add(r.training).add(r.backward).add(r.input_grad).add(r.keep);
   key.add(r.options.precision).add(r.options.rounding);
   key.add(r.target).add(reinterpret_cast<uintptr_t>(&target_of(r)));
-  key.add(r.recipe.name);
-  add(r.recipe.input);
-  add(r.recipe.weight);
-  add(r.recipe.gradient);
+  const auto add_recipe = [&](const Recipe& q) {
+    key.add(q.name);
+    for (const Format* f : {&q.input, &q.weight, &q.gradient}) add(*f);
+  };
+  add_recipe(r.recipe);
+  key.add(r.op_requests.size());
+  for (const OpRequest& o : r.op_requests) {
+    key.add(o.recipe.has_value());
+    if (o.recipe) add_recipe(*o.recipe);
+  }
   add_all(r.parameter_grads);
   add_all(r.extra_grads);
   return std::string(key.text()).append(chain);

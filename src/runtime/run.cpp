@@ -159,11 +159,17 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
   require(d.request.target.empty(), "plan: it was made for the target '", d.request.target,
           "', to be described; plan without a target to run it here");
   check_rows(rows);
-  require(pass == Pass::forward || !d.backward.empty(), "plan: it has no backward pass, since ",
+  require(pass == Pass::forward || d.has_backward, "plan: it has no backward pass, since ",
           d.request.backward ? "no gradient is wanted; ask for one"
                              : "it was planned for the forward pass alone; plan both");
   require(memory.size() == d.buffers.size(), "plan: ", memory.size(), " addresses; it has ",
           d.buffers.size(), " buffers");
+  for (size_t b = 0; b < d.buffers.size(); ++b) {
+    const size_t of = owner(b);
+    if (of == b || !memory[b]) continue;
+    require(memory[b] == memory[of], "plan: '", d.buffers[b].name, "' is '", d.buffers[of].name,
+            "' itself; give both the same address, or none for '", d.buffers[b].name, "'");
+  }
   const bool overwrite = how.overwrite_saved && pass == Pass::backward;
   const std::shared_ptr<const Workspace> kept = workspace_of(d, pass, rows, overwrite);
   const Workspace& parts = *kept;

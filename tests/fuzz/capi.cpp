@@ -1134,6 +1134,9 @@ void run_plan(Call& c, const tenon_plan* plan, Backward pass, int64_t rows, bool
   if (!runs || total + workspace >= kMostBytes) return;
   std::vector<void*> memory;
   for (const int64_t n : bytes) memory.push_back(c.filled(static_cast<size_t>(n)));
+  for (size_t i = 0; i < count; ++i)
+    if (buffers[i].role != TENON_ROLE_WORKSPACE && buffers[i].same_as >= 0)
+      memory[i] = memory[static_cast<size_t>(buffers[i].same_as)];
   void* const work = c.filled(static_cast<size_t>(workspace));
   size_t given = count;
   if (c.in.one_in(16)) {

@@ -955,12 +955,163 @@ TEST(Mistakes, NoAddressOfTheRandomState) {
   }
 }
 
-// A recipe quantises all three operands of a Linear, or none.
-TEST(Recipes, WithoutAnInputFormatAreRefused) {
+Format fp8(Scaling s, DType d = DType::e4m3) { return {.dtype = d, .scaling = s}; }
+
+// The scaling modes of the operands of the products of a pass, in order.
+std::vector<std::pair<std::string, std::string>> operands(const Plan& plan, Pass pass) {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const PlanStep& s : data_of(plan).steps(pass))
+    if (const Gemm* const g = s.step.gemm())
+      all.emplace_back(info(g->a.format.scaling).name, info(g->b.format.scaling).name);
+  return all;
+}
+using Modes = std::vector<std::pair<std::string, std::string>>;
+
+// x·wᵀ of the stored numbers in float64, or the sums of the magnitudes of its terms.
+Numbers product64(Session& s, const char* x, const char* w, size_t rows, size_t cols, size_t inner,
+                  bool magnitudes = false) {
+  const Numbers a = s.get(x), b = s.get(w);
+  Numbers made(rows * cols);
+  for (size_t r = 0; r < rows; ++r)
+    for (size_t c = 0; c < cols; ++c)
+      for (size_t k = 0; k < inner; ++k) {
+        const double term = a[r * inner + k] * b[c * inner + k];
+        made[r * cols + c] += magnitudes ? std::abs(term) : term;
+      }
+  return made;
+}
+
+// The request for an op takes precedence over its text, and the text over the recipe of the plan.
+TEST(Recipes, OfSingleOps) {
+  constexpr const char* kChain = "linear(64,64,recipe=mxfp8) gelu linear(64,64) linear(64,64)";
   PlanRequest r;
-  r.recipe = {"mine", {}, {DType::e4m3, Scaling::current}, {DType::e5m2, Scaling::current}};
-  expect_error([&] { Plan::build("linear(16,16)", r); }, Code::invalid_argument,
-               {"recipe 'mine'", "inputs", "scaling mode"});
+  r.recipe = recipe("current");
+  r.input_grad = false;
+  EXPECT_EQ(operands(Plan::build(kChain, r), Pass::forward),
+            (Modes{{"mxfp8", "mxfp8"}, {"current", "current"}, {"current", "current"}}));
+  r.op_requests.resize(3);
+  r.op_requests[0].recipe = recipe("block");
+  r.op_requests[2].recipe = Recipe{};
+  const Plan plan = Plan::build(kChain, r);
+  EXPECT_EQ(operands(plan, Pass::forward),
+            (Modes{{"block1x128", "block128x128"}, {"current", "current"}, {"none", "none"}}));
+  EXPECT_EQ(operands(plan, Pass::backward), (Modes{{"none", "none"},
+                                                   {"none", "none"},
+                                                   {"current", "current"},
+                                                   {"current", "current"},
+                                                   {"block1x128", "block1x128"}}));
+  EXPECT_EQ(print_chain(parse_chain(kChain)),
+            "linear(64,64,recipe=mxfp8) gelu linear(64,64) linear(64,64)");
+  r.op_requests.resize(4);
+  expect_error([&] { Plan::build(kChain, r); }, Code::invalid_argument,
+               {"op_requests has 4 entries", "3 linears"});
+  expect_error([&] { Plan::build("linear(8,8,recipe=fp4)", {}); }, Code::invalid_argument,
+               {"'fp4' is not a recipe"});
+  r.op_requests = {{.recipe = Recipe{"mine", {DType::f16, Scaling::current}, {}, {}}}};
+  expect_error([&] { Plan::build(kChain, r); }, Code::invalid_argument,
+               {"recipe 'mine'", "current for f16", "e4m3 or e5m2"});
+}
+
+// Each operand is quantised or not, independently. The results match float64.
+TEST(Recipes, OfSingleOperands) {
+  const Format x = fp8(Scaling::current), w = fp8(Scaling::block128x128),
+               g = fp8(Scaling::mxfp8, DType::e5m2);
+  for (unsigned mask = 0; mask < 8; ++mask) {
+    Recipe mine{"mine", mask & 1 ? x : Format{}, mask & 2 ? w : Format{}, mask & 4 ? g : Format{}};
+    PlanRequest r;
+    r.op_requests = {{.recipe = mine}};
+    Session s("linear(96,160) bias gelu", r, 37);
+    const auto name = [](const Format& f) { return std::string(info(f.scaling).name); };
+    EXPECT_EQ(operands(s.plan, Pass::forward), (Modes{{name(mine.input), name(mine.weight)}}));
+    std::map<std::string, Numbers> given;
+    fill(s, given);
+    s.run(Pass::forward);
+    s.run(Pass::backward);
+    // Half a step of e4m3 per quantised operand of the product, for the terms without cancellation.
+    const double allowed = 0x1p-4 * (mask & 1) + 0x1.2p-4 * (mask >> 1 & 1) + 1e-6;
+    const Numbers terms = product64(s, "x", "linear0.weight", 37, 160, 96, true);
+    const Numbers exact = product64(s, "x", "linear0.weight", 37, 160, 96);
+    const Numbers got = s.get("y");
+    const Numbers bias = s.get("bias1.bias");
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double z = exact[i] + bias[i % 160];
+      const double want = z / (1 + std::exp(-1.5957691 * (z + 0.044715 * z * z * z)));
+      // The slope of gelu is at most 1.13.
+      EXPECT_LE(std::abs(want - got[i]), 1.13 * allowed * (terms[i] + 1)) << mask;
+    }
+  }
+}
+
+// A gradient that is dy, or another gradient, is not written.
+TEST(Sharing, GradientsOfResiduals) {
+  PlanRequest r;
+  r.cols = 64;
+  const Plan sum = Plan::build("bias dropout(0.5) add", r);
+  const auto number = [](const Plan& p, std::string_view name) {
+    for (size_t i = 0; i < p.buffers().size(); ++i)
+      if (p.buffers()[i].name == name) return i;
+    return p.buffers().size();
+  };
+  EXPECT_EQ(sum.owner(number(sum, "dextra0")), number(sum, "dy"));
+  EXPECT_EQ(sum.uses()[number(sum, "dextra0")].same_as, static_cast<int>(number(sum, "dy")));
+  EXPECT_EQ(data_of(sum).backward.size(), 1U);
+  const Plan norm = Plan::build("add make_extra_output rmsnorm(64)", r);
+  EXPECT_EQ(norm.owner(number(norm, "dx")), number(norm, "dextra0"));
+  EXPECT_TRUE(norm.uses()[number(norm, "extra_out0")].reads[1]);
+  EXPECT_EQ(number(norm, "rmsnorm2.in"), norm.buffers().size());
+  // Another dtype, or memory that is added to, is written.
+  r.extra_grads = {{.dtype = DType::bf16}};
+  const Plan cast = Plan::build("bias add", r);
+  EXPECT_EQ(cast.owner(number(cast, "dextra0")), number(cast, "dextra0"));
+  r.extra_grads = {{.accumulate = true}};
+  const Plan added = Plan::build("bias add", r);
+  EXPECT_EQ(added.owner(number(added, "dextra0")), number(added, "dextra0"));
+  // Two addresses for one tensor are an error.
+  r.extra_grads = {};
+  Session s("bias add", r, 3);
+  std::vector<uint8_t> other(1 << 12), space(1 << 12);
+  std::vector<void*> memory;
+  for (size_t i = 0; i < s.plan.buffers().size(); ++i) memory.push_back(s.data(i));
+  memory[s.number("dextra0")] = other.data();
+  expect_error([&] { s.plan.run(Pass::backward, 3, memory, space.data()); }, Code::invalid_argument,
+               {"'dextra0' is 'dy' itself", "same address"});
+}
+
+// Inputs, parameters and extra inputs in dtypes of their own, against float64.
+TEST(DTypes, OfSingleTensors) {
+  PlanRequest r;
+  r.dtype = DType::bf16;
+  r.input_dtype = DType::f32;
+  r.parameter_dtypes = {DType::bf16, DType::f32};
+  r.extra_dtypes = {DType::f16};
+  Session s("linear(48,32) bias add", r, 9);
+  const auto dtype = [&](const char* name) { return s.plan.buffers()[s.number(name)].dtype; };
+  EXPECT_EQ(dtype("x"), DType::f32);
+  EXPECT_EQ(dtype("dx"), DType::f32);
+  EXPECT_EQ(dtype("linear0.weight"), DType::bf16);
+  EXPECT_EQ(dtype("dlinear0.weight"), DType::bf16);
+  EXPECT_EQ(dtype("bias1.bias"), DType::f32);
+  EXPECT_EQ(dtype("dbias1.bias"), DType::f32);
+  EXPECT_EQ(dtype("extra0"), DType::f16);
+  EXPECT_EQ(dtype("dextra0"), DType::f16);
+  EXPECT_EQ(dtype("y"), DType::bf16);
+  std::map<std::string, Numbers> given;
+  fill(s, given);
+  s.run(Pass::forward);
+  s.run(Pass::backward);
+  const Numbers exact = product64(s, "x", "linear0.weight", 9, 32, 48);
+  const Numbers y = s.get("y"), bias = s.get("bias1.bias"), extra = s.get("extra0");
+  for (size_t i = 0; i < y.size(); ++i) {
+    const double want = exact[i] + bias[i % 32] + extra[i];
+    // x is rounded to bf16 for the product, and y once.
+    EXPECT_NEAR(y[i], want, 0x1p-8 * (std::abs(want) + 4)) << i;
+  }
+  const Numbers dy = s.get("dy"), dextra = s.get("dextra0");
+  for (size_t i = 0; i < dy.size(); ++i)
+    EXPECT_EQ(dextra[i], rounded_ref(DType::f16, static_cast<float>(dy[i])));
+  r.extra_dtypes = {DType::e4m3};
+  expect_error([&] { Plan::build("linear(48,32) bias add", r); }, Code::invalid_argument,
+               {"extra_dtypes[0] is e4m3"});
 }
 
 }  // namespace

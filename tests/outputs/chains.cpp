@@ -120,6 +120,7 @@ void run(const ChainCase& c, int64_t rows, uint64_t seed, Hashes& hashes) {
     const auto role = static_cast<size_t>(b.role);
     give(c, b, view(b, rows, memory.back()), seed + numbers[role]++ * kRoles.size() + role);
   }
+  for (size_t i = 0; i < memory.size(); ++i) memory[i] = memory[plan.owner(i)];
   const Memory workspace(plan.workspace_bytes(rows));
   for (const Pass pass : {Pass::forward, Pass::backward})
     hashes.results.number(code_of([&] { plan.run(pass, rows, memory, workspace.data()); }));

@@ -37,7 +37,7 @@ class Session {
       if (b.name == name) return true;
     return false;
   }
-  void* data(size_t i) { return aligned(memory_[i]); }
+  void* data(size_t i) { return aligned(memory_[plan.owner(i)]); }
   void set(std::string_view name, const Numbers& values) {
     const size_t i = number(name);
     const DType d = plan.buffers()[i].dtype;
@@ -65,7 +65,7 @@ class Session {
   }
   void run(Pass pass, const PlanRun& how = {}) {
     std::vector<void*> addresses;
-    for (auto& m : memory_) addresses.push_back(aligned(m));
+    for (size_t i = 0; i < memory_.size(); ++i) addresses.push_back(data(i));
     plan.run(pass, rows_, addresses, aligned(workspace_), how);
   }
   // The bytes of all gradients.

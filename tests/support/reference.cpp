@@ -188,6 +188,10 @@ class OpRun final : public Run64 {
       outputs_.push_back(i < op_.writes.size() ? op_.writes[i]
                                                : str("extra_out", chain.extra_outs++));
     if (form().element && draws()) stream_ = chain.streams++;
+    for (size_t i = 0; i < index; ++i) {
+      const std::string& earlier = chain.given.chain[i].name;
+      number_ += earlier == "linear" || earlier == "quantize";
+    }
   }
 
   void forward() {
@@ -233,7 +237,7 @@ class OpRun final : public Run64 {
       chain_.rounding.store(m, 1);
       return m;
     }
-    const Recipe& recipe = request().recipe;
+    const Recipe recipe = recipe_here();
     const Format& f = as == Stored::input    ? recipe.input
                       : as == Stored::weight ? recipe.weight
                                              : recipe.gradient;
@@ -245,6 +249,13 @@ class OpRun final : public Run64 {
 
  private:
   [[nodiscard]] const PlanRequest& request() const { return chain_.given.request; }
+  // The request for this op, else its text, else the recipe of the plan.
+  [[nodiscard]] Recipe recipe_here() const {
+    const auto& requests = request().op_requests;
+    if (number_ < requests.size() && requests[number_].recipe) return *requests[number_].recipe;
+    const auto name = use_.arguments.text("recipe");
+    return name ? recipe(*name) : request().recipe;
+  }
   [[nodiscard]] const OpSchema& schema() const { return *use_.schema; }
   [[nodiscard]] const Float64& form() const { return schema().float64; }
   static bool is_channel(const std::string& name, const std::vector<std::string>& list) {
@@ -409,6 +420,7 @@ class OpRun final : public Run64 {
   OpCall call_;
   std::vector<std::string> extras_, outputs_;
   int64_t stream_ = 0;
+  size_t number_ = 0;   // linears and quantizes before it
   int64_t length_ = 1;  // number of terms in the sums of its value
   double size_ = 0;     // magnitude of those sums without cancellation
 };

@@ -55,6 +55,7 @@ Session::Session(Plan plan, int64_t rows)
     numbers_.emplace(b.name, i);
     if (own) std::memset(addresses_.back(), 0, static_cast<size_t>(b.bytes(rows)));
   }
+  for (size_t i = 0; i < buffers.size(); ++i) addresses_[i] = addresses_[plan_.owner(i)];
   for (const auto& [name, number] : numbers_) {
     constexpr std::string_view kScale = ".scale";
     if (buffers[number].role != Role::state || !name.ends_with(kScale)) continue;
@@ -87,7 +88,8 @@ void* Session::find(std::string_view name) const {
 void Session::lend(std::string_view name, void* memory) {
   const auto it = numbers_.find(name);
   require(it != numbers_.end(), "the chain has no tensor '", name, "'");
-  addresses_[it->second] = memory;
+  for (size_t i = 0; i < addresses_.size(); ++i)
+    if (plan_.owner(i) == plan_.owner(it->second)) addresses_[i] = memory;
   memory_[it->second].reset();
 }
 

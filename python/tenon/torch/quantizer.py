@@ -16,6 +16,7 @@ import torch
 
 from .. import _lib
 from .._format import encoding_shapes, scaling_of
+from .._plan import Format
 from . import _call, _cuda, _watch
 from ._dynamo import one_break
 from ._quantized import FP8, Quantize, QuantizedTensor, fp8_dtype_of
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _CPU = torch.device("cpu")
+_NAMES = {dtype: name for name, dtype in FP8.items()}
 _SCALE_DTYPES = {"f32": torch.float32, "e8m0": torch.uint8}
 _MODE_DEFAULT, _POWER_OF_TWO, _EXACT_SCALE = _lib.POWER_OF_TWO.values()
 
@@ -100,6 +102,19 @@ class Quantizer:
     def _written(self, device: torch.device) -> dict[str, Any]:
         """Fields of tenon_tensor other than memory, for the call that writes."""
         return {}
+
+    def plan_format(self) -> Format | None:
+        """The format of this quantizer in a plan. None if a plan does not have it."""
+        return None
+
+    def plan_state(self) -> dict[str, torch.Tensor]:
+        """The tensors that a plan reads and writes, by the end of their names."""
+        return {}
+
+    def _format(self, **rule: Any) -> Format | None:
+        if not type(self).__module__.startswith(__package__ or ""):
+            return None  # a subclass may encode in another way
+        return Format(self.scaling, _NAMES[self.fp8_dtype], **rule)
 
     def empty(
         self,
@@ -256,6 +271,12 @@ class Float8Quantizer(Quantizer):
     def _written(self, device: torch.device) -> dict[str, Any]:
         return {"scale": self.scale, "amax": self.amax}
 
+    def plan_format(self) -> Format | None:
+        return self._format()
+
+    def plan_state(self) -> dict[str, torch.Tensor]:
+        return {"scale": self.scale, "amax": self.amax}
+
     @one_break
     def calibrate(self, x: torch.Tensor) -> None:
         """amax = max(amax, max |x|)."""
@@ -317,6 +338,11 @@ class Float8CurrentScalingQuantizer(Quantizer):
             fields["amax"] = torch.empty(1, dtype=torch.float32, device=device)
         return fields
 
+    def plan_format(self) -> Format | None:
+        if self.amax is not None:
+            return None
+        return self._format(eps=self.amax_epsilon, power_of_two=self.force_pow_2_scales or None)
+
 
 class MXFP8Quantizer(Quantizer):
     """MXFP8: one power of two per 32 adjacent elements of a row (rowwise) or a column (columnwise).
@@ -343,6 +369,9 @@ class MXFP8Quantizer(Quantizer):
                 "by Float8BlockQuantizer(block_scaling_dim=2)"
             )
         self.swizzled = optimize_for_gemm
+
+    def plan_format(self) -> Format | None:
+        return None if self.swizzled else self._format()
 
 
 class Float8BlockQuantizer(Quantizer):
@@ -379,6 +408,9 @@ class Float8BlockQuantizer(Quantizer):
             "eps": self.amax_epsilon,
             "power_of_two": _POWER_OF_TWO if self.force_pow_2_scales else _EXACT_SCALE,
         }
+
+    def plan_format(self) -> Format | None:
+        return self._format(eps=self.amax_epsilon, power_of_two=self.force_pow_2_scales)
 
 
 @one_break

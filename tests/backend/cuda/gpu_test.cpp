@@ -80,7 +80,10 @@ class DevicePlan {
 
   void run(void* stream) const {
     std::vector<void*> memory;
-    for (const auto& b : buffers_) memory.push_back(b ? b->data() : nullptr);
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      const auto& b = buffers_[plan_.owner(i)];
+      memory.push_back(b ? b->data() : nullptr);
+    }
     for (const Pass pass : {Pass::forward, Pass::backward})
       plan_.run(pass, rows_, memory, workspace_.data(), {.stream = stream});
   }

@@ -23,6 +23,7 @@ from ._registry import (
     unregister_forward_fusion,
 )
 from ._routes import Routes
+from .basic import Quantize
 from .op import (
     BasicOperation,
     FusedOperation,
@@ -367,6 +368,9 @@ def _with_segments(
         stop = start
         while stop < len(ops) and joins[stop] and not _reads_values(ops, stop, start, routes):
             stop += 1
+        # An op after the segment gets the codes of a Quantize before it.
+        while start < stop < len(ops) and isinstance(ops[stop - 1], Quantize):
+            stop -= 1
         if stop > start and worth_a_plan(ops[start:stop]):
             stage = Stage(Segment(ops[start:stop], start, routes), start, stop)
             forward, backward = (

@@ -269,6 +269,10 @@ class BasicOperation(FusibleOperation, abc.ABC):
         """The current text of the op in a chain. None if no plan can run it."""
         return None
 
+    def plan_quantizers(self) -> dict[str, Quantizer] | None:
+        """The quantizers that are set, by the name of the plan's tensor after the op's name."""
+        return None
+
     def plan_cols(self, cols: int) -> int:
         """The number of columns of its output in a plan."""
         return cols

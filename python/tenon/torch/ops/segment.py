@@ -10,14 +10,22 @@ import torch
 
 from ..._lib import DTYPES
 from ..._ops import ops as registry
-from ..._plan import BACKWARD, BACKWARD_LAST, FORWARD, Plan
+from ..._plan import BACKWARD, BACKWARD_LAST, FORWARD, Format, OpFormats, Plan
 from .. import _call, _cuda, _memory, _saved, _watch
 from .._dropout import random_state
 from .._dynamo import one_break
 from .._once import once
 from . import _kernels
 from ._stand_ins import stand_in
-from .basic import AddExtraInput, BasicLinear, Dropout, Identity, MakeExtraOutput, Reshape
+from .basic import (
+    AddExtraInput,
+    BasicLinear,
+    Dropout,
+    Identity,
+    MakeExtraOutput,
+    Quantize,
+    Reshape,
+)
 from .op import (
     BackwardResult,
     BasicOperation,
@@ -51,7 +59,9 @@ _FREE = (Identity, MakeExtraOutput, Reshape)
 class _Layout:
     """Positions of saved buffers (one tensor per dtype), and the workspace size of each pass."""
 
-    def __init__(self, plan: Plan, saved: Sequence[int], rows: int) -> None:
+    def __init__(
+        self, plan: Plan, saved: Sequence[int], passing: Sequence[int], rows: int
+    ) -> None:
         sizes, _ = plan.sizes(rows)
         self.workspace = [plan.workspace(p, rows) for p in (FORWARD, BACKWARD, BACKWARD_LAST)]
         ends: dict[torch.dtype, int] = {}
@@ -62,6 +72,12 @@ class _Layout:
             self.places.append((i, list(ends).index(dtype), begin))
             ends[dtype] = begin + sizes[i]
         self.blocks = [(end // dtype.itemsize, dtype) for dtype, end in ends.items()]
+        # Encoded weights that only the forward pass reads, in one block.
+        self.passing: list[tuple[int, int]] = []  # buffer, byte
+        self.passing_bytes = 0
+        for i in passing:
+            self.passing.append((i, self.passing_bytes))
+            self.passing_bytes += -(-sizes[i] // _ALIGNED) * _ALIGNED
 
 
 class _Ready:
@@ -79,6 +95,20 @@ class _Ready:
         self.count = len(names)
         self.params, self.extra_in = of.get("param", []), of.get("extra_in", [])
         self.extra_out, self.saved = of.get("extra_out", []), of.get("saved", [])
+        self.made_as = [plan.buffers[i].same_as for i in self.extra_out]  # x, or None
+        # State of quantizers: buffer, op, tensor of the op, end of the name. Other state is encoded
+        # weights: they live as long as saved tensors if the backward pass reads them.
+        self.state: list[tuple[int, int, str, str]] = []
+        self.passing: list[int] = []
+        for i in of.get("state", []):
+            owner, _, end = names[i].rpartition(".")
+            tensor = owner.partition(".")[2] or ("dy" if owner.startswith("d") else "x")
+            if end in ("scale", "amax") and owner + ".scale" in at:
+                self.state.append((i, int(owner.partition(".")[0].lstrip("dq")), tensor, end))
+            elif plan.buffers[i].reads_backward:
+                self.saved.append(i)
+            else:
+                self.passing.append(i)
         self.rng, self.dx = at.get("rng"), at.get("dx")
         self.dy = at.get("dy", -1)  # -1 in a plan without backward
         self.dparams, self.dextra_in, self.dextra_out = (
@@ -86,6 +116,7 @@ class _Ready:
             for group in (self.params, self.extra_in, self.extra_out)
         )
         self.grad_dtypes = {i: _TYPES[plan.buffers[i].dtype] for i in of.get("grad", [])}
+        self.same_as = {i: plan.buffers[i].same_as for i in of.get("grad", [])}
         # The tensors of a forward call, and which of them the backward pass reads.
         self.tensors = [at["x"], *of["output"], *self.params, *self.extra_in, *self.extra_out]
         self.dtypes = [_TYPES[plan.buffers[i].dtype] for i in self.tensors]
@@ -116,7 +147,7 @@ class _Ready:
         if known is None:
             if len(self._layouts) >= _MOST:
                 self._layouts.clear()
-            known = self._layouts[rows] = _Layout(self.plan, self.saved, rows)
+            known = self._layouts[rows] = _Layout(self.plan, self.saved, self.passing, rows)
         return known
 
 
@@ -136,6 +167,7 @@ class _Run:
         "params",
         "ready",
         "rows",
+        "state",
     )
     ready: _Ready
     rows: int
@@ -145,6 +177,7 @@ class _Run:
     extras: list[tuple[torch.Size, torch.dtype]]
     params: list[torch.dtype]
     main_grads: list[tuple[int, BasicLinear, torch.Tensor]]  # weights with a main_grad
+    state: list[tuple[int, torch.Tensor]]  # tensors of quantizers, by buffer
     device: torch.device
     kinds: list[Any]
     blocks_at: list[int] | None
@@ -217,6 +250,7 @@ class Segment(FusedOperation):
         # The settings of the ops, read again after a change.
         self._seen, self._text = -1, tuple[str | None, ...]()
         self._modes: list[bool | None] = []
+        self._quantised: list[int] = []  # ops with quantizers
         self._config: tuple[Any, ...] = ()
 
     def texts(self) -> tuple[str | None, ...]:
@@ -227,6 +261,10 @@ class Segment(FusedOperation):
             for i in self._dropped:
                 texts[i] = "identity"
             modes = [op.training if op.has_modes else None for op in self.ops]
+            quantised = [
+                i for i, op in enumerate(self.ops) if op.plan_quantizers() is not None
+            ]
+            self.__dict__["_quantised"] = quantised
             # Not by attribute: setting one counts as a change of an operation.
             self.__dict__.update(_seen=seen, _text=tuple(texts), _modes=modes)
             self.__dict__["_config"] = (*texts, *modes)
@@ -265,12 +303,14 @@ class Segment(FusedOperation):
             if op.accumulate_into_main_grad and wanted[k]:
                 wanted[k] = op.grad_request(params[k])
         self.texts()
+        formats = tuple([self._formats(i) for i in self._quantised])
         key = (
             *(self._config, x.shape[-1] if x.dim() else 0, x.dtype, kind, autocast),
             *[p.dtype for p in params],
             *wanted,
             *[t.dtype for t in extras],
             *(*extra_grads, backward, input_grad),
+            formats,
         )
         found = self._ready.get(key)
         if found is None:
@@ -283,7 +323,7 @@ class Segment(FusedOperation):
                 "extra_grads": extra_grads,
                 "device": kind,
             }
-            found = self._make(x, params, extras, autocast, request)
+            found = self._make(x, params, extras, autocast, formats, request)
             if len(self._ready) >= _MOST:
                 self._ready.clear()
             self._ready[key] = found
@@ -295,9 +335,14 @@ class Segment(FusedOperation):
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
         autocast: torch.dtype | None,
+        formats: tuple[OpFormats | None, ...],
         request: dict[str, Any],
     ) -> _Ready | list[Stage]:
-        texts = self.texts()
+        texts = list(self.texts())
+        of_ops = dict(zip(self._quantised, formats, strict=True))
+        for i, found in of_ops.items():
+            if found is None:  # a plan does not have its quantizers
+                texts[i] = None
         flow = self._dtypes(x.dtype, params, extras, autocast)
         cols = x.shape[-1] if x.dim() else 0
         if cols == 0:
@@ -307,16 +352,52 @@ class Segment(FusedOperation):
             return self._stages(self.parts(texts, flow))
         dtype = flow[0]
         self._check_widths(cols)
-        around = zip(self._before, texts, self._behind, strict=True)
+        # Quantised ops have labels, which begin the names of the state of their quantizers.
+        labels = [f":q{i}" if i in of_ops else "" for i in range(len(texts))]
+        around = zip(self._before, texts, self._behind, labels, strict=True)
+        weights = {k for k, _ in self._weights}
+        quantising = [i for i, op in enumerate(self.ops) if isinstance(op, (BasicLinear, Quantize))]
         plan = Plan(
-            " ".join([f"{before}{text}{behind}" for before, text, behind in around]),
+            " ".join([f"{before}{text}{behind}{label}" for before, text, behind, label in around]),
             cols=cols,
             dtype=_NAMES[dtype],
-            parameter_dtype=_NAMES[dtype if self._weights or not params else params[0].dtype],
+            input_dtype=_NAMES[x.dtype],
+            # Products read weights in the dtype of the chain.
+            parameter_dtypes=[
+                _NAMES[dtype if k in weights else p.dtype] for k, p in enumerate(params)
+            ],
+            extra_dtypes=[_NAMES[t.dtype] for t in extras],
+            op_formats=[of_ops.get(i) for i in quantising],
             training=modes != {False},
             **request,
         )
         return _Ready(plan, self, cols, dtype)
+
+    def _formats(self, i: int) -> OpFormats | None:
+        """The formats of the quantizers of op `i`. None if a plan does not have them."""
+        found: dict[str, Format] = {}
+        for name, quantizer in (self.ops[i].plan_quantizers() or {}).items():
+            plan_format = getattr(quantizer, "plan_format", None)
+            known = plan_format and plan_format()
+            if known is None:
+                return None
+            found[name] = known
+        return OpFormats(found.get("x"), found.get("w"), found.get("dy"))
+
+    def _state(self, ready: _Ready, device: torch.device) -> list[tuple[int, torch.Tensor]]:
+        """The tensors of quantizers that a plan reads and writes, by buffer."""
+        found = []
+        for i, op, tensor, end in ready.state:
+            quantizers: Any = self.ops[op].plan_quantizers()
+            t = quantizers[tensor].plan_state()[end]
+            if t.device != device:
+                name = type(self.ops[op]).__name__
+                raise ValueError(
+                    f"{name}: the {end} of its quantizer is on {t.device}, but the input is on "
+                    f"{device}; make the quantizer with tensors on {device}"
+                )
+            found.append((i, t))
+        return found
 
     def _check_operands(
         self, x: torch.Tensor, params: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]
@@ -391,11 +472,17 @@ class Segment(FusedOperation):
         stages: list[Stage] = []
         for begin, end in parts:
             ops, start = self.ops[begin:end], self._start + begin
-            if self._text[begin] is not None and worth_a_plan(ops) and len(ops) < len(self.ops):
+            if not ops:
+                continue
+            known = self._text[begin] is not None and self._has_formats(begin)
+            if known and worth_a_plan(ops) and len(ops) < len(self.ops):
                 stages.append(Stage(Segment(ops, start, self._routes), start, start + len(ops)))
             else:
                 stages += [stage_of(op, start + i) for i, op in enumerate(ops)]
         return stages
+
+    def _has_formats(self, i: int) -> bool:
+        return i not in self._quantised or self._formats(i) is not None
 
     def _leads(self, shape: Sequence[int], cols: Sequence[int]) -> list[Sequence[int]]:
         """The leading dimensions of the input of each op, and of the output."""
@@ -438,24 +525,24 @@ class Segment(FusedOperation):
                 op = type(self.ops[i]).__name__
                 _cuda.same(f"{op}: the input", x, f"{op}: extra input {slot}", t)
         rows = x.numel() // cols
-        x = _tensor(x, dtype)
+        x = _tensor(x, x.dtype)
         params_read = [_tensor(p, t) for p, t in zip(params, ready.parameter_dtypes, strict=True)]
-        extras_read = [_tensor(t, dtype) for t in extras]
+        extras_read = [_tensor(t, t.dtype) for t in extras]
         layout = ready.layout(rows)
         place = self._in_place
-        if place >= 0 and not record and self._overwrites(extras[place], extras_read[place]):
+        if place >= 0 and not record and self._overwrites(extras[place], extras_read[place], dtype):
             y = extras[place]
             torch.autograd.graph.increment_version(y)
         else:
             y = torch.empty(
                 (*(lead if leads is None else leads[-1]), widths[-1]), dtype=dtype, device=device
             )
-        made = [
-            torch.empty(
-                (*(lead if leads is None else leads[i]), widths[i]), dtype=dtype, device=device
+        made = []
+        for (i, _), of in zip(self.made, ready.made_as, strict=True):
+            size = (*(lead if leads is None else leads[i]), widths[i])
+            made.append(
+                torch.empty(size, dtype=dtype, device=device) if of is None else given.view(size)
             )
-            for i, _ in self.made
-        ]
         blocks = [
             _memory.saved(size, kind) if on_cpu else torch.empty(size, dtype=kind, device=device)
             for size, kind in layout.blocks
@@ -464,8 +551,19 @@ class Segment(FusedOperation):
         tensors = [x, y, *params_read, *extras_read, *made]
         for i, t in zip(ready.tensors, tensors, strict=True):
             memory[i] = t.data_ptr()
+        for i, of in zip(ready.extra_out, ready.made_as, strict=True):
+            if of is not None:
+                memory[i] = 0
         for i, block, begin in layout.places:
             memory[i] = blocks[block].data_ptr() + begin
+        state: list[tuple[int, torch.Tensor]] = []
+        if self._quantised:
+            state = self._state(ready, device)
+            for i, t in state:
+                memory[i] = t.data_ptr()
+            passing = torch.empty(layout.passing_bytes, dtype=torch.uint8, device=device)
+            for i, begin in layout.passing:
+                memory[i] = passing.data_ptr() + begin
         if ready.rng is not None:
             random = random_state(ready.dropout_cols, x)
             memory[ready.rng] = random.data_ptr()
@@ -475,7 +573,7 @@ class Segment(FusedOperation):
         if not record:
             return y, made, [], None
         run = _Run()
-        run.ready, run.rows, run.device = ready, rows, device
+        run.ready, run.rows, run.device, run.state = ready, rows, device, state
         run.input, run.output = (shape, given.dtype), y.shape
         run.made = [t.shape for t in made]
         run.extras = [(t.shape, t.dtype) for t in extras]
@@ -522,6 +620,8 @@ class Segment(FusedOperation):
             memory[at] = t.data_ptr()
             return t
 
+        for i, t in run.state:
+            memory[i] = t.data_ptr()
         alive = [read(ready.dy, grad, run.output, "its output")]
         for at, given, shape in zip(ready.dextra_out, grads_made, run.made, strict=True):
             if at is not None:
@@ -534,12 +634,28 @@ class Segment(FusedOperation):
         for i, block, begin in layout.places:
             memory[i] = blocks[block].data_ptr() + begin
 
+        written: dict[int, torch.Tensor] = {}
+
         def gradient(at: int | None, shape: Sequence[int]) -> torch.Tensor | None:
             if at is None:
                 return None
-            made = torch.empty(shape, dtype=ready.grad_dtypes[at], device=device)
-            memory[at] = made.data_ptr()
+            of = ready.same_as[at]
+            if of is not None:  # dy, the gradient of an extra output, or another gradient
+                return handed_on(of, shape)
+            made = written.get(at)
+            if made is None:
+                made = torch.empty(shape, dtype=ready.grad_dtypes[at], device=device)
+                memory[at] = made.data_ptr()
+                written[at] = made
             return made
+
+        def handed_on(of: int, shape: Sequence[int]) -> torch.Tensor | None:
+            if of == ready.dy:
+                return alive[0].view(shape)
+            if of in ready.grad_dtypes:
+                return gradient(of, shape)
+            made = [at for at in ready.dextra_out if at is not None]
+            return alive[1 + made.index(of)].view(shape)
 
         dx = gradient(ready.dx, run.input[0])
         direct = {
@@ -609,6 +725,9 @@ class Segment(FusedOperation):
         basic_op_kwargs: list[dict[str, Any]],
     ) -> Any:
         """(output, extra outputs), or the stages that the call is cut into."""
+        if not isinstance(input_, torch.Tensor) and isinstance(self.ops[0], BasicLinear):
+            # A linear multiplies the codes that it is given.
+            return self._stages([(0, 1), (1, len(self.ops))])
         x = _kernels.plain(input_)
         params = self.parameters_of(basic_op_ctxs)
         extras = [basic_op_extra_inputs[i][slot] for i, slot in self.given]
@@ -667,9 +786,10 @@ class Segment(FusedOperation):
         found = self.find(x, self.parameters_of(), extras, backward, input_grad, wanted, device)
         return found if isinstance(found, list) else found.plan
 
-    def _overwrites(self, extra: torch.Tensor, read: torch.Tensor) -> bool:
+    def _overwrites(self, extra: torch.Tensor, read: torch.Tensor, dtype: torch.dtype) -> bool:
         last = self.ops[-1]
-        return isinstance(last, AddExtraInput) and last.in_place and extra is read
+        in_place = isinstance(last, AddExtraInput) and last.in_place
+        return in_place and extra is read and extra.dtype == dtype
 
     def told(self) -> str:
         return " + ".join(type(op).__name__ for op in self.ops)
@@ -698,7 +818,10 @@ class Segment(FusedOperation):
 def worth_a_plan(ops: Sequence[BasicOperation]) -> bool:
     """Whether a segment of these ops is better than calls of single ops."""
     computing = [op for op in ops if not isinstance(op, _FREE)]
-    return len(computing) > 1 or any(isinstance(op, BasicLinear) for op in computing)
+    if any(isinstance(op, BasicLinear) for op in computing):
+        return True
+    # The gradient of an extra output is added in the backward pass of the next op.
+    return len(computing) > 1 or (len(computing) > 0 and isinstance(ops[0], MakeExtraOutput))
 
 
 def _tensor(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -79,12 +79,13 @@ class BasicLinear(PartOperation):
     def num_quantizers(self, mode: str) -> int:
         return 2 if mode == "forward" else 1
 
-    def plan_text(self) -> str | None:
-        for quantizers in self._quantizers.values():
-            for quantizer in quantizers.values():
-                if quantizer is not None:
-                    return None
+    def plan_text(self) -> str:
         return f"linear({self.in_features},{self.out_features})"
+
+    def plan_quantizers(self) -> dict[str, Quantizer] | None:
+        forward, backward = self._quantizers["forward"], self._quantizers["backward"]
+        named = {"x": forward.get(0), "w": forward.get(1), "dy": backward.get(0)}
+        return {name: q for name, q in named.items() if q is not None} or None
 
     def plan_cols(self, cols: int) -> int:
         return self.out_features

@@ -42,6 +42,13 @@ class Quantize(BasicOperation):
     def num_quantizers(self, mode: str) -> int:
         return int(self._on[mode])
 
+    def plan_text(self) -> str:
+        return "quantize"
+
+    def plan_quantizers(self) -> dict[str, Quantizer] | None:
+        named = {"x": self.get_input_quantizer(), "dy": self.get_grad_output_quantizer()}
+        return {name: q for name, q in named.items() if q is not None} or None
+
     def op_forward(self, ctx: OperationContext, input_: torch.Tensor, **_: Any) -> torch.Tensor:
         return _kernels.encode(input_, self.get_input_quantizer())
 
