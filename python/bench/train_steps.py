@@ -8,7 +8,6 @@ peak memory above parameters and inputs. It asserts nothing.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import random
 import statistics
@@ -18,17 +17,8 @@ from typing import Any
 import tenon.torch.ops as ops
 import torch
 import torch.nn.functional as F
-from tenon._plan import Plan
+from tenon.torch import quantizer
 from torch import nn
-
-STATE = {
-    "f32": torch.float32,
-    "bf16": torch.bfloat16,
-    "e4m3": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2,
-    "e8m0": torch.uint8,
-    "u64": torch.int64,
-}
 
 
 class SwiGLU(nn.Module):
@@ -105,60 +95,6 @@ class ScaledMLP(SwiGLU):
         return Scaled.apply(F.silu(a) * b, self.down.weight)
 
 
-class Planned(nn.Module):
-    """A chain as one plan with a recipe."""
-
-    def __init__(self, chain: str, like: nn.Module, recipe: str) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(like.parameters())
-        self.plan = Plan(chain, dtype="bf16", recipe=recipe, device="cuda")
-        self.state = {
-            b.name: torch.ones(b.shape(0), device="cuda").to(STATE[b.dtype])
-            for b in self.plan.buffers
-            if b.role == "state"
-        }
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return RunPlan.apply(x, self, *self.weights)
-
-
-class RunPlan(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, model: Planned, *weights: torch.Tensor) -> torch.Tensor:
-        given = dict(
-            zip([b.name for b in model.plan.buffers if b.role == "param"], weights, strict=True)
-        )
-        made = run(model, False, len(x), {"x": x, **given})
-        ctx.model, ctx.rows = model, len(x)
-        names = [b.name for b in model.plan.buffers if b.reads_backward and b.name in made]
-        ctx.names = names
-        ctx.save_for_backward(*[made[n] for n in names])
-        return made["y"]
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        saved = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        made = run(ctx.model, True, ctx.rows, {"dy": dy.contiguous(), **saved})
-        params = [b.name for b in ctx.model.plan.buffers if b.role == "param"]
-        return (made["dx"], None, *[made["d" + n] for n in params])
-
-
-def run(
-    model: Planned, backward: bool, rows: int, given: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    plan, tensors = model.plan, {**model.state, **given}
-    roles = ("grad",) if backward else ("output", "saved", "extra_out")
-    memory = (ctypes.c_void_p * len(plan.buffers))()
-    for i, b in enumerate(plan.buffers):
-        if b.role in roles and b.name not in tensors:
-            tensors[b.name] = torch.empty(b.shape(rows), dtype=STATE[b.dtype], device="cuda")
-        if b.name in tensors:
-            memory[i] = tensors[b.name].data_ptr()
-    workspace = torch.empty(plan.sizes(rows)[1], dtype=torch.uint8, device="cuda")
-    plan.run(backward, rows, memory, workspace.data_ptr(), torch.cuda.current_stream().cuda_stream)
-    return tensors
-
-
 KIND: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
 
 
@@ -168,6 +104,28 @@ def linear(like: nn.Linear) -> ops.Linear:
 
 def swiglu_ops(like: SwiGLU) -> nn.Module:
     return share(ops.Sequential(linear(like.up), ops.SwiGLU(), linear(like.down)), like)
+
+
+def quantised(like: SwiGLU, recipe: str) -> nn.Module:
+    """The SwiGLU MLP with the quantizers of a recipe."""
+    model = swiglu_ops(like)
+
+    def one(dtype: str, block: int) -> quantizer.Quantizer:
+        if recipe == "delayed":
+            state = torch.ones(1, device="cuda"), torch.zeros(1, device="cuda")
+            return quantizer.Float8Quantizer(*state, dtype)
+        if recipe == "current":
+            return quantizer.Float8CurrentScalingQuantizer(dtype)
+        if recipe == "mxfp8":
+            return quantizer.MXFP8Quantizer("e4m3")
+        return quantizer.Float8BlockQuantizer("e4m3", block_scaling_dim=block)
+
+    for op in model.modules():
+        if isinstance(op, ops.BasicLinear):
+            op.set_quantizer("forward", 0, one("e4m3", 1))
+            op.set_quantizer("forward", 1, one("e4m3", 2))
+            op.set_quantizer("backward", 0, one("e5m2", 1))
+    return model
 
 
 def gelu_ops(like: GELU) -> nn.Module:
@@ -272,14 +230,11 @@ def main() -> None:
         if kind == "fp8":
             like = cuda(SwiGLU(4096, 14336))
             scaled = cuda(ScaledMLP(4096, 14336))
-            chain = "linear(4096,28672) swiglu linear(14336,4096)"
             runners: dict[str, Any] = {
                 "tenon": swiglu_ops(like),
                 "scaled_mm": torch.compile(scaled),
             }
-            runners |= {
-                r: Planned(chain, like, r) for r in ("none", "delayed", "current", "block", "mxfp8")
-            }
+            runners |= {r: quantised(like, r) for r in ("delayed", "current", "block", "mxfp8")}
             measure("swiglu fp8", runners, x, args.rounds)
             continue
         make, ours = kinds[kind]

@@ -1,9 +1,11 @@
 """Tests of sequences of operations as plans: one call forward, one backward, and special cases."""
 
 import copy
+import gc
 import math
 import pickle
 import threading
+import weakref
 
 import pytest
 
@@ -323,6 +325,24 @@ def test_nothing_is_saved_without_gradients(runs):
     assert [r.saved for r in ready] == [[]]
     model.requires_grad_(False)
     assert not model(x.detach()).requires_grad
+
+
+def test_a_step_leaves_no_cycles():
+    """Saved tensors and gradients are freed by reference counts."""
+    model, _, x, _ = made("mlp", torch.float32)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            y = model(x)
+            seen = weakref.ref(y.grad_fn)
+            y.sum().backward()
+            grads = [weakref.ref(p.grad) for p in model.parameters()]
+            del y
+            model.zero_grad()
+            assert seen() is None and all(g() is None for g in grads)
+    finally:
+        gc.enable()
 
 
 def test_strided_inputs_and_gradients():

@@ -116,9 +116,15 @@ class _Ready:
             for group in (self.params, self.extra_in, self.extra_out)
         )
         self.grad_dtypes = {i: _TYPES[plan.buffers[i].dtype] for i in of.get("grad", [])}
-        self.same_as = {i: plan.buffers[i].same_as for i in of.get("grad", [])}
+        # The buffer that holds a gradient: itself, dy, that of an extra output, another gradient.
+        self.owners = {
+            i: i if same is None else same
+            for i in of.get("grad", [])
+            for same in (plan.buffers[i].same_as,)
+        }
         # The tensors of a forward call, and which of them the backward pass reads.
         self.tensors = [at["x"], *of["output"], *self.params, *self.extra_in, *self.extra_out]
+        self.read_extra_out = [i for i in self.dextra_out if i is not None]
         self.dtypes = [_TYPES[plan.buffers[i].dtype] for i in self.tensors]
         self.kept = [k for k, i in enumerate(self.tensors) if plan.buffers[i].reads_backward]
         self.parameter_dtypes = [_TYPES[plan.buffers[i].dtype] for i in self.params]
@@ -197,6 +203,7 @@ class Segment(FusedOperation):
         super().__init__(ops)
         stop = start + len(ops)
         self.ops = list(ops)
+        self._told = " + ".join(type(op).__name__ for op in ops)
         self._start, self._routes = start, routes
         self._routed = not routes.plain
         self._none: ExtraOutputs = [()] * len(ops)
@@ -634,28 +641,20 @@ class Segment(FusedOperation):
         for i, block, begin in layout.places:
             memory[i] = blocks[block].data_ptr() + begin
 
-        written: dict[int, torch.Tensor] = {}
+        # By buffer: dy and the gradients of extra outputs, which may be handed on, then those that
+        # are written. No function here refers to itself: such a cycle would keep the tensors.
+        known = dict(zip((ready.dy, *ready.read_extra_out), alive, strict=False))
 
         def gradient(at: int | None, shape: Sequence[int]) -> torch.Tensor | None:
             if at is None:
                 return None
-            of = ready.same_as[at]
-            if of is not None:  # dy, the gradient of an extra output, or another gradient
-                return handed_on(of, shape)
-            made = written.get(at)
+            at = ready.owners[at]
+            made = known.get(at)
             if made is None:
                 made = torch.empty(shape, dtype=ready.grad_dtypes[at], device=device)
                 memory[at] = made.data_ptr()
-                written[at] = made
-            return made
-
-        def handed_on(of: int, shape: Sequence[int]) -> torch.Tensor | None:
-            if of == ready.dy:
-                return alive[0].view(shape)
-            if of in ready.grad_dtypes:
-                return gradient(of, shape)
-            made = [at for at in ready.dextra_out if at is not None]
-            return alive[1 + made.index(of)].view(shape)
+                known[at] = made
+            return made if made.shape == shape else made.view(shape)
 
         dx = gradient(ready.dx, run.input[0])
         direct = {
@@ -792,7 +791,7 @@ class Segment(FusedOperation):
         return in_place and extra is read and extra.dtype == dtype
 
     def told(self) -> str:
-        return " + ".join(type(op).__name__ for op in self.ops)
+        return self._told
 
     __str__ = told
 

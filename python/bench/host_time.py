@@ -1,0 +1,118 @@
+"""Host time of small training steps and forward passes: Tenon and PyTorch eager, in turn.
+
+Run it with `python python/bench/host_time.py`, on CUDA if there is a GPU. Each line has the least
+time of a step on the host and the ratio to eager. It asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tenon.torch.ops as ops
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+WIDTH, HIDDEN, ROWS = 64, 128, 16
+
+
+class SwiGLU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 2 * HIDDEN, bias=False)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = self.up(x).chunk(2, -1)
+        return self.down(F.silu(a) * b)
+
+
+class GELU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(WIDTH), GELU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+def block() -> nn.Module:
+    residual, added = ops.MakeExtraOutput(), ops.AddExtraInput()
+    residual.set_extra_output_channel(0, "residual", output_to_caller=False)
+    added.set_extra_input_channel(0, "residual")
+    mlp = ops.Linear(WIDTH, HIDDEN), ops.GELU(), ops.Linear(HIDDEN, WIDTH)
+    return ops.Sequential(residual, ops.LayerNorm(WIDTH), *mlp, added)
+
+
+def microseconds(call: Callable[[], Any], cuda: bool, number: int = 100) -> float:
+    if cuda:
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(number):
+        call()
+    end = time.perf_counter()
+    if cuda:
+        torch.cuda.synchronize()
+    return (end - begin) / number * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30)
+    args = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if cuda else {}
+    torch.set_num_threads(1)
+    models: dict[str, tuple[nn.Module, nn.Module]] = {
+        "SwiGLU MLP": (
+            SwiGLU(),
+            ops.Sequential(
+                ops.Linear(WIDTH, 2 * HIDDEN, bias=False),
+                ops.SwiGLU(),
+                ops.Linear(HIDDEN, WIDTH, bias=False),
+            ),
+        ),
+        "GELU MLP": (
+            GELU(),
+            ops.Sequential(ops.Linear(WIDTH, HIDDEN), ops.GELU(), ops.Linear(HIDDEN, WIDTH)),
+        ),
+        "norm + GELU MLP + residual": (Block(), block()),
+    }
+    x = torch.randn(ROWS, WIDTH, **kind).requires_grad_()
+    dy = torch.randn(ROWS, WIDTH, **kind)
+
+    def step(model: nn.Module, params: list[torch.Tensor]) -> None:
+        model(x).backward(dy)
+        for p in (x, *params):
+            p.grad = None
+
+    def forward(model: nn.Module, params: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            model(x)
+
+    for name, pair in models.items():
+        each = [(m.to(**kind), list(m.parameters())) for m in pair]
+        for what, call in (("step", step), ("forward, no_grad", forward)):
+            times: list[list[float]] = [[], []]
+            for _ in range(args.rounds):
+                for (model, params), found in zip(each, times, strict=True):
+                    found.append(microseconds(lambda: call(model, params), cuda))  # noqa: B023
+            eager, ours = min(times[0]), min(times[1])
+            print(f"{name:28}{what:18}eager {eager:7.1f} us  tenon {ours:7.1f} us  "
+                  f"ratio {ours / eager:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
