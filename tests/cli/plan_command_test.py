@@ -129,7 +129,8 @@ class PlanCommand(CommandTest):
         ops = len(re.sub(r'"[^"]*"', "", plan["chain"]).split())
         buffers = {}
         for b in plan["buffers"]:
-            self.assertEqual(list(b), BUFFER, what)
+            shared = "same_as" in b  # a result that is another tensor, and so is not written
+            self.assertEqual(list(b), BUFFER + ["same_as"] * shared, what)
             self.assertIn(b["role"], ROLES, what)
             self.assertIn(b["inner"], ("rows", "cols"), what)
             mul, div, round_to, add = b["rows"]
@@ -137,6 +138,12 @@ class PlanCommand(CommandTest):
             self.assertEqual(b["bytes"], high * b["cols"] * SIZES[b["dtype"]], (what, b))
             self.assertNotIn(b["name"], buffers, what)
             buffers[b["name"]] = b
+        written = {w["buffer"] for s in plan["forward"] + plan["backward"] for w in s["writes"]}
+        for b in plan["buffers"]:
+            if "same_as" in b:
+                self.assertIn(b["role"], ("grad", "extra_out"), what)
+                self.assertIn(b["same_as"], buffers, what)
+                self.assertNotIn(b["name"], written, what)
         for step in plan["forward"] + plan["backward"]:
             self.check_step(step, buffers, ops, what)
         sizes = {role: sum(b["bytes"] for b in plan["buffers"] if b["role"] == role)

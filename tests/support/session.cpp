@@ -109,12 +109,8 @@ void Session::update_scales() {
 }
 
 Unfused::Unfused(const Chain& chain, PlanRequest request, int64_t rows) {
-  struct Channel {
-    size_t writer = 0;
-    void* value = nullptr;
-    std::vector<void*> gradients;
-  };
-  std::map<std::string, Channel> channels;
+  std::map<std::string, void*> channels;
+  std::vector<std::string> given(chain.size()), made(chain.size());  // extra tensors of the caller
   size_t extras = 0, extra_outs = 0, parameters = 0;
   const std::vector<GradRequest> grads = std::exchange(request.parameter_grads, {});
   for (size_t i = 0; i < chain.size(); ++i) {
@@ -129,45 +125,47 @@ Unfused::Unfused(const Chain& chain, PlanRequest request, int64_t rows) {
       if (parameters < grads.size()) own.parameter_grads.push_back(grads[parameters]);
     one.session = std::make_unique<Session>(Plan::build(alone, own), rows);
     Session& s = *one.session;
-    if (i > 0) {
-      Session& before = *ops_[i - 1].session;
-      s.lend("x", before.at("y"));
-      if (request.backward) before.lend("dy", s.at("dx"));
-    }
-    if (s.find("extra0") && chain[i].reads.empty()) {
-      const std::string name = str("extra", extras++);
-      extras_[name] = s.at("extra0");
-      if (request.backward) extras_["d" + name] = s.at("dextra0");
-    } else if (s.find("extra0")) {
-      Channel& c = channels[chain[i].reads[0]];
-      s.lend("extra0", c.value);
-      if (request.backward) c.gradients.push_back(s.at("dextra0"));
-    }
-    if (s.find("extra_out0") && chain[i].writes.empty()) {
-      const std::string name = str("extra_out", extra_outs++);
-      extras_[name] = s.at("extra_out0");
-      if (request.backward) extras_["d" + name] = s.at("dextra_out0");
-    } else if (s.find("extra_out0")) {
-      channels[chain[i].writes[0]] = {.writer = i, .value = s.at("extra_out0"), .gradients = {}};
-    }
+    if (i > 0) s.lend("x", ops_[i - 1].session->at("y"));
+    if (s.find("extra0") && chain[i].reads.empty())
+      extras_[given[i] = str("extra", extras++)] = s.at("extra0");
+    else if (s.find("extra0"))
+      s.lend("extra0", channels.at(chain[i].reads[0]));
+    if (s.find("extra_out0") && chain[i].writes.empty())
+      extras_[made[i] = str("extra_out", extra_outs++)] = s.at("extra_out0");
+    else if (s.find("extra_out0"))
+      channels[chain[i].writes[0]] = s.at("extra_out0");
     const Buffer& y = s.buffer("y");
     rows = y.rows(rows);
     request.cols = y.cols;
   }
-  if (!request.backward) return;
-  // Readers pass their gradients in reverse order.
-  for (auto& [name, c] : channels) {
-    One& writer = ops_[c.writer];
-    void* sum = c.gradients.back();
-    for (size_t k = c.gradients.size() - 1; k-- > 0;) {
-      request.cols = writer.session->buffer("y").cols;
-      request.backward = false;
-      Session& add = writer.sums.emplace_back(Plan::build("add", request), writer.session->rows());
-      add.lend("x", sum);
-      add.lend("extra0", c.gradients[k]);
-      sum = add.at("y");
+  if (request.backward) connect_backward(chain, request, given, made);
+}
+
+// From the last op to the first: a gradient may be dy itself, so the memory of dy comes first.
+void Unfused::connect_backward(const Chain& chain, PlanRequest request,
+                               const std::vector<std::string>& given,
+                               const std::vector<std::string>& made) {
+  request.backward = false;
+  std::map<std::string, std::vector<void*>> gradients;  // of channels, last reader first
+  for (size_t i = chain.size(); i-- > 0;) {
+    One& one = ops_[i];
+    Session& s = *one.session;
+    if (i + 1 < chain.size()) s.lend("dy", ops_[i + 1].session->at("dx"));
+    if (!made[i].empty()) extras_["d" + made[i]] = s.at("dextra_out0");
+    if (!chain[i].writes.empty()) {
+      const std::vector<void*>& all = gradients.at(chain[i].writes[0]);
+      void* sum = all[0];
+      for (size_t k = 1; k < all.size(); ++k) {
+        request.cols = s.buffer("y").cols;
+        Session& add = one.sums.emplace_back(Plan::build("add", request), s.rows());
+        add.lend("x", sum);
+        add.lend("extra0", all[k]);
+        sum = add.at("y");
+      }
+      s.lend("dextra_out0", sum);
     }
-    writer.session->lend("dextra_out0", sum);
+    if (!given[i].empty()) extras_["d" + given[i]] = s.at("dextra0");
+    if (!chain[i].reads.empty()) gradients[chain[i].reads[0]].push_back(s.at("dextra0"));
   }
 }
 

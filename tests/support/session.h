@@ -74,6 +74,10 @@ class Unfused final : public Runner {
     // Sum the gradients of a channel, before the backward pass of the op.
     std::vector<Session> sums;
   };
+  void connect_backward(const Chain& chain, PlanRequest request,
+                        const std::vector<std::string>& given,
+                        const std::vector<std::string>& made);
+
   std::vector<One> ops_;
   std::map<std::string, void*, std::less<>> extras_;
   mutable RandomState random_{};
