@@ -448,12 +448,15 @@ enum tenon_pass { TENON_FORWARD = 0, TENON_BACKWARD = 1, TENON_BACKWARD_LAST = 2
 /* Bytes of the workspace of one pass. That of tenon_plan_sizes is enough for each pass. */
 TENON_API int tenon_plan_workspace(const tenon_plan* plan, int32_t pass, int64_t rows,
                                    int64_t* bytes);
+/* Flags of a run, to be added. WEIGHTS_UNCHANGED: the weights are not quantised again. NO_TUNING:
+   the run times no algorithms, so that it takes no memory and does not wait for the stream. */
+enum tenon_run { TENON_RUN_WEIGHTS_UNCHANGED = 1, TENON_RUN_NO_TUNING = 2 };
 /* memory[i] is the address of buffer i. Buffers that the pass does not use may be NULL. On cuda the
-   workspace must be aligned to 64 bytes. Weights are quantised again unless `weights_unchanged`.
-   The call fails if the pass is backward and the plan has no backward pass. */
+   workspace must be aligned to 64 bytes. The call fails if the pass is backward and the plan has no
+   backward pass. */
 TENON_API int tenon_plan_run(const tenon_plan* plan, int32_t pass, int64_t rows,
-                             void* const* memory, size_t count, void* workspace,
-                             int32_t weights_unchanged, void* stream);
+                             void* const* memory, size_t count, void* workspace, int32_t flags,
+                             void* stream);
 
 #ifdef __cplusplus
 }

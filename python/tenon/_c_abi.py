@@ -396,6 +396,11 @@ PASS = {
     "backward_last": 2,
 }
 
+RUN = {
+    "weights_unchanged": 1,
+    "no_tuning": 2,
+}
+
 # Of each function: its result, then its arguments.
 SIGNATURES: Any = {
     "tenon_scalings": (c_int, POINTER(Scaling), c_size_t, POINTER(c_size_t)),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import _lib
-from ._c_abi import PASS, OpRequest
+from ._c_abi import PASS, RUN, OpRequest
 from ._c_abi import Format as CFormat
 from ._html import Text
 from ._lib import (
@@ -43,6 +43,7 @@ __all__ = [
 
 # The passes of a plan. The last backward pass may overwrite saved buffers.
 FORWARD, BACKWARD, BACKWARD_LAST = PASS["forward"], PASS["backward"], PASS["backward_last"]
+_WEIGHTS_UNCHANGED, _NO_TUNING = RUN["weights_unchanged"], RUN["no_tuning"]
 
 _PLAIN = ("f32", "f16", "bf16")
 _SIZES = 64  # row counts whose sizes a plan caches
@@ -196,10 +197,17 @@ class Plan:
         memory: Any,
         workspace: int | None,
         stream: int | None = None,
+        *,
+        weights_unchanged: bool = False,
+        tune: bool = True,
     ) -> None:
-        """Runs one pass. `memory` is an array of c_void_p with one address per used buffer."""
+        """Runs one pass. `memory` is an array of c_void_p with one address per used buffer.
+
+        Without `tune` a run on CUDA uses the first algorithm of each product that is not timed yet.
+        """
+        flags = (_WEIGHTS_UNCHANGED if weights_unchanged else 0) + (0 if tune else _NO_TUNING)
         code = lib.tenon_plan_run(
-            self._handle, pass_, rows, memory, len(memory), workspace, 0, stream
+            self._handle, pass_, rows, memory, len(memory), workspace, flags, stream
         )
         if code:
             check(code)

@@ -1,6 +1,7 @@
 """Tests of sequences of operations as plans: one call forward, one backward, and special cases."""
 
 import copy
+import ctypes
 import gc
 import math
 import pickle
@@ -15,7 +16,7 @@ import tenon  # noqa: E402
 import tenon.torch as tt  # noqa: E402
 import tenon.torch.ops as ops  # noqa: E402
 from tenon._plan import BACKWARD, BACKWARD_LAST, FORWARD, Plan  # noqa: E402
-from tenon.torch import _memory  # noqa: E402
+from tenon.torch import _cuda, _memory  # noqa: E402
 from tenon.torch.ops import fuser  # noqa: E402
 from tenon.torch.ops.segment import Segment  # noqa: E402
 
@@ -1080,3 +1081,39 @@ def test_arguments_of_plans():
     buffers = tenon.plan(text, dtype="bf16", parameter_grads=["f32", True]).buffers
     grads = {b.name: b.dtype for b in buffers if b.role == "grad"}
     assert grads == {"dx": "bf16", "dlinear0.weight": "f32", "dbias1.bias": "bf16"}
+
+
+def test_runs_keep_codes_of_unchanged_weights():
+    plan = Plan("linear(32,16)", recipe="current", backward=False)
+    sizes, workspace = plan.sizes(1)
+    tensors = [torch.ones(size // 4 + 1) for size in sizes]
+    work = torch.empty(workspace + 1, dtype=torch.uint8)
+    memory = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
+    at = {b.role: t for b, t in zip(plan.buffers, tensors, strict=True)}
+
+    def run(**flags):
+        plan.run(FORWARD, 1, memory, work.data_ptr(), **flags)
+        return at["output"][0].item()
+
+    assert run() == pytest.approx(32)
+    at["param"].fill_(2)
+    assert run(weights_unchanged=True, tune=False) == pytest.approx(32)
+    assert run(tune=False) == pytest.approx(64)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_algorithms_are_not_timed(monkeypatch, deterministic):
+    class Recorder:
+        def run(self, *_, tune):
+            self.tune = tune
+
+    plan = Recorder()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(_cuda, "_raw_stream", lambda device: 0)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        _cuda.run_plan(plan, 0, FORWARD, 1, [], 0)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert plan.tune is not deterministic

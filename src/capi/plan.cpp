@@ -262,13 +262,17 @@ int tenon_plan_workspace(const tenon_plan* plan, int32_t pass, int64_t rows, int
 }
 
 int tenon_plan_run(const tenon_plan* plan, int32_t pass, int64_t rows, void* const* memory,
-                   size_t count, void* workspace, int32_t weights_unchanged, void* stream) {
+                   size_t count, void* workspace, int32_t flags, void* stream) {
   return guarded([&] {
     constexpr const char* kName = "tenon_plan_run";
     const tenon::Plan& p = plan_of(plan, kName);
     require(memory || count == 0, kName, ": memory is NULL; give an address for each buffer");
+    constexpr int32_t kFlags = TENON_RUN_WEIGHTS_UNCHANGED | TENON_RUN_NO_TUNING;
+    require((flags & ~kFlags) == 0, kName, ": flags is ", flags,
+            "; it must be a sum of TENON_RUN_WEIGHTS_UNCHANGED and TENON_RUN_NO_TUNING");
     p.run(pass_of(pass, kName), rows, {memory, count}, workspace,
-          {.weights_changed = weights_unchanged == 0,
+          {.weights_changed = (flags & TENON_RUN_WEIGHTS_UNCHANGED) == 0,
+           .tune = (flags & TENON_RUN_NO_TUNING) == 0,
            .overwrite_saved = pass == TENON_BACKWARD_LAST,
            .stream = stream});
   });

@@ -109,6 +109,53 @@ tenon_plan_request delayed_request() {
   return request;
 }
 
+// Bit 1 keeps the codes of the weights. Bit 2 has no effect on the CPU.
+TEST_F(CPlan, FlagsOfARun) {
+  tenon_plan_request request{};
+  request.size = sizeof request;
+  request.recipe = "current";
+  request.forward_only = 1;
+  Handle h;
+  ASSERT_EQ(tenon_plan_build("linear(32,16)", &request, nullptr, &h.plan), TENON_OK)
+      << tenon_last_error();
+  const std::vector<tenon_buffer> list = buffers_of(h.plan);
+  std::vector<int64_t> bytes(list.size());
+  int64_t size = 0;
+  ASSERT_EQ(tenon_plan_sizes(h.plan, 1, bytes.data(), bytes.size(), &size), TENON_OK);
+  std::vector<std::vector<float>> tensors;
+  std::vector<void*> addresses;
+  float *x = nullptr, *weight = nullptr, *y = nullptr;
+  for (size_t i = 0; i < list.size(); ++i) {
+    addresses.push_back(tensors.emplace_back(static_cast<size_t>(bytes[i]) / 4 + 1, 1.0F).data());
+    auto* const data = static_cast<float*>(addresses.back());
+    if (list[i].role == TENON_ROLE_INPUT) x = data;
+    if (list[i].role == TENON_ROLE_PARAM) weight = data;
+    if (list[i].role == TENON_ROLE_OUTPUT) y = data;
+  }
+  ASSERT_TRUE(x && weight && y);
+  std::vector<char> workspace(static_cast<size_t>(size) + 1);
+  const auto run = [&](int32_t flags) {
+    *y = 0;
+    return tenon_plan_run(h.plan, TENON_FORWARD, 1, addresses.data(), addresses.size(),
+                          workspace.data(), flags, nullptr);
+  };
+  ASSERT_EQ(run(0), TENON_OK) << tenon_last_error();
+  EXPECT_FLOAT_EQ(*y, 32.0F);
+  std::fill_n(weight, 32 * 16, 2.0F);
+  for (const int32_t flags :
+       {int32_t{TENON_RUN_WEIGHTS_UNCHANGED}, TENON_RUN_WEIGHTS_UNCHANGED | TENON_RUN_NO_TUNING}) {
+    ASSERT_EQ(run(flags), TENON_OK) << tenon_last_error();
+    EXPECT_FLOAT_EQ(*y, 32.0F);
+  }
+  ASSERT_EQ(run(TENON_RUN_NO_TUNING), TENON_OK) << tenon_last_error();
+  EXPECT_FLOAT_EQ(*y, 64.0F);
+  for (const int32_t flags : {4, 7, -1}) {
+    EXPECT_EQ(run(flags), TENON_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(tenon_last_error()).find(str("flags is ", flags)), std::string::npos)
+        << tenon_last_error();
+  }
+}
+
 TEST_F(CPlan, BuffersAreThoseOfThePlan) {
   const tenon_plan_request request = delayed_request();
   Handle h;

@@ -1145,10 +1145,10 @@ void run_plan(Call& c, const tenon_plan* plan, Backward pass, int64_t rows, bool
             "a plan runs with too few buffers");
     return;
   }
-  const auto unchanged = static_cast<int32_t>(c.in.one_in(8));
+  const auto flags = static_cast<int32_t>(c.in.below(TENON_RUN_NO_TUNING + 2));
   const int forward = tenon_plan_run(plan, 0, rows, memory.data(), count, work, 0, nullptr);
   c.check(forward == TENON_OK, "a right forward run fails");
-  const int again = tenon_plan_run(plan, 1, rows, memory.data(), count, work, unchanged, nullptr);
+  const int again = tenon_plan_run(plan, 1, rows, memory.data(), count, work, flags, nullptr);
   // If no gradient is requested, there is no backward pass.
   c.check(again != TENON_OK || pass != Backward::none, "a backward pass that was not asked for");
   c.check(again == TENON_OK || pass != Backward::all, "a right backward run fails");

@@ -87,15 +87,13 @@ def run(
             _lent.tensors, _lent.error = [], None
 
 
-def run_plan(
-    plan: Any, device: int, pass_: int, rows: int, memory: Any, workspace: int
-) -> None:
-    """Runs one pass of a plan for CUDA."""
+def run_plan(plan: Any, device: int, pass_: int, rows: int, memory: Any, workspace: int) -> None:
+    """Runs one pass of a plan for CUDA. The result of a timing may differ between two processes."""
     if torch.cuda.current_device() != device:
         with torch.cuda.device(device):
-            plan.run(pass_, rows, memory, workspace, _raw_stream(device))
-    else:
-        plan.run(pass_, rows, memory, workspace, _raw_stream(device))
+            return run_plan(plan, device, pass_, rows, memory, workspace)
+    tune = not torch.are_deterministic_algorithms_enabled()
+    plan.run(pass_, rows, memory, workspace, _raw_stream(device), tune=tune)
 
 
 def index(tensors: Iterable[tuple[str, Any]]) -> int:
