@@ -5,6 +5,7 @@
 #ifdef TENON_CXX20
 
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -145,6 +146,11 @@ enum class Pass : uint8_t { forward, backward };
 // How the passes use a buffer. A pass that adds to a buffer writes it.
 struct BufferUse {
   std::array<bool, 2> reads = {}, writes = {};  // by Pass
+  // The first and the last step of a pass that uses it; -1: none.
+  std::array<int, 2> first = {-1, -1}, last = {-1, -1};
+  // The saved buffer whose memory this one may have in the last backward pass: the step that first
+  // writes this one is the last reader of that buffer, and works in place. -1: none.
+  int in_place = -1;
   // The buffer whose memory this one has; -1: its own. A result that is x, dy or another gradient
   // is not written: the caller uses that buffer.
   int same_as = -1;
@@ -158,8 +164,17 @@ struct PlanRun {
   // The backward pass may overwrite saved buffers, so that it needs less workspace. A second
   // backward pass is then not possible.
   bool overwrite_saved = false;
+  // All addresses are multiples of kAligned. The run then needs only the workspace for such calls.
+  bool aligned = false;
+  // Workspace buffers have addresses of their own, like other buffers. The workspace then only has
+  // the memory of kernels.
+  bool separate = false;
+  // Runs only the steps [first_step, end_step) of the pass. Between such runs the caller may
+  // allocate buffers that later steps write, and free those that no later step uses.
+  size_t first_step = 0, end_step = SIZE_MAX;
   void* stream = nullptr;
 };
+inline constexpr int64_t kAligned = 256;  // bytes: the largest alignment that a kernel needs
 
 // The peak speed of a device, if known. A step takes at least bytes ÷ gbps and FLOPs ÷ gflops.
 // gflops is the rate of 16-bit operands. FP8 products count at twice that rate.
@@ -186,10 +201,9 @@ class Plan {
   [[nodiscard]] size_t owner(size_t buffer) const;
   // The numbers of the buffers with this role, in chain order.
   [[nodiscard]] std::vector<size_t> with(Role role) const;
-  // Enough for every pass, and for one pass.
+  // Enough for every pass, and for one pass that is run as `run` says.
   [[nodiscard]] int64_t workspace_bytes(int64_t rows) const;
-  [[nodiscard]] int64_t workspace_bytes(int64_t rows, Pass pass,
-                                        bool overwrite_saved = false) const;
+  [[nodiscard]] int64_t workspace_bytes(int64_t rows, Pass pass, const PlanRun& run = {}) const;
   [[nodiscard]] int64_t saved_bytes(int64_t rows) const;
   // Throws if the chain cannot process this number of rows. All functions that take rows check
   // this.

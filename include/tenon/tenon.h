@@ -429,6 +429,10 @@ typedef struct tenon_buffer {
   int32_t reads_forward, writes_forward, reads_backward, writes_backward;
   int32_t same_as; /* the buffer whose memory this one has; -1: its own. A result that is x, dy or
                       another gradient is not written: use that buffer. */
+  /* The first and the last step of a pass that uses it; -1: none. */
+  int32_t first_forward, last_forward, first_backward, last_backward;
+  int32_t in_place; /* the saved buffer whose memory this one may have in TENON_BACKWARD_LAST, if it
+                       has an address of its own; -1: none */
 } tenon_buffer;
 
 /* All buffers, by number. `list`, `capacity` and `count` as for tenon_scalings. */
@@ -445,18 +449,33 @@ TENON_API int tenon_plan_sizes(const tenon_plan* plan, int64_t rows, int64_t* by
 /* A pass of a plan. TENON_BACKWARD_LAST: a backward pass that may overwrite saved buffers, so that
    it needs less workspace. No other backward pass can follow it. */
 enum tenon_pass { TENON_FORWARD = 0, TENON_BACKWARD = 1, TENON_BACKWARD_LAST = 2 };
-/* Bytes of the workspace of one pass. That of tenon_plan_sizes is enough for each pass. */
-TENON_API int tenon_plan_workspace(const tenon_plan* plan, int32_t pass, int64_t rows,
-                                   int64_t* bytes);
 /* Flags of a run, to be added. WEIGHTS_UNCHANGED: the weights are not quantised again. NO_TUNING:
-   the run times no algorithms, so that it takes no memory and does not wait for the stream. */
-enum tenon_run { TENON_RUN_WEIGHTS_UNCHANGED = 1, TENON_RUN_NO_TUNING = 2 };
+   the run times no algorithms, so that it takes no memory and does not wait for the stream.
+   ALIGNED: all addresses are multiples of 256 bytes, so that less workspace is enough on cuda.
+   SEPARATE: workspace buffers have addresses of their own in `memory`. The workspace then only has
+   the memory of kernels. */
+enum tenon_run {
+  TENON_RUN_WEIGHTS_UNCHANGED = 1,
+  TENON_RUN_NO_TUNING = 2,
+  TENON_RUN_ALIGNED = 4,
+  TENON_RUN_SEPARATE = 8
+};
+/* Bytes of the workspace of one pass with the same flags. That of tenon_plan_sizes is enough for
+   each pass. */
+TENON_API int tenon_plan_workspace(const tenon_plan* plan, int32_t pass, int64_t rows,
+                                   int32_t flags, int64_t* bytes);
 /* memory[i] is the address of buffer i. Buffers that the pass does not use may be NULL. On cuda the
    workspace must be aligned to 64 bytes. The call fails if the pass is backward and the plan has no
    backward pass. */
 TENON_API int tenon_plan_run(const tenon_plan* plan, int32_t pass, int64_t rows,
                              void* const* memory, size_t count, void* workspace, int32_t flags,
                              void* stream);
+/* The same for the steps [first, end) of the pass; an `end` beyond the last step means all. Between
+   such runs the caller may allocate buffers that later steps write, and free those that no later
+   step uses. */
+TENON_API int tenon_plan_run_steps(const tenon_plan* plan, int32_t pass, size_t first, size_t end,
+                                   int64_t rows, void* const* memory, size_t count, void* workspace,
+                                   int32_t flags, void* stream);
 
 #ifdef __cplusplus
 }

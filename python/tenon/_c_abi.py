@@ -387,6 +387,11 @@ class Buffer(Structure):
         ("reads_backward", c_int32),
         ("writes_backward", c_int32),
         ("same_as", c_int32),
+        ("first_forward", c_int32),
+        ("last_forward", c_int32),
+        ("first_backward", c_int32),
+        ("last_backward", c_int32),
+        ("in_place", c_int32),
     )
 
 
@@ -399,6 +404,8 @@ PASS = {
 RUN = {
     "weights_unchanged": 1,
     "no_tuning": 2,
+    "aligned": 4,
+    "separate": 8,
 }
 
 # Of each function: its result, then its arguments.
@@ -433,6 +440,7 @@ SIGNATURES: Any = {
     "tenon_plan_buffers": (c_int, c_void_p, POINTER(Buffer), c_size_t, POINTER(c_size_t)),
     "tenon_plan_describe": (c_int, c_void_p, c_int64, c_char_p, POINTER(c_char), c_size_t, POINTER(c_size_t)),
     "tenon_plan_sizes": (c_int, c_void_p, c_int64, POINTER(c_int64), c_size_t, POINTER(c_int64)),
-    "tenon_plan_workspace": (c_int, c_void_p, c_int32, c_int64, POINTER(c_int64)),
+    "tenon_plan_workspace": (c_int, c_void_p, c_int32, c_int64, c_int32, POINTER(c_int64)),
     "tenon_plan_run": (c_int, c_void_p, c_int32, c_int64, POINTER(c_void_p), c_size_t, c_void_p, c_int32, c_void_p),
+    "tenon_plan_run_steps": (c_int, c_void_p, c_int32, c_size_t, c_size_t, c_int64, POINTER(c_void_p), c_size_t, c_void_p, c_int32, c_void_p),
 }

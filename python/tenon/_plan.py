@@ -44,6 +44,7 @@ __all__ = [
 # The passes of a plan. The last backward pass may overwrite saved buffers.
 FORWARD, BACKWARD, BACKWARD_LAST = PASS["forward"], PASS["backward"], PASS["backward_last"]
 _WEIGHTS_UNCHANGED, _NO_TUNING = RUN["weights_unchanged"], RUN["no_tuning"]
+_ALIGNED, _SEPARATE = RUN["aligned"], RUN["separate"]
 
 _PLAIN = ("f32", "f16", "bf16")
 _SIZES = 64  # row counts whose sizes a plan caches
@@ -62,6 +63,10 @@ class Buffer(NamedTuple):
     reads_backward: bool  # whether the backward pass reads it
     # The buffer whose memory it has. A result that is x, dy or another gradient is not written.
     same_as: int | None
+    # By pass: the first and the last step that uses it, or (-1, -1).
+    steps: tuple[tuple[int, int], tuple[int, int]]
+    # The saved buffer whose memory it may have in a last backward pass with separate buffers.
+    in_place: int | None
     initial: tuple[float, float]  # bounds of the uniform initial values of a parameter
 
     def shape(self, rows: int) -> tuple[int, int]:
@@ -165,6 +170,8 @@ class Plan:
                 bool(b.rows_inside),
                 bool(b.reads_backward),
                 None if b.same_as < 0 else b.same_as,
+                ((b.first_forward, b.last_forward), (b.first_backward, b.last_backward)),
+                None if b.in_place < 0 else b.in_place,
                 (b.initial_low, b.initial_high),
             )
             for b in list_of(lib.tenon_plan_buffers, _lib.Buffer, handle)
@@ -184,10 +191,14 @@ class Plan:
             known = self._known[rows] = (tuple(each), workspace.value)
         return known
 
-    def workspace(self, pass_: int, rows: int) -> int:
-        """Bytes of the workspace of one pass."""
+    def workspace(
+        self, pass_: int, rows: int, *, aligned: bool = False, separate: bool = False
+    ) -> int:
+        """Bytes of the workspace of one pass. `aligned` and `separate` as in `run`."""
         size = ctypes.c_int64()
-        check(lib.tenon_plan_workspace(self._handle, pass_, _count("rows", rows), byref(size)))
+        flags, rows = (_ALIGNED if aligned else 0), _count("rows", rows)
+        flags += _SEPARATE if separate else 0
+        check(lib.tenon_plan_workspace(self._handle, pass_, rows, flags, byref(size)))
         return size.value
 
     def run(
@@ -200,12 +211,28 @@ class Plan:
         *,
         weights_unchanged: bool = False,
         tune: bool = True,
+        aligned: bool = False,
+        step: int | None = None,
     ) -> None:
         """Runs one pass. `memory` is an array of c_void_p with one address per used buffer.
 
         Without `tune` a run on CUDA uses the first algorithm of each product that is not timed yet.
+        `aligned` states that all addresses are multiples of 256 bytes: less workspace is enough.
+        With `step` only that step runs, and workspace buffers have addresses of their own in
+        `memory`; the workspace is then that of `separate`.
         """
         flags = (_WEIGHTS_UNCHANGED if weights_unchanged else 0) + (0 if tune else _NO_TUNING)
+        if aligned:
+            flags += _ALIGNED
+        if step is not None:
+            flags += _SEPARATE
+            check(
+                lib.tenon_plan_run_steps(
+                    *(self._handle, pass_, step, step + 1, rows, memory, len(memory)),
+                    *(workspace, flags, stream),
+                )
+            )
+            return
         code = lib.tenon_plan_run(
             self._handle, pass_, rows, memory, len(memory), workspace, flags, stream
         )

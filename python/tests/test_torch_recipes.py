@@ -71,9 +71,9 @@ def runs(monkeypatch):
     ran = []
     run = Plan.run
 
-    def count(self, pass_, *args):
+    def count(self, pass_, *args, **more):
         ran.append(pass_ != FORWARD)
-        return run(self, pass_, *args)
+        return run(self, pass_, *args, **more)
 
     monkeypatch.setattr(Plan, "run", count)
     return ran

@@ -163,7 +163,32 @@ tenon_buffer described(const tenon::Buffer& b, const tenon::BufferUse& use) {
   r.reads_backward = use.reads[1];
   r.writes_backward = use.writes[1];
   r.same_as = use.same_as;
+  r.first_forward = use.first[0];
+  r.last_forward = use.last[0];
+  r.first_backward = use.first[1];
+  r.last_backward = use.last[1];
+  r.in_place = use.in_place;
   return r;
+}
+
+tenon::PlanRun run_of(int32_t pass, int32_t flags, const char* name) {
+  constexpr int32_t kFlags =
+      TENON_RUN_WEIGHTS_UNCHANGED | TENON_RUN_NO_TUNING | TENON_RUN_ALIGNED | TENON_RUN_SEPARATE;
+  require((flags & ~kFlags) == 0, name, ": flags is ", flags,
+          "; it must be a sum of values of tenon_run");
+  const auto set = [flags](int32_t flag) { return (flags & flag) != 0; };
+  return {.weights_changed = !set(TENON_RUN_WEIGHTS_UNCHANGED),
+          .tune = !set(TENON_RUN_NO_TUNING),
+          .overwrite_saved = pass == TENON_BACKWARD_LAST,
+          .aligned = set(TENON_RUN_ALIGNED),
+          .separate = set(TENON_RUN_SEPARATE)};
+}
+
+void run_plan(const char* name, const tenon_plan* plan, int32_t pass, int64_t rows,
+              void* const* memory, size_t count, void* workspace, tenon::PlanRun run) {
+  const tenon::Plan& p = plan_of(plan, name);
+  require(memory || count == 0, name, ": memory is NULL; give an address for each buffer");
+  p.run(pass_of(pass, name), rows, {memory, count}, workspace, run);
 }
 
 }  // namespace
@@ -252,12 +277,13 @@ int tenon_plan_sizes(const tenon_plan* plan, int64_t rows, int64_t* bytes, size_
   });
 }
 
-int tenon_plan_workspace(const tenon_plan* plan, int32_t pass, int64_t rows, int64_t* bytes) {
+int tenon_plan_workspace(const tenon_plan* plan, int32_t pass, int64_t rows, int32_t flags,
+                         int64_t* bytes) {
   return guarded([&] {
     constexpr const char* kName = "tenon_plan_workspace";
     const tenon::Plan& p = plan_of(plan, kName);
     require(bytes, kName, ": bytes is NULL; give a place for the result");
-    *bytes = p.workspace_bytes(rows, pass_of(pass, kName), pass == TENON_BACKWARD_LAST);
+    *bytes = p.workspace_bytes(rows, pass_of(pass, kName), run_of(pass, flags, kName));
   });
 }
 
@@ -265,16 +291,22 @@ int tenon_plan_run(const tenon_plan* plan, int32_t pass, int64_t rows, void* con
                    size_t count, void* workspace, int32_t flags, void* stream) {
   return guarded([&] {
     constexpr const char* kName = "tenon_plan_run";
-    const tenon::Plan& p = plan_of(plan, kName);
-    require(memory || count == 0, kName, ": memory is NULL; give an address for each buffer");
-    constexpr int32_t kFlags = TENON_RUN_WEIGHTS_UNCHANGED | TENON_RUN_NO_TUNING;
-    require((flags & ~kFlags) == 0, kName, ": flags is ", flags,
-            "; it must be a sum of TENON_RUN_WEIGHTS_UNCHANGED and TENON_RUN_NO_TUNING");
-    p.run(pass_of(pass, kName), rows, {memory, count}, workspace,
-          {.weights_changed = (flags & TENON_RUN_WEIGHTS_UNCHANGED) == 0,
-           .tune = (flags & TENON_RUN_NO_TUNING) == 0,
-           .overwrite_saved = pass == TENON_BACKWARD_LAST,
-           .stream = stream});
+    tenon::PlanRun run = run_of(pass, flags, kName);
+    run.stream = stream;
+    run_plan(kName, plan, pass, rows, memory, count, workspace, run);
+  });
+}
+
+int tenon_plan_run_steps(const tenon_plan* plan, int32_t pass, size_t first, size_t end,
+                         int64_t rows, void* const* memory, size_t count, void* workspace,
+                         int32_t flags, void* stream) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_plan_run_steps";
+    tenon::PlanRun run = run_of(pass, flags, kName);
+    run.first_step = first;
+    run.end_step = end;
+    run.stream = stream;
+    run_plan(kName, plan, pass, rows, memory, count, workspace, run);
   });
 }
 

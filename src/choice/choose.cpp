@@ -87,7 +87,7 @@ size_t Way::Halves::buffer_bytes(int64_t rows) const {
   return aligned(static_cast<size_t>(elements * info(split.dtype).bytes));
 }
 
-void Choice::each_half(const Way::Halves& halves, const RunArgs& call, const Part& f) const {
+void Choice::each_half(const Way::Halves& halves, const RunArgs& call, const Half& f) const {
   const Split& split = halves.split;
   const int64_t rows = halves.between(call.rows);
   std::vector<View> in(call.in.begin(), call.in.end()), out(call.out.begin(), call.out.end());
@@ -103,9 +103,9 @@ void Choice::each_half(const Way::Halves& halves, const RunArgs& call, const Par
   args.out = out;
   if (memory) args.workspace = memory + halves.buffer_bytes(call.rows);
   args.rows = halves.rows(split.first, call.rows);
-  halves.first->each(args, f);
+  f(*halves.first, args);
   args.rows = halves.rows(split.second, call.rows);
-  halves.second->each(args, f);
+  f(*halves.second, args);
 }
 
 void Choice::each(const RunArgs& call, const Part& f) const {
@@ -113,7 +113,18 @@ void Choice::each(const RunArgs& call, const Part& f) const {
   if (w.kernel)
     f(w.kernel->computes() ? *w.kernel->computes() : step_, *w.kernel, call);
   else
-    each_half(*w.halves, call, f);
+    each_half(*w.halves, call,
+              [&](const Choice& half, const RunArgs& args) { half.each(args, f); });
+}
+
+size_t Choice::workspace_for(const RunArgs& call) const {
+  const Way& w = way(call);
+  if (w.kernel) return w.kernel->workspace(call.rows);
+  size_t after = 0;
+  each_half(*w.halves, call, [&](const Choice& half, const RunArgs& args) {
+    after = std::max(after, half.workspace_for(args));
+  });
+  return w.halves->buffer_bytes(call.rows) + after;
 }
 
 size_t Choice::workspace(int64_t rows) const {
@@ -170,7 +181,7 @@ std::vector<std::string> Choice::texts_for(const RunArgs& call) const {
 void Choice::run(const RunArgs& call) const {
   const Way& w = way(call);
   if (w.kernel) return w.kernel->run(call);
-  const auto go = [](const Step&, const Kernel& k, const RunArgs& args) { k.run(args); };
+  const auto go = [](const Choice& half, const RunArgs& args) { half.run(args); };
   if (call.workspace) return each_half(*w.halves, call, go);
   RunArgs args = call;
   args.workspace = backend_.take(workspace(call.rows), call.stream);

@@ -66,10 +66,14 @@ class Choice final : public Kernel {
   // Calls f(step, kernel, args) for each kernel of a call, in order.
   using Part = std::function<void(const Step&, const Kernel&, const RunArgs&)>;
   void each(const RunArgs& call, const Part& f) const;
-  // The same for a way with two steps. Their intermediate buffer is at the start of the workspace.
-  void each_half(const Way::Halves& halves, const RunArgs& call, const Part& f) const;
+  // Calls f(half, args) for each of two steps. Their intermediate buffer is at the start of the
+  // workspace.
+  using Half = std::function<void(const Choice&, const RunArgs&)>;
+  void each_half(const Way::Halves& halves, const RunArgs& call, const Half& f) const;
 
   [[nodiscard]] size_t workspace(int64_t rows) const override;
+  // For the way of this call alone. It reads the addresses, and no memory.
+  [[nodiscard]] size_t workspace_for(const RunArgs& call) const;
   void prepare() const override;
   void prepare_for(const RunArgs& call) const override;
   [[nodiscard]] std::vector<std::string> texts() const override;

@@ -2,6 +2,8 @@
 #include "lower/append.h"
 
 #include <algorithm>
+#include <cassert>
+#include <optional>
 #include <set>
 
 #include "choice/backends.h"
@@ -39,6 +41,48 @@ PlanStep half_of(const PlanData& d, const PlanStep& whole, const Step& half,
   return made;
 }
 
+// The tensor that the second half fills with the product itself, e.g. the saved input of an
+// activation. The first half can store the product there. The second half then stores it no more.
+std::optional<BufferView> product_tensor(const PlanStep& whole, Split& split) {
+  const Gemm* const g = split.first.gemm();
+  if (!g || split.count != 1 || g->cols != split.stride) return std::nullopt;
+  Step& body = split.second;
+  // Whether a store holds elements of the product where the product has them.
+  const auto is_product = [&](const Store& s) {
+    if (s.to != Store::To::tile || s.dtype != split.dtype) return false;
+    const Node* value = &(*body.graph)[s.value];
+    if (value->word == Word::round && value->dtype() == s.dtype)
+      value = &(*body.graph)[value->in[0]];
+    if (value->word != Word::load) return false;
+    const Load& l = body.loads[value->slot];
+    return l.from == Load::From::tile && l.arg == split.in && l.columns == s.columns;
+  };
+  for (uint32_t arg = 0; arg < whole.out.size(); ++arg) {
+    const BufferView& view = whole.out[arg];
+    if (view.form != BufferView::Form::data || view.cols != g->cols) continue;
+    // Encoders write views of their own.
+    const auto of_view = [&](const Store& s) {
+      return s.to != Store::To::encoded && s.to != Store::To::amax && s.arg == arg;
+    };
+    std::vector<ColumnMap> filled;
+    bool only_product = true;
+    for (const Store& s : body.stores) {
+      if (!of_view(s)) continue;
+      only_product = only_product && is_product(s);
+      if (std::ranges::find(filled, s.columns) == filled.end()) filled.push_back(s.columns);
+    }
+    const auto columns = static_cast<int64_t>(filled.size()) * body.cols;
+    if (filled.empty() || !only_product || columns != g->cols) continue;
+    std::vector<Store> left = body.stores;
+    std::erase_if(left, of_view);
+    if (left.empty()) continue;
+    body.stores = std::move(left);
+    body.drop_unused_loads();
+    return view;
+  }
+  return std::nullopt;
+}
+
 std::string free_name(const PlanData& d, const std::string& base) {
   std::string name = base;
   for (int n = 2; std::ranges::find(d.buffers, name, &Buffer::name) != d.buffers.end(); ++n)
@@ -70,7 +114,8 @@ void append(Planner& planner, Pass pass, PlanStep step) {
     planner.steps(pass).push_back(std::move(step));
     return;
   }
-  const Split& split = way.halves->split;
+  Split split = way.halves->split;
+  const std::optional<BufferView> kept = product_tensor(step, split);
   const Factor rows = split.first.rows ? Factor{.fixed = split.first.rows} : step.rows;
   PlanStep first = half_of(planner.data(), step, split.first, split.suffix);
   PlanStep second = half_of(planner.data(), step, split.second, "");
@@ -80,7 +125,14 @@ void append(Planner& planner, Pass pass, PlanStep step) {
   second.in.resize(split.in + split.count);
   const std::string base = str(planner.op_name(step.ops.front()),
                                pass == Pass::backward ? ".d" : ".", split.suffix.substr(1));
-  for (uint32_t i = 0; i < split.count; ++i) {
+  if (kept) {
+    first.out[split.out] = second.in[split.in] = *kept;
+    const std::string& name = planner.data().buffers[static_cast<size_t>(kept->buffer)].name;
+    const auto write = std::ranges::find(step.writes, name, &PlanStep::Write::name);
+    assert(write != step.writes.end());
+    first.writes.push_back(*write);
+  }
+  for (uint32_t i = 0; i < split.count && !kept; ++i) {
     const StoredTensor& p = planner.tensor(free_name(planner.data(), base), Role::workspace,
                                            Operand(split.dtype), split.stride, rows);
     first.out[split.out + i] = second.in[split.in + i] = data_view(p);

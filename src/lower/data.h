@@ -1,6 +1,7 @@
 // The data of a plan: its buffers, and the steps of both passes with the buffers that they use.
 #pragma once
 
+#include <compare>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -8,7 +9,6 @@
 #include <numeric>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "choice/choose.h"
@@ -109,6 +109,14 @@ struct Workspace {
   int64_t kernels = 0, bytes = 0;
 };
 
+// Everything that the workspace of a run depends on. The flags are those of PlanRun.
+struct WorkspaceKey {
+  Pass pass;
+  int64_t rows;
+  bool overwrite_saved, aligned, separate;
+  friend auto operator<=>(const WorkspaceKey&, const WorkspaceKey&) = default;
+};
+
 struct PlanData {
   Chain chain;
   PlanRequest request;
@@ -121,8 +129,8 @@ struct PlanData {
   std::vector<int> slot_of;
   int slots = 0, forward_slots = 0;
   // The saved buffer whose memory a workspace buffer of the backward pass takes, if the run may
-  // overwrite saved memory.
-  std::vector<int> saved_for;
+  // overwrite saved memory. `in_place`: only where a step replaces it element by element.
+  std::vector<int> saved_for, in_place;
   std::vector<PlanStep> forward, backward;
   bool has_backward = false;  // a backward pass without steps has gradients that are dy itself
   int rng = kNoBuffer, saved_rng = kNoBuffer;
@@ -133,10 +141,10 @@ struct PlanData {
   };
   std::vector<Whole> whole;  // row counts that must be integers, with the op that makes each
 
-  // The workspaces of earlier calls: by pass, rows, and whether saved memory is overwritten.
+  // The workspaces of earlier calls.
   struct Known {
     std::mutex lock;
-    std::map<std::tuple<Pass, int64_t, bool>, std::shared_ptr<const Workspace>> workspaces;
+    std::map<WorkspaceKey, std::shared_ptr<const Workspace>> workspaces;
   };
   std::shared_ptr<Known> known = std::make_shared<Known>();
 

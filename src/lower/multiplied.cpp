@@ -12,7 +12,6 @@ class MultipliedStage final : public Stage {
   MultipliedStage(Planner& planner, OpState& op) : Stage(planner, op), weight_(op.parameters[0]) {}
   [[nodiscard]] bool trains() const override { return weight_.grad != nullptr; }
   void prepare(bool needs_input, const Stage* before) override {
-    input_grad_ = needs_input;
     again_ = needs_input && before && before->again() ? before : nullptr;
   }
 
@@ -24,7 +23,8 @@ class MultipliedStage final : public Stage {
     const bool quantised = op_.recipe.input.scaling != Scaling::none;
     x_ = &flow.materialise(op_.name + (quantised ? ".x" : ".in"), Role::workspace,
                            input(true, kept));
-    encode_weight();
+    w_ = weight_.value;
+    if (op_.recipe.weight.scaling != Scaling::none) w_ = &encode_weight(Pass::forward, true);
     flow.product(*x_, Orientation::rowwise, false, *w_, Orientation::rowwise, true, op_.out_cols,
                  op_.cols, flow.rows());
     if (r.options.rounding == Rounding::eager)
@@ -50,8 +50,9 @@ class MultipliedStage final : public Stage {
       flow.later_now();
       return;
     }
-    flow.product(dy, Orientation::rowwise, false, *w_, columns_of(*w_), false, op_.cols,
-                 op_.out_cols, rows);
+    const StoredTensor& w = weight_columns();
+    flow.product(dy, Orientation::rowwise, false, w, columns_of(w), false, op_.cols, op_.out_cols,
+                 rows);
     if (r.options.rounding == Rounding::eager)
       flow.apply([this](Assembly&, Expr e, const ColumnMap&) { return leaving_backward(e); });
     if (!pending_) return;
@@ -75,19 +76,30 @@ class MultipliedStage final : public Stage {
     return operand(planner_, op_.recipe.input, row, column);
   }
 
-  // Encodes the weight in the recipe's format, in a step that runs only after the weights changed.
-  void encode_weight() {
-    w_ = weight_.value;
-    if (op_.recipe.weight.scaling == Scaling::none) return;
-    Flow quantise(planner_, Pass::forward);
+  // Encodes the weight in the recipe's format, in steps that run only after the weights changed.
+  const StoredTensor& encode_weight(Pass pass, bool row) {
+    Flow quantise(planner_, pass);
     quantise.begin(*weight_.value);
     quantise.op(op_.index);
-    const size_t before = planner_.data().forward.size();
-    const bool backward = input_grad_;
-    w_ = &quantise.materialise(op_.name + ".w", Role::state,
-                               encoded(planner_, op_.recipe.weight, true, backward));
-    for (size_t i = before; i < planner_.data().forward.size(); ++i)
-      planner_.data().forward[i].weights = true;
+    const size_t before = planner_.steps(pass).size();
+    const Operand as = encoded(planner_, op_.recipe.weight, row, !row);
+    const StoredTensor* made = nullptr;
+    if (row) {
+      made = &quantise.materialise(op_.name + ".w", Role::state, as);
+    } else {
+      made = &planner_.tensor(op_.name + ".w", Role::state, as, op_.cols, w_->rows, w_);
+      quantise.close(*made);
+    }
+    for (size_t i = before; i < planner_.steps(pass).size(); ++i)
+      planner_.steps(pass)[i].weights = true;
+    return *made;
+  }
+
+  // The weight as the gradient of the input reads it. The backward pass encodes it: codes that the
+  // forward pass makes would need memory between the passes.
+  const StoredTensor& weight_columns() {
+    if (w_->plain() || columns_of(*w_) == Orientation::rowwise) return *w_;
+    return encode_weight(Pass::backward, false);
   }
 
   void weight_gradient(const StoredTensor& dy) {
@@ -103,7 +115,7 @@ class MultipliedStage final : public Stage {
 
   const ParameterTensor& weight_;
   const Stage* again_ = nullptr;  // recomputes x, if x was not saved
-  bool input_grad_ = false, pending_ = false;
+  bool pending_ = false;
   const StoredTensor* x_ = nullptr;
   const StoredTensor* first_ = nullptr;  // x of the forward pass, if x is recomputed
   const StoredTensor* w_ = nullptr;

@@ -106,6 +106,7 @@ bool in_place(const PlanStep& s, size_t from, size_t to) {
 // begins.
 void assign_saved(PlanData& d, const Lifetimes& life) {
   d.saved_for.assign(d.buffers.size(), kNoBuffer);
+  d.in_place.assign(d.buffers.size(), kNoBuffer);
   std::vector<int> free_from(d.buffers.size(), -1);  // the step from which on it can be used
   for (size_t b = 0; b < d.buffers.size(); ++b)
     if (d.buffers[b].role == Role::saved && !d.buffers[b].random && life.uses(b))
@@ -127,6 +128,7 @@ void assign_saved(PlanData& d, const Lifetimes& life) {
         best = s;
     if (best == d.buffers.size()) continue;
     d.saved_for[b] = static_cast<int>(best);
+    if (life.last[best] == begin) d.in_place[b] = static_cast<int>(best);
     free_from[best] = life.last[b] + 1;
   }
 }

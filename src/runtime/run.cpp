@@ -13,62 +13,7 @@ namespace tenon {
 
 namespace {
 
-constexpr int64_t kSlotAlignment = 256;  // the largest that cuBLASLt distinguishes
-
-// Workspace of the device's kernels. CPU kernels allocate their own memory.
-int64_t kernel_bytes(const PlanData& d, Pass pass, int64_t rows) {
-  if (d.request.options.device == Device::cpu) return 0;
-  size_t most = 0;
-  for (const PlanStep& s : d.steps(pass))
-    if (s.chosen.kernel) most = std::max(most, s.chosen.kernel->workspace(s.rows(rows)));
-  return static_cast<int64_t>(most);
-}
-
-Workspace make_workspace(const PlanData& d, Pass pass, int64_t rows, bool overwrite_saved) {
-  std::vector<int64_t> size(static_cast<size_t>(d.slots), 0);
-  for (size_t b = 0; b < d.buffers.size(); ++b) {
-    const int slot = d.slot_of[b];
-    const bool forward = slot < d.forward_slots;
-    if (slot == kNoBuffer || forward != (pass == Pass::forward)) continue;
-    if (overwrite_saved && d.saved_for[b] != kNoBuffer) continue;
-    int64_t& s = size[static_cast<size_t>(slot)];
-    s = std::max(s, rup(d.buffers[b].bytes(rows), kSlotAlignment));
-  }
-  Workspace p;
-  for (const int64_t s : size) {
-    p.slots.push_back(p.kernels);
-    p.kernels += s;
-  }
-  const int64_t more = kernel_bytes(d, pass, rows);
-  if (more > 0) p.kernels = rup(p.kernels, kWorkspaceLine);
-  p.bytes = p.kernels + more;
-  return p;
-}
-
-// Kernels take time to find their size, so it is kept.
-std::shared_ptr<const Workspace> workspace_of(const PlanData& d, Pass pass, int64_t rows,
-                                              bool overwrite_saved) {
-  constexpr size_t kMost = 64;
-  const std::tuple key(pass, rows, overwrite_saved);
-  {
-    const std::lock_guard lock(d.known->lock);
-    if (const auto found = d.known->workspaces.find(key); found != d.known->workspaces.end())
-      return found->second;
-  }
-  auto made = std::make_shared<const Workspace>(make_workspace(d, pass, rows, overwrite_saved));
-  const std::lock_guard lock(d.known->lock);
-  if (d.known->workspaces.size() >= kMost) d.known->workspaces.clear();
-  d.known->workspaces.emplace(key, made);
-  return made;
-}
-
-[[noreturn]] void too_large(const Buffer& b, int64_t rows) {
-  fail(Code::invalid_argument, "plan: with '", b.name, "' of ", b.cols,
-       " columns its tensors have more than ", kMostBytes,
-       " bytes, the most that a plan may have, ",
-       rows ? str("at ", rows, " rows; give fewer rows or columns")
-            : "without any rows; give fewer columns");
-}
+constexpr int64_t kSlotAlignment = kAligned;
 
 View view_of(const BufferView& v, void* data, const Buffer& b, int64_t rows) {
   const int64_t m = v.rows(rows);
@@ -89,6 +34,91 @@ View view_of(const BufferView& v, void* data, const Buffer& b, int64_t rows) {
       return matrix(data, v.format.dtype, shape.rows, shape.cols, stride);
     }
   }
+}
+
+// The views of a step. `address` gives the memory of a buffer.
+template <class Address>
+void fill(const PlanData& d, const std::vector<BufferView>& list, int64_t rows,
+          const Address& address, std::vector<View>& views) {
+  views.clear();
+  for (const BufferView& v : list) {
+    if (v.buffer == kNoBuffer)
+      views.emplace_back();
+    else
+      views.push_back(
+          view_of(v, address(v.buffer), d.buffers[static_cast<size_t>(v.buffer)], rows));
+  }
+}
+
+// Workspace of the device's kernels. CPU kernels allocate their own memory.
+int64_t kernel_bytes(const PlanData& d, const WorkspaceKey& key) {
+  const int64_t rows = key.rows;
+  if (d.request.options.device == Device::cpu) return 0;
+  // An aligned address that is never used: it only decides which kernels a call takes.
+  void* const somewhere = reinterpret_cast<void*>(uintptr_t{1} << 20);
+  size_t most = 0;
+  std::vector<View> in, out;
+  for (const PlanStep& s : d.steps(key.pass)) {
+    if (!s.chosen.kernel) continue;
+    if (!key.aligned) {
+      most = std::max(most, s.chosen.kernel->workspace(s.rows(rows)));
+      continue;
+    }
+    fill(
+        d, s.in, rows, [&](int) { return somewhere; }, in);
+    fill(
+        d, s.out, rows, [&](int) { return somewhere; }, out);
+    const RunArgs call{.rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters};
+    most = std::max(most, s.chosen.kernel->workspace_for(call));
+  }
+  return static_cast<int64_t>(most);
+}
+
+Workspace make_workspace(const PlanData& d, const WorkspaceKey& key) {
+  std::vector<int64_t> size(static_cast<size_t>(d.slots), 0);
+  for (size_t b = 0; b < d.buffers.size() && !key.separate; ++b) {
+    const int slot = d.slot_of[b];
+    const bool used = slot != kNoBuffer && (slot < d.forward_slots) == (key.pass == Pass::forward);
+    if (!used || (key.overwrite_saved && d.saved_for[b] != kNoBuffer)) continue;
+    int64_t& s = size[static_cast<size_t>(slot)];
+    s = std::max(s, rup(d.buffers[b].bytes(key.rows), kSlotAlignment));
+  }
+  Workspace p;
+  for (const int64_t s : size) {
+    p.slots.push_back(p.kernels);
+    p.kernels += s;
+  }
+  const int64_t more = kernel_bytes(d, key);
+  if (more > 0) p.kernels = rup(p.kernels, kWorkspaceLine);
+  p.bytes = p.kernels + more;
+  return p;
+}
+
+WorkspaceKey key_of(Pass pass, int64_t rows, const PlanRun& how) {
+  return {pass, rows, how.overwrite_saved && pass == Pass::backward, how.aligned, how.separate};
+}
+
+// Kernels take time to find their size, so it is kept.
+std::shared_ptr<const Workspace> workspace_of(const PlanData& d, const WorkspaceKey& key) {
+  constexpr size_t kMost = 64;
+  {
+    const std::lock_guard lock(d.known->lock);
+    if (const auto found = d.known->workspaces.find(key); found != d.known->workspaces.end())
+      return found->second;
+  }
+  auto made = std::make_shared<const Workspace>(make_workspace(d, key));
+  const std::lock_guard lock(d.known->lock);
+  if (d.known->workspaces.size() >= kMost) d.known->workspaces.clear();
+  d.known->workspaces.emplace(key, made);
+  return made;
+}
+
+[[noreturn]] void too_large(const Buffer& b, int64_t rows) {
+  fail(Code::invalid_argument, "plan: with '", b.name, "' of ", b.cols,
+       " columns its tensors have more than ", kMostBytes,
+       " bytes, the most that a plan may have, ",
+       rows ? str("at ", rows, " rows; give fewer rows or columns")
+            : "without any rows; give fewer columns");
 }
 
 }  // namespace
@@ -112,13 +142,12 @@ std::vector<size_t> Plan::with(Role role) const {
 
 int64_t Plan::workspace_bytes(int64_t rows) const {
   check_rows(rows);
-  return std::max(workspace_of(*data_, Pass::forward, rows, false)->bytes,
-                  workspace_of(*data_, Pass::backward, rows, false)->bytes);
+  return std::max(workspace_bytes(rows, Pass::forward), workspace_bytes(rows, Pass::backward));
 }
 
-int64_t Plan::workspace_bytes(int64_t rows, Pass pass, bool overwrite_saved) const {
+int64_t Plan::workspace_bytes(int64_t rows, Pass pass, const PlanRun& run) const {
   check_rows(rows);
-  return workspace_of(*data_, pass, rows, overwrite_saved)->bytes;
+  return workspace_of(*data_, key_of(pass, rows, run))->bytes;
 }
 
 int64_t Plan::saved_bytes(int64_t rows) const {
@@ -170,8 +199,16 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
     require(memory[b] == memory[of], "plan: '", d.buffers[b].name, "' is '", d.buffers[of].name,
             "' itself; give both the same address, or none for '", d.buffers[b].name, "'");
   }
-  const bool overwrite = how.overwrite_saved && pass == Pass::backward;
-  const std::shared_ptr<const Workspace> kept = workspace_of(d, pass, rows, overwrite);
+  for (size_t b = 0; b < d.buffers.size() && how.aligned; ++b)
+    require(reinterpret_cast<uintptr_t>(memory[b]) % kAligned == 0, "plan: the address of '",
+            d.buffers[b].name, "' is not a multiple of ", kAligned,
+            ", as an aligned run needs; run without `aligned` and with its larger workspace");
+  const std::vector<PlanStep>& steps = d.steps(pass);
+  const size_t end_step = std::min(how.end_step, steps.size());
+  require(how.first_step <= end_step, "plan: the run begins at step ", how.first_step,
+          " and ends at step ", how.end_step, "; the pass has ", steps.size());
+  const WorkspaceKey key = key_of(pass, rows, how);
+  const std::shared_ptr<const Workspace> kept = workspace_of(d, key);
   const Workspace& parts = *kept;
   const int64_t bytes = parts.bytes;
   require(workspace || bytes == 0, "plan: no workspace; it needs ", bytes, " bytes");
@@ -181,8 +218,8 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
           kWorkspaceAlignment, "; on cuda it must begin at one");
   const auto address = [&](int buffer) -> void* {
     const auto b = static_cast<size_t>(buffer);
-    if (d.slot_of[b] == kNoBuffer) return memory[b];
-    if (overwrite && d.saved_for[b] != kNoBuffer)
+    if (d.slot_of[b] == kNoBuffer || how.separate) return memory[b];
+    if (key.overwrite_saved && d.saved_for[b] != kNoBuffer)
       return memory[static_cast<size_t>(d.saved_for[b])];
     return static_cast<char*>(workspace) + parts.slots[static_cast<size_t>(d.slot_of[b])];
   };
@@ -195,27 +232,17 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
   };
   Options options = d.request.options;
   options.stream = how.stream;
-  if (d.rng != kNoBuffer && pass == Pass::forward)
+  if (d.rng != kNoBuffer && pass == Pass::forward && how.first_step == 0)
     backend_for(options.device)
         .draw(static_cast<uint64_t*>(needed(d.rng, "dropout")),
               static_cast<uint64_t*>(needed(d.saved_rng, "dropout")),
               static_cast<uint64_t>(d.dropouts), how.stream);
   std::vector<View> in, out;
-  for (const PlanStep& s : d.steps(pass)) {
+  for (const PlanStep& s : std::span(steps).subspan(how.first_step, end_step - how.first_step)) {
     if (s.weights && !how.weights_changed) continue;
-    const auto fill = [&](const std::vector<BufferView>& list, std::vector<View>& views) {
-      views.clear();
-      for (const BufferView& v : list) {
-        if (v.buffer == kNoBuffer) {
-          views.emplace_back();
-          continue;
-        }
-        const Buffer& b = d.buffers[static_cast<size_t>(v.buffer)];
-        views.push_back(view_of(v, needed(v.buffer, s.step.name), b, rows));
-      }
-    };
-    fill(s.in, in);
-    fill(s.out, out);
+    const auto given = [&](int buffer) { return needed(buffer, s.step.name); };
+    fill(d, s.in, rows, given, in);
+    fill(d, s.out, rows, given, out);
     RunArgs args{.rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters};
     if (s.random != kNoBuffer)
       args.random = static_cast<const uint64_t*>(needed(s.random, s.step.name));

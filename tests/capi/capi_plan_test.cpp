@@ -149,7 +149,17 @@ TEST_F(CPlan, FlagsOfARun) {
   }
   ASSERT_EQ(run(TENON_RUN_NO_TUNING), TENON_OK) << tenon_last_error();
   EXPECT_FLOAT_EQ(*y, 64.0F);
-  for (const int32_t flags : {4, 7, -1}) {
+  // An aligned run refuses other addresses, since its workspace may be too small for them.
+  int64_t needed = 0;
+  EXPECT_EQ(tenon_plan_workspace(h.plan, TENON_FORWARD, 1, TENON_RUN_ALIGNED, &needed), TENON_OK);
+  EXPECT_LE(needed, size);
+  for (void*& at : addresses)
+    if (at == y) at = y + 1;
+  EXPECT_EQ(run(TENON_RUN_ALIGNED), TENON_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tenon_last_error()).find("is not a multiple of 256"), std::string::npos)
+      << tenon_last_error();
+  for (const int32_t flags : {16, 31, -1}) {
+    EXPECT_NE(tenon_plan_workspace(h.plan, TENON_FORWARD, 1, flags, &needed), TENON_OK);
     EXPECT_EQ(run(flags), TENON_INVALID_ARGUMENT);
     EXPECT_NE(std::string(tenon_last_error()).find(str("flags is ", flags)), std::string::npos)
         << tenon_last_error();

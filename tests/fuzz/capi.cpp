@@ -1118,6 +1118,11 @@ void run_plan(Call& c, const tenon_plan* plan, Backward pass, int64_t rows, bool
   int64_t workspace = 0, total = 0;
   const int code = tenon_plan_sizes(plan, rows, bytes.data(), count, &workspace);
   describe(c, plan, rows, code == TENON_OK);
+  const auto asked = static_cast<int32_t>(c.in.below(18));
+  int64_t pass_bytes = 0;
+  const int32_t pass_given = static_cast<int32_t>(c.in.below(3));
+  if (tenon_plan_workspace(plan, pass_given, rows, asked, &pass_bytes) == TENON_OK)
+    c.check(asked < 16 && pass_bytes <= workspace, "a pass needs more than all passes");
   if (code != TENON_OK) {
     c.check(rows < 1 || rows % 16 != 0 || rows > kMany, "a right row count is refused");
     std::vector<void*> nothing(count);

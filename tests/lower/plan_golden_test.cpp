@@ -186,7 +186,8 @@ TEST(Memory, OverwritingSavedTensorsChangesNoGradient) {
         s.run(Pass::backward, {.overwrite_saved = true});
         EXPECT_EQ(before, s.gradients()) << s.plan.describe(kRows);
         const int64_t all = s.plan.workspace_bytes(kRows, Pass::backward);
-        const int64_t last = s.plan.workspace_bytes(kRows, Pass::backward, true);
+        const int64_t last =
+            s.plan.workspace_bytes(kRows, Pass::backward, {.overwrite_saved = true});
         EXPECT_LE(last, all);
         EXPECT_LE(all, s.plan.workspace_bytes(kRows));
         smaller += last < all;
@@ -201,7 +202,8 @@ TEST(Memory, TheLastBackwardOfAnMlpNeedsNoWorkspace) {
   r.dtype = DType::bf16;
   const Plan p = Plan::build("linear(512,2048) swiglu linear(1024,512)", r);
   EXPECT_GT(p.workspace_bytes(256, Pass::backward), 0) << p.describe(256);
-  EXPECT_EQ(p.workspace_bytes(256, Pass::backward, true), 0) << p.describe(256);
+  EXPECT_EQ(p.workspace_bytes(256, Pass::backward, {.overwrite_saved = true}), 0)
+      << p.describe(256);
 }
 
 // A column sum that needs a second step would have a buffer of partial sums between two steps.

@@ -1114,5 +1114,104 @@ TEST(DTypes, OfSingleTensors) {
                {"extra_dtypes[0] is e4m3"});
 }
 
+// A product with FP8 operands is two steps on CUDA. The saved input of the activation is the memory
+// between them.
+TEST(Plan, AProductIsStoredOnce) {
+  PlanRequest r{.dtype = DType::bf16, .recipe = recipe("delayed"), .target = "sm_90a"};
+  r.options.device = Device::cuda;
+  const auto find = [](const Plan& p, const std::string& name) {
+    return std::ranges::find(p.buffers(), name, &Buffer::name) != p.buffers().end();
+  };
+  const Plan p = Plan::build("linear(256,512) swiglu linear(256,128)", r);
+  const std::vector<PlanStep>& steps = data_of(p).forward;
+  EXPECT_FALSE(find(p, "linear0.product")) << p.describe(256);
+  const auto writers = [&](const std::string& name) {
+    std::vector<std::string> list;
+    for (const PlanStep& s : steps)
+      for (const PlanStep::Write& w : s.writes)
+        if (w.name == name) list.push_back(s.step.name);
+    return list;
+  };
+  EXPECT_EQ(writers("swiglu1.in"), (std::vector<std::string>{"linear+swiglu.product"}));
+  EXPECT_EQ(writers("linear2.x"), (std::vector<std::string>{"linear+swiglu"}));
+  // What is saved here is not the product: the bias is added first.
+  EXPECT_TRUE(
+      find(Plan::build("linear(256,512) bias swiglu linear(256,128)", r), "linear0.product"));
+  // Rows of 508 elements are padded between the steps.
+  EXPECT_TRUE(find(Plan::build("linear(256,508) swiglu linear(254,128)", r), "linear0.product"));
+}
+
+// Calls with aligned addresses need no memory for the kernels of other calls.
+TEST(Plan, AlignedCallsNeedLessWorkspace) {
+  PlanRequest r{.dtype = DType::bf16, .recipe = recipe("delayed"), .target = "sm_90a"};
+  r.options.device = Device::cuda;
+  const Plan p = Plan::build("linear(256,512) swiglu linear(256,128)", r);
+  constexpr int64_t kRows = 1 << 16;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    const int64_t all = p.workspace_bytes(kRows, pass);
+    const int64_t aligned = p.workspace_bytes(kRows, pass, {.aligned = true});
+    // The decoded operand of the largest product, in bf16.
+    EXPECT_LE(aligned, all - kRows * (pass == Pass::forward ? 256 : 512) * 2) << p.describe(kRows);
+    EXPECT_GT(aligned, 0);
+  }
+}
+
+// Steps that run one by one, each buffer at an address of its own and poisoned outside of its life.
+TEST(Plan, PartsOfAPass) {
+  for (const char* const recipe_name : {"none", "delayed", "current", "mxfp8"}) {
+    const PlanRequest r{.dtype = DType::bf16, .recipe = recipe(recipe_name)};
+    constexpr const char* kChain = "rmsnorm linear(64,128) bias swiglu dropout(0.1) linear(64,32)";
+    Session whole(kChain, r, 48), parts(kChain, r, 48);
+    for (Session* s : {&whole, &parts}) {
+      std::map<std::string, Numbers> given;
+      fill(*s, given);
+      s->random(5);
+    }
+    const std::vector<BufferUse> uses = parts.plan.uses();
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      whole.run(pass);
+      const auto p = static_cast<size_t>(pass);
+      const size_t count = data_of(parts.plan).steps(pass).size();
+      for (size_t step = 0; step < count; ++step) {
+        parts.run(pass, {.separate = true, .first_step = step, .end_step = step + 1});
+        for (size_t b = 0; b < uses.size(); ++b) {
+          const Role role = parts.plan.buffers()[b].role;
+          const bool over = uses[b].last[p] == static_cast<int>(step) &&
+                            (role == Role::workspace || (role == Role::saved && p == 1));
+          if (over)
+            std::memset(parts.data(b), 0xA5,
+                        static_cast<size_t>(parts.plan.buffers()[b].bytes(48)));
+        }
+      }
+    }
+    EXPECT_EQ(whole.gradients(), parts.gradients()) << recipe_name;
+    EXPECT_EQ(whole.get("y"), parts.get("y")) << recipe_name;
+    expect_error([&] { parts.run(Pass::forward, {.first_step = 99}); }, Code::invalid_argument,
+                 {"plan: the run begins at step 99"});
+  }
+}
+
+// The memory of a pass that allocates each buffer for its own life is that of its largest step.
+TEST(Plan, SeparateBuffersNeedNoSlots) {
+  const Plan p = Plan::build("linear(64,128) swiglu linear(64,32)", {.dtype = DType::bf16});
+  EXPECT_GT(p.workspace_bytes(512, Pass::backward), 0);
+  EXPECT_EQ(p.workspace_bytes(512, Pass::backward, {.separate = true}), 0);
+}
+
+// The backward pass encodes the columns of a weight, so no codes are kept between the passes.
+TEST(Plan, WeightsAreEncodedByThePassThatReadsThem) {
+  PlanRequest r{.dtype = DType::bf16, .recipe = recipe("current"), .target = "sm_90a"};
+  r.options.device = Device::cuda;
+  const Plan p = Plan::build("linear(256,512) swiglu linear(256,128)", r);
+  const std::vector<BufferUse> uses = p.uses();
+  int codes = 0;
+  for (size_t b = 0; b < uses.size(); ++b) {
+    if (p.buffers()[b].role != Role::state || p.buffers()[b].cols == 1) continue;
+    ++codes;
+    EXPECT_NE(uses[b].first[0] < 0, uses[b].first[1] < 0) << p.buffers()[b].name;
+  }
+  EXPECT_EQ(codes, 4) << p.describe(64);
+}
+
 }  // namespace
 }  // namespace tenon::test

@@ -87,13 +87,26 @@ def run(
             _lent.tensors, _lent.error = [], None
 
 
-def run_plan(plan: Any, device: int, pass_: int, rows: int, memory: Any, workspace: int) -> None:
-    """Runs one pass of a plan for CUDA. The result of a timing may differ between two processes."""
+def run_plan(
+    plan: Any,
+    device: int,
+    pass_: int,
+    rows: int,
+    memory: Any,
+    workspace: int,
+    aligned: bool,
+    step: int | None = None,
+) -> None:
+    """Runs a pass of a plan for CUDA, or one step of it.
+
+    The result of a timing may differ between two processes.
+    """
     if torch.cuda.current_device() != device:
         with torch.cuda.device(device):
-            return run_plan(plan, device, pass_, rows, memory, workspace)
+            return run_plan(plan, device, pass_, rows, memory, workspace, aligned, step)
     tune = not torch.are_deterministic_algorithms_enabled()
-    plan.run(pass_, rows, memory, workspace, _raw_stream(device), tune=tune)
+    stream = _raw_stream(device)
+    plan.run(pass_, rows, memory, workspace, stream, tune=tune, aligned=aligned, step=step)
 
 
 def index(tensors: Iterable[tuple[str, Any]]) -> int:

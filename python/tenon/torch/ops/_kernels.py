@@ -305,15 +305,31 @@ def l2_normalization_backward(grad: torch.Tensor, x: torch.Tensor, r: torch.Tens
 
 
 def run_plan(
-    plan: Plan, pass_: int, rows: int, memory: Any, size: int, like: torch.Tensor
+    plan: Plan,
+    pass_: int,
+    rows: int,
+    memory: Any,
+    size: int,
+    like: torch.Tensor,
+    aligned: bool = False,
+    step: int | None = None,
+    workspace: int | None = None,
 ) -> None:
-    """Runs one pass of a plan on the device of `like`, with a workspace of `size` bytes."""
+    """Runs a pass of a plan, or one step of it, on the device of `like`.
+
+    Without the address of a workspace it gets one of `size` bytes.
+    """
+    if workspace is None:
+        own = (
+            _memory.workspace(size)
+            if like.is_cpu
+            else torch.empty(size, dtype=torch.uint8, device=like.device)
+        )
+        workspace = own.data_ptr()
     if like.is_cpu:
-        workspace = _memory.workspace(size)
-        plan.run(pass_, rows, memory, workspace.data_ptr())
-    else:
-        workspace = torch.empty(size, dtype=torch.uint8, device=like.device)
-        _cuda.run_plan(plan, like.device.index, pass_, rows, memory, workspace.data_ptr())
+        plan.run(pass_, rows, memory, workspace, step=step)
+        return
+    _cuda.run_plan(plan, like.device.index, pass_, rows, memory, workspace, aligned, step)
 
 
 class _Alone:

@@ -204,7 +204,7 @@ class SchemaOperation(BasicOperation):
                 "must run its op_forward, or define fuser_backward too"
             )
         dx, params, extras = self._segment().backward_pass(
-            ctx.run, ctx.saved_tensors, grad_output, tuple(grads)
+            ctx.run, list(ctx.saved_tensors), grad_output, tuple(grads)
         )
         return dx, _cast(params, ctx.dtypes), _cast(extras, ctx.extra_dtypes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,12 @@ import torch
 from ..._lib import DTYPES
 from ..._ops import ops as registry
 from ..._plan import BACKWARD, BACKWARD_LAST, FORWARD, Format, OpFormats, Plan
-from .. import _call, _cuda, _memory, _saved, _watch
+from .. import _call, _cuda, _saved, _watch
 from .._dropout import random_state
 from .._dynamo import one_break
 from .._once import once
 from . import _kernels
+from ._plan_memory import TYPES, PlanMemory
 from ._stand_ins import stand_in
 from .basic import (
     AddExtraInput,
@@ -43,10 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Segment"]
 
-_TYPES = {DTYPES[number]: dtype for dtype, number in _call.DTYPES.items()} | {"u64": torch.int64}
 _NAMES = {dtype: DTYPES[_call.DTYPES[dtype]] for dtype in _call.PLAIN}
-_MOST = 64  # cached plans per segment, and cached row counts per plan
-_ALIGNED = 256  # bytes: the largest alignment that cuBLASLt distinguishes
+_MOST = 64  # cached plans per segment
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 # By op: whether each parameter may have several rows. Other parameters are 1-D in torch.
@@ -56,37 +54,12 @@ _MATRICES = {op.name: [p.rows is not None for p in op.parameters] for op in regi
 _FREE = (Identity, MakeExtraOutput, Reshape)
 
 
-class _Layout:
-    """Positions of saved buffers (one tensor per dtype), and the workspace size of each pass."""
-
-    def __init__(
-        self, plan: Plan, saved: Sequence[int], passing: Sequence[int], rows: int
-    ) -> None:
-        sizes, _ = plan.sizes(rows)
-        self.workspace = [plan.workspace(p, rows) for p in (FORWARD, BACKWARD, BACKWARD_LAST)]
-        ends: dict[torch.dtype, int] = {}
-        self.places: list[tuple[int, int, int]] = []  # buffer, tensor, byte
-        for i in saved:
-            dtype = _TYPES[plan.buffers[i].dtype]
-            begin = -(-ends.setdefault(dtype, 0) // _ALIGNED) * _ALIGNED
-            self.places.append((i, list(ends).index(dtype), begin))
-            ends[dtype] = begin + sizes[i]
-        self.blocks = [(end // dtype.itemsize, dtype) for dtype, end in ends.items()]
-        # Encoded weights that only the forward pass reads, in one block.
-        self.passing: list[tuple[int, int]] = []  # buffer, byte
-        self.passing_bytes = 0
-        for i in passing:
-            self.passing.append((i, self.passing_bytes))
-            self.passing_bytes += -(-sizes[i] // _ALIGNED) * _ALIGNED
-
-
 class _Ready:
     """A plan with the indices of its buffers."""
 
     def __init__(self, plan: Plan, segment: Segment, cols: int, dtype: torch.dtype) -> None:
         ops = segment.ops
         self.plan, self.dtype = plan, dtype
-        self.memory = ctypes.c_void_p * len(plan.buffers)
         names = [b.name for b in plan.buffers]
         at = {name: i for i, name in enumerate(names)}
         of: dict[str, list[int]] = {}
@@ -94,28 +67,24 @@ class _Ready:
             of.setdefault(b.role, []).append(i)
         self.count = len(names)
         self.params, self.extra_in = of.get("param", []), of.get("extra_in", [])
-        self.extra_out, self.saved = of.get("extra_out", []), of.get("saved", [])
+        self.extra_out = of.get("extra_out", [])
         self.made_as = [plan.buffers[i].same_as for i in self.extra_out]  # x, or None
         # State of quantizers: buffer, op, tensor of the op, end of the name. Other state is encoded
-        # weights: they live as long as saved tensors if the backward pass reads them.
+        # weights.
         self.state: list[tuple[int, int, str, str]] = []
-        self.passing: list[int] = []
         for i in of.get("state", []):
             owner, _, end = names[i].rpartition(".")
             tensor = owner.partition(".")[2] or ("dy" if owner.startswith("d") else "x")
             if end in ("scale", "amax") and owner + ".scale" in at:
                 self.state.append((i, int(owner.partition(".")[0].lstrip("dq")), tensor, end))
-            elif plan.buffers[i].reads_backward:
-                self.saved.append(i)
-            else:
-                self.passing.append(i)
+        self.memory = PlanMemory(plan, {i for i, *_ in self.state})
         self.rng, self.dx = at.get("rng"), at.get("dx")
         self.dy = at.get("dy", -1)  # -1 in a plan without backward
         self.dparams, self.dextra_in, self.dextra_out = (
             [at.get("d" + names[i]) for i in group]
             for group in (self.params, self.extra_in, self.extra_out)
         )
-        self.grad_dtypes = {i: _TYPES[plan.buffers[i].dtype] for i in of.get("grad", [])}
+        self.grad_dtypes = {i: TYPES[plan.buffers[i].dtype] for i in of.get("grad", [])}
         # The buffer that holds a gradient: itself, dy, that of an extra output, another gradient.
         self.owners = {
             i: i if same is None else same
@@ -125,10 +94,9 @@ class _Ready:
         # The tensors of a forward call, and which of them the backward pass reads.
         self.tensors = [at["x"], *of["output"], *self.params, *self.extra_in, *self.extra_out]
         self.read_extra_out = [i for i in self.dextra_out if i is not None]
-        self.dtypes = [_TYPES[plan.buffers[i].dtype] for i in self.tensors]
+        self.dtypes = [TYPES[plan.buffers[i].dtype] for i in self.tensors]
         self.kept = [k for k, i in enumerate(self.tensors) if plan.buffers[i].reads_backward]
-        self.parameter_dtypes = [_TYPES[plan.buffers[i].dtype] for i in self.params]
-        self._layouts: dict[int, _Layout] = {}
+        self.parameter_dtypes = [TYPES[plan.buffers[i].dtype] for i in self.params]
         matrices = [m for op in ops if op.parameter_names for m in _MATRICES[op.op_name or ""]]
         self.shapes = [
             torch.Size(b.shape(0) if matrix else (b.cols,))
@@ -143,18 +111,9 @@ class _Ready:
 
     def saves(self, k: int, t: torch.Tensor) -> bool:
         """Whether tensor `k` of a forward call is saved itself, or nothing is."""
-        if not self.kept and not self.saved:
+        if not self.kept and not self.memory.saved:
             return True
         return k in self.kept and t.dtype == self.dtypes[k] and t.is_contiguous()
-
-    def layout(self, rows: int) -> _Layout:
-        """The memory that a call with `rows` rows needs from torch's allocator."""
-        known = self._layouts.get(rows)
-        if known is None:
-            if len(self._layouts) >= _MOST:
-                self._layouts.clear()
-            known = self._layouts[rows] = _Layout(self.plan, self.saved, self.passing, rows)
-        return known
 
 
 class _Run:
@@ -535,7 +494,7 @@ class Segment(FusedOperation):
         x = _tensor(x, x.dtype)
         params_read = [_tensor(p, t) for p, t in zip(params, ready.parameter_dtypes, strict=True)]
         extras_read = [_tensor(t, t.dtype) for t in extras]
-        layout = ready.layout(rows)
+        layout = ready.memory.layout(rows, on_cpu)
         place = self._in_place
         if place >= 0 and not record and self._overwrites(extras[place], extras_read[place], dtype):
             y = extras[place]
@@ -550,10 +509,7 @@ class Segment(FusedOperation):
             made.append(
                 torch.empty(size, dtype=dtype, device=device) if of is None else given.view(size)
             )
-        blocks = [
-            _memory.saved(size, kind) if on_cpu else torch.empty(size, dtype=kind, device=device)
-            for size, kind in layout.blocks
-        ]
+        blocks = layout.saved_tensors(device)
         memory = [0] * ready.count
         tensors = [x, y, *params_read, *extras_read, *made]
         for i, t in zip(ready.tensors, tensors, strict=True):
@@ -568,15 +524,10 @@ class Segment(FusedOperation):
             state = self._state(ready, device)
             for i, t in state:
                 memory[i] = t.data_ptr()
-            passing = torch.empty(layout.passing_bytes, dtype=torch.uint8, device=device)
-            for i, begin in layout.passing:
-                memory[i] = passing.data_ptr() + begin
         if ready.rng is not None:
             random = random_state(ready.dropout_cols, x)
             memory[ready.rng] = random.data_ptr()
-        _kernels.run_plan(
-            ready.plan, FORWARD, rows, ready.memory(*memory), layout.workspace[FORWARD], x
-        )
+        layout.run(FORWARD, memory, x, {})
         if not record:
             return y, made, [], None
         run = _Run()
@@ -598,23 +549,27 @@ class Segment(FusedOperation):
     def backward_pass(
         self,
         run: _Run,
-        saved: Sequence[torch.Tensor],
+        saved: list[torch.Tensor],
         grad: torch.Tensor | None,
         grads_made: Sequence[torch.Tensor | None],
     ) -> tuple[Any, list[Any], list[Any]]:
-        """The gradients of the input, of the parameters and of the extra inputs."""
+        """The gradients of the input, of the parameters and of the extra inputs.
+
+        Empties `saved`, so that memory is free after its last step if nothing else refers to it.
+        """
         if run.overwritten:
             raise RuntimeError(
                 f"{self.told()}: an earlier backward pass of this graph failed after it had "
                 "overwritten its saved tensors; run the forward pass again, or keep the graph with "
                 "retain_graph=True"
             )
-        ready, rows, device = run.ready, run.rows, run.device
+        ready, device = run.ready, run.device
         dtype, count = ready.dtype, len(ready.kept)
-        kept, blocks = saved[:count], saved[count:]
+        kept, blocks = saved[:count], [_call.contiguous(t) for t in saved[count:]]
+        saved.clear()
         if _saved.kinds(kept) != run.kinds:
             _saved.check(self.told(), run.kinds, kept)
-        layout = ready.layout(rows)
+        layout = ready.memory.layout(run.rows, device.type == "cpu")
         _saved.check_blocks(self.told(), layout.blocks, blocks, device)
         memory = [0] * ready.count
 
@@ -633,57 +588,69 @@ class Segment(FusedOperation):
         for at, given, shape in zip(ready.dextra_out, grads_made, run.made, strict=True):
             if at is not None:
                 alive.append(read(at, given, shape, "an extra output"))
-        # Hooks may have changed the strides.
-        alive += [_call.contiguous(t) for t in kept]
-        for k, t in zip(ready.kept, alive[-count:] if count else (), strict=True):
+        last = _saved.overwritable(run.blocks_at, blocks)
+        held: dict[int, torch.Tensor] = {}
+        for k, t in zip(ready.kept, kept, strict=True):
+            # Hooks may have changed the strides.
+            t = held[ready.tensors[k]] = _call.contiguous(t)
             memory[ready.tensors[k]] = t.data_ptr()
-        blocks = [_call.contiguous(t) for t in blocks]
         for i, block, begin in layout.places:
             memory[i] = blocks[block].data_ptr() + begin
+            held[i] = blocks[block]
+        kept.clear()
+        blocks.clear()
 
         # By buffer: dy and the gradients of extra outputs, which may be handed on, then those that
         # are written. No function here refers to itself: such a cycle would keep the tensors.
         known = dict(zip((ready.dy, *ready.read_extra_out), alive, strict=False))
+        shapes: dict[int, Sequence[int]] = {}
+
+        def wanted(at: int | None, shape: Sequence[int]) -> None:
+            if at is not None and ready.owners[at] not in known:
+                shapes.setdefault(ready.owners[at], shape)
+
+        def allocate(at: int) -> None:
+            if at in shapes:
+                t = known[at] = torch.empty(
+                    shapes[at], dtype=ready.grad_dtypes[at], device=device
+                )
+                memory[at] = t.data_ptr()
 
         def gradient(at: int | None, shape: Sequence[int]) -> torch.Tensor | None:
             if at is None:
                 return None
-            at = ready.owners[at]
-            made = known.get(at)
-            if made is None:
-                made = torch.empty(shape, dtype=ready.grad_dtypes[at], device=device)
-                memory[at] = made.data_ptr()
-                known[at] = made
+            made = known[ready.owners[at]]
             return made if made.shape == shape else made.view(shape)
 
-        dx = gradient(ready.dx, run.input[0])
         direct = {
             k: op.target_of_grad(w, ready.grad_dtypes[at])
             for k, op, w in run.main_grads
             if (at := ready.dparams[k]) is not None
         }
-        of_params: list[Any] = []
-        for k, (at, shape) in enumerate(zip(ready.dparams, ready.shapes, strict=True)):
+        of_params = list(zip(ready.dparams, ready.shapes, strict=True))
+        of_extras = [
+            (at, shape) for at, (shape, _) in zip(ready.dextra_in, run.extras, strict=True)
+        ]
+        wanted(ready.dx, run.input[0])
+        for k, (at, shape) in enumerate(of_params):
             if at is not None and k in direct:
                 memory[at] = direct[k].data_ptr()
-                of_params.append(None)
+                of_params[k] = None, shape
             else:
-                of_params.append(gradient(at, shape))
-        of_extras = [
-            gradient(at, shape)
-            for at, (shape, _) in zip(ready.dextra_in, run.extras, strict=True)
-        ]
-        pass_ = BACKWARD_LAST if _saved.overwritable(run.blocks_at, blocks) else BACKWARD
-        run.overwritten = pass_ == BACKWARD_LAST
-        _kernels.run_plan(
-            ready.plan, pass_, rows, ready.memory(*memory), layout.workspace[pass_], alive[0]
-        )
+                wanted(at, shape)
+        for at, shape in of_extras:
+            wanted(at, shape)
+        if not layout.separate:
+            for at in shapes:
+                allocate(at)
+        run.overwritten = last
+        layout.run(BACKWARD_LAST if last else BACKWARD, memory, alive[0], held, allocate)
         for k, op, weight in run.main_grads:
             op.delivered(weight, direct[k])
         return (
-            _as(dx, run.input[1]),
-            [_as(g, t) for g, t in zip(of_params, run.params, strict=True)],
-            [_as(g, t) for g, (_, t) in zip(of_extras, run.extras, strict=True)],
+            _as(gradient(ready.dx, run.input[0]), run.input[1]),
+            [_as(gradient(*g), t) for g, t in zip(of_params, run.params, strict=True)],
+            [_as(gradient(*g), t) for g, (_, t) in zip(of_extras, run.extras, strict=True)],
         )
 
     def call(self, x: torch.Tensor, *extras: torch.Tensor) -> Any:
@@ -761,7 +728,7 @@ class Segment(FusedOperation):
         ctx = basic_op_ctxs[-1]
         grads_made = [basic_op_grad_extra_outputs[i][slot] for i, slot in self.made]
         dx, of_params, of_extras = self.backward_pass(
-            ctx.run, ctx.saved_tensors, grad_output, grads_made
+            ctx.run, list(ctx.saved_tensors), grad_output, grads_made
         )
         if dx is not None:
             dx = _kernels.encode(dx, ctx.grad_quantizer)
@@ -846,6 +813,10 @@ def _readable(told: str, t: torch.Tensor) -> None:
         )
 
 
+# Older torch keeps saved tensors until the node has run.
+_clears = hasattr(torch._C._FunctionBase, "maybe_clear_saved_tensors")
+
+
 class _Node(torch.autograd.Function):
     """A segment as one node. Parameters are inputs, so that autograd sees them."""
 
@@ -865,7 +836,7 @@ class _Node(torch.autograd.Function):
     @staticmethod
     @one_break
     def backward(ctx: Any, *grads: Any) -> Any:
-        segment, saved = ctx.segment, ctx.saved_tensors
+        segment, saved = ctx.segment, list(ctx.saved_tensors)
 
         def compute() -> tuple[Any, ...]:
             dx, params, extras = segment.backward_pass(ctx.run, saved, grads[0], grads[1:])
@@ -877,6 +848,8 @@ class _Node(torch.autograd.Function):
             leaves = [node.variable for node in nodes if hasattr(node, "variable")]
             watched = (*grads, *saved, *leaves, *ctx.hidden)
             return (None, None, None, *once(str(segment), compute, watched))
+        if _clears:
+            ctx.maybe_clear_saved_tensors()  # does nothing if the graph is kept
         return (None, None, None, *compute())
 
 
