@@ -30,43 +30,43 @@ enum class Word : uint8_t {
 };
 // clang-format on
 
-enum class Kind : uint8_t { leaf, basic, transcendental, lowered };
+enum class WordKind : uint8_t { leaf, basic, transcendental, lowered };
 
 struct WordInfo {
   std::string_view name;
   int arity;
-  Kind kind;
+  WordKind kind;
   double beta;  // error bound in ulp of the fp32 result
 };
 
 inline constexpr std::array<WordInfo, 27> kWords{{
-    {"constant", 0, Kind::leaf, 0},
-    {"load", 0, Kind::leaf, 0},
-    {"add", 2, Kind::basic, 0.5},
-    {"sub", 2, Kind::basic, 0.5},
-    {"mul", 2, Kind::basic, 0.5},
-    {"div", 2, Kind::basic, 0.5},
-    {"min", 2, Kind::basic, 0.5},
-    {"max", 2, Kind::basic, 0.5},
-    {"neg", 1, Kind::basic, 0.5},
-    {"abs", 1, Kind::basic, 0.5},
-    {"sqrt", 1, Kind::basic, 0.5},
-    {"rsqrt", 1, Kind::basic, 1.5},
-    {"exp", 1, Kind::transcendental, 1},
-    {"expm1", 1, Kind::transcendental, 2.5},
-    {"log", 1, Kind::transcendental, 2.5},
-    {"log1p", 1, Kind::transcendental, 2.5},
-    {"sigmoid", 1, Kind::transcendental, 2.5},
-    {"tanh", 1, Kind::transcendental, 2.5},
-    {"erf", 1, Kind::transcendental, 2.5},
-    {"erfc", 1, Kind::transcendental, 2.5},
-    {"select", 4, Kind::basic, 0.5},
-    {"round", 1, Kind::basic, 0.5},
-    {"fma", 3, Kind::lowered, 0.5},
-    {"inverse", 1, Kind::lowered, 0.5},
-    {"pow2", 1, Kind::lowered, 0},
-    {"exponent", 1, Kind::lowered, 0},
-    {"mantissa", 1, Kind::lowered, 0},
+    {"constant", 0, WordKind::leaf, 0},
+    {"load", 0, WordKind::leaf, 0},
+    {"add", 2, WordKind::basic, 0.5},
+    {"sub", 2, WordKind::basic, 0.5},
+    {"mul", 2, WordKind::basic, 0.5},
+    {"div", 2, WordKind::basic, 0.5},
+    {"min", 2, WordKind::basic, 0.5},
+    {"max", 2, WordKind::basic, 0.5},
+    {"neg", 1, WordKind::basic, 0.5},
+    {"abs", 1, WordKind::basic, 0.5},
+    {"sqrt", 1, WordKind::basic, 0.5},
+    {"rsqrt", 1, WordKind::basic, 1.5},
+    {"exp", 1, WordKind::transcendental, 1},
+    {"expm1", 1, WordKind::transcendental, 2.5},
+    {"log", 1, WordKind::transcendental, 2.5},
+    {"log1p", 1, WordKind::transcendental, 2.5},
+    {"sigmoid", 1, WordKind::transcendental, 2.5},
+    {"tanh", 1, WordKind::transcendental, 2.5},
+    {"erf", 1, WordKind::transcendental, 2.5},
+    {"erfc", 1, WordKind::transcendental, 2.5},
+    {"select", 4, WordKind::basic, 0.5},
+    {"round", 1, WordKind::basic, 0.5},
+    {"fma", 3, WordKind::lowered, 0.5},
+    {"inverse", 1, WordKind::lowered, 0.5},
+    {"pow2", 1, WordKind::lowered, 0},
+    {"exponent", 1, WordKind::lowered, 0},
+    {"mantissa", 1, WordKind::lowered, 0},
 }};
 
 constexpr size_t index(Word w) { return static_cast<size_t>(w); }

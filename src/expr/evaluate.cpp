@@ -157,7 +157,7 @@ Value as_input(Value v) {
 double own_error(const Node& n, double v, double native) {
   if (n.word == Word::round) return 0;  // propagate handles it
   const double ulp = ulp32(v);
-  if (native > 0 && info(n.word).kind == Kind::transcendental)
+  if (native > 0 && info(n.word).kind == WordKind::transcendental)
     return std::isfinite(v) ? std::max(native * std::fabs(v), 0.5 * ulp) : 0;
   return info(n.word).beta * ulp;
 }

@@ -357,8 +357,8 @@ TEST(Lower, OnlyBasicAndLoweredWordsRemain) {
     const Lowered native = lower(graph, roots, Precision::native);
     for (const Lowered* l : {&strict, &native})
       for (uint32_t i = 0; i < l->graph.size(); ++i) {
-        const Kind kind = info(l->graph[i].word).kind;
-        EXPECT_NE(kind, Kind::transcendental) << t.name << ": " << info(l->graph[i].word).name;
+        const WordKind kind = info(l->graph[i].word).kind;
+        EXPECT_NE(kind, WordKind::transcendental) << t.name << ": " << info(l->graph[i].word).name;
       }
     const bool differ = print(strict.graph, strict.roots) != print(native.graph, native.roots);
     EXPECT_EQ(differ, std::string(t.name) != "rsqrt") << t.name;

@@ -73,7 +73,7 @@ void through_formula(std::string_view text) {
   for (const Precision p : {Precision::strict, Precision::native}) {
     const Lowered lowered = lower(graph, roots, p);
     for (uint32_t i = 0; i < lowered.graph.size(); ++i)
-      check(info(lowered.graph[i].word).kind != Kind::transcendental, "not lowered", text);
+      check(info(lowered.graph[i].word).kind != WordKind::transcendental, "not lowered", text);
     check(!print(lowered.graph, lowered.roots).empty(), "no statements", text);
   }
 }

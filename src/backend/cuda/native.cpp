@@ -242,7 +242,9 @@ EightLines clamps_first(const Lowered& from, const std::vector<Loaded>& loads, s
 }  // namespace
 
 std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error) {
-  const auto errs = [&](uint32_t id) { return info(graph[id].word).kind == Kind::transcendental; };
+  const auto errs = [&](uint32_t id) {
+    return info(graph[id].word).kind == WordKind::transcendental;
+  };
   if (std::ranges::none_of(order(graph, roots), errs)) {
     const Lowered strict = with_quotients(lower(graph, roots, Precision::strict));
     return print(strict.graph, strict.roots);

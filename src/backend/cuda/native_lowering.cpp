@@ -65,7 +65,7 @@ class Lowering {
       const Node& n = graph[id];
       errs_[id] = n.word == Word::mul || n.word == Word::div
                       ? errs_[n.in[0]] || errs_[n.in[1]]
-                      : info(n.word).kind == Kind::transcendental;
+                      : info(n.word).kind == WordKind::transcendental;
       terms_[id] = terms(id);
       factors_[id] = factors(id);
     }
