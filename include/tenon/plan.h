@@ -44,10 +44,21 @@ struct GradRequest {
   bool accumulate = false;          // add to the gradient that is in memory
 };
 
+// A tensor that comes encoded: its format, and which encodings the caller gives. Its buffers are
+// the codes NAME and NAME.scale_inv, columnwise NAME.t and NAME.t.scale_inv.
+struct GivenEncoding {
+  Format format;
+  bool rowwise = true, columnwise = false;
+};
+
 // The request for an op that quantises: a linear or a quantize.
 struct OpRequest {
   // Default: the recipe in the op's text, else the recipe of the plan.
   std::optional<Recipe> recipe = {};
+  // The weight of a linear comes encoded. It is multiplied as it is, whatever the recipe.
+  std::optional<GivenEncoding> weight = {};
+  // The encodings that a quantize at the end of a chain gives.
+  bool rowwise = true, columnwise = false;
 };
 
 // An op of the caller. It reads and writes whole tensors, and splits the chain in two. Its input is
@@ -75,18 +86,22 @@ class Collectives {
 };
 
 struct PlanRequest {
-  int64_t cols = 0;                           // of the input; 0: inferred from the chain's first op
-  DType dtype = DType::f32;                   // of the values between ops and of the output
-  std::optional<DType> input_dtype = {};      // of x and dx; default: dtype of the chain
+  int64_t cols = 0;                       // of the input; 0: inferred from the chain's first op
+  DType dtype = DType::f32;               // of the values between ops and of the output
+  std::optional<DType> input_dtype = {};  // of x and dx; default: dtype of the chain
+  // x comes encoded. A linear that reads it multiplies it as it is, whatever the recipe.
+  std::optional<GivenEncoding> input_encoding = {};
+  // The output of a quantize at the end: its codes, or the numbers that they represent.
+  bool output_encoded = true;
   std::optional<DType> parameter_dtype = {};  // of all parameters; default: dtype of the chain
   // Of single parameters and extra inputs, in the order of with(Role::param), with(Role::extra_in).
-  // Default: as above.
+  // An encoded weight is one parameter: its dtype is that of its gradient. Default: as above.
   std::vector<std::optional<DType>> parameter_dtypes = {}, extra_dtypes = {};
   Recipe recipe = {};
   bool training = true;
   bool backward = true;
   bool input_grad = true;
-  // In the order of with(Role::param). Default: wanted.
+  // In the order of the parameters. Default: wanted.
   std::vector<GradRequest> parameter_grads = {};
   std::vector<GradRequest> extra_grads = {};      // the same for extra inputs
   std::vector<OpRequest> op_requests = {};        // for linears and quantizes, in chain order
@@ -218,6 +233,14 @@ class Plan {
   // is backward.
   void run(Pass pass, int64_t rows, std::span<void* const> memory, void* workspace,
            const PlanRun& run = {}) const;
+
+  // Does the one-time work of later runs with this number of rows and with addresses at multiples
+  // of kAligned: compiles kernels and times products. It runs each step once on scratch memory,
+  // without opaque ops and collectives. Call it before a stream is captured in a CUDA graph.
+  // `memory`: prepare_bytes(rows) bytes at a multiple of kAligned; null: memory of the device's
+  // pool.
+  void prepare(int64_t rows, void* memory = nullptr, void* stream = nullptr) const;
+  [[nodiscard]] int64_t prepare_bytes(int64_t rows) const;
 
   // The plan as text, as JSON, and as one self-contained HTML page. A known speed adds the minimum
   // time of each step.

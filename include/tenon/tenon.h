@@ -357,10 +357,23 @@ typedef struct tenon_format {
   float eps;            /* current, block: the minimum amax */
 } tenon_format;
 
+enum tenon_encodings { TENON_ROWWISE = 0, TENON_COLUMNWISE = 1, TENON_BOTH = 2 };
+
+/* A tensor that comes encoded. Its buffers are the codes NAME and NAME.scale_inv, columnwise NAME.t
+   and NAME.t.scale_inv. */
+typedef struct tenon_encoding {
+  tenon_format format;
+  int32_t encodings; /* tenon_encodings */
+  int32_t swizzled;  /* mxfp8: scales in the order of the tensor cores */
+} tenon_encoding;
+
 /* The request for an op that quantises: a linear or a quantize. */
 typedef struct tenon_op_request {
   int32_t recipe_given; /* the formats below replace the recipe of the text and of the plan */
   tenon_format input, weight, gradient;
+  const tenon_encoding* weight_encoding; /* the weight of a linear comes encoded. It is multiplied
+                                            as it is, whatever the recipe; NULL: it comes plain */
+  int32_t output; /* tenon_encodings that a quantize at the end of a chain gives */
 } tenon_op_request;
 
 typedef struct tenon_plan_request {
@@ -390,6 +403,9 @@ typedef struct tenon_plan_request {
   size_t extra_dtype_count;
   const tenon_op_request* op_requests; /* for linears and quantizes, in chain order */
   size_t op_request_count;
+  const tenon_encoding* input_encoding; /* x comes encoded. A linear that reads it multiplies it as
+                                           it is, whatever the recipe; NULL: it comes plain */
+  int32_t output_decoded; /* a quantize at the end gives the numbers that its codes represent */
 } tenon_plan_request;
 
 typedef struct tenon_plan tenon_plan;
@@ -413,7 +429,8 @@ enum tenon_role {
   TENON_ROLE_RNG = 9
 };
 
-/* Memory of a plan. For a call of `rows` rows, one dimension has rup(cdiv(rows*rows_mul, rows_div),
+/* Memory of a plan. An encoded parameter has several buffers, but one entry in the lists of the
+   request. For a call of `rows` rows, one dimension has rup(cdiv(rows*rows_mul, rows_div),
    rows_round) + rows_add elements. The other dimension has `cols` elements. Workspace buffers are
    in the workspace. There, buffers with disjoint lifetimes share memory. The caller provides all
    other buffers. A pass that adds to a buffer writes it. */
@@ -470,7 +487,13 @@ TENON_API int tenon_plan_workspace(const tenon_plan* plan, int32_t pass, int64_t
 TENON_API int tenon_plan_run(const tenon_plan* plan, int32_t pass, int64_t rows,
                              void* const* memory, size_t count, void* workspace, int32_t flags,
                              void* stream);
-/* The same for the steps [first, end) of the pass; an `end` beyond the last step means all. Between
+/* Does the one-time work of later runs with this number of rows and with addresses at multiples of
+   256: compiles kernels and times products. It runs each step once on scratch memory, without
+   opaque ops and collectives. Call it before a stream is captured in a CUDA graph. `memory`:
+   tenon_plan_prepare_bytes bytes at a multiple of 256; NULL: memory of the device's pool. */
+TENON_API int tenon_plan_prepare(const tenon_plan* plan, int64_t rows, void* memory, void* stream);
+TENON_API int tenon_plan_prepare_bytes(const tenon_plan* plan, int64_t rows, int64_t* bytes);
+/* Runs the steps [first, end) of a pass; an `end` beyond the last step means all. Between
    such runs the caller may allocate buffers that later steps write, and free those that no later
    step uses. */
 TENON_API int tenon_plan_run_steps(const tenon_plan* plan, int32_t pass, size_t first, size_t end,

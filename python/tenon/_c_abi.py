@@ -314,12 +314,29 @@ class Format(Structure):
     )
 
 
+ENCODINGS = {
+    "rowwise": 0,
+    "columnwise": 1,
+    "both": 2,
+}
+
+
+class Encoding(Structure):
+    _fields_ = (
+        ("format", Format),
+        ("encodings", c_int32),
+        ("swizzled", c_int32),
+    )
+
+
 class OpRequest(Structure):
     _fields_ = (
         ("recipe_given", c_int32),
         ("input", Format),
         ("weight", Format),
         ("gradient", Format),
+        ("weight_encoding", POINTER(Encoding)),
+        ("output", c_int32),
     )
 
 
@@ -351,6 +368,8 @@ class PlanRequest(Sized):
         ("extra_dtype_count", c_size_t),
         ("op_requests", POINTER(OpRequest)),
         ("op_request_count", c_size_t),
+        ("input_encoding", POINTER(Encoding)),
+        ("output_decoded", c_int32),
     )
 
 
@@ -442,5 +461,7 @@ SIGNATURES: Any = {
     "tenon_plan_sizes": (c_int, c_void_p, c_int64, POINTER(c_int64), c_size_t, POINTER(c_int64)),
     "tenon_plan_workspace": (c_int, c_void_p, c_int32, c_int64, c_int32, POINTER(c_int64)),
     "tenon_plan_run": (c_int, c_void_p, c_int32, c_int64, POINTER(c_void_p), c_size_t, c_void_p, c_int32, c_void_p),
+    "tenon_plan_prepare": (c_int, c_void_p, c_int64, c_void_p, c_void_p),
+    "tenon_plan_prepare_bytes": (c_int, c_void_p, c_int64, POINTER(c_int64)),
     "tenon_plan_run_steps": (c_int, c_void_p, c_int32, c_size_t, c_size_t, c_int64, POINTER(c_void_p), c_size_t, c_void_p, c_int32, c_void_p),
 }

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import _lib
-from ._c_abi import PASS, RUN, OpRequest
+from ._c_abi import ENCODINGS, PASS, RUN, OpRequest
+from ._c_abi import Encoding as CEncoding
 from ._c_abi import Format as CFormat
 from ._html import Text
 from ._lib import (
@@ -34,6 +35,7 @@ __all__ = [
     "BACKWARD_LAST",
     "FORWARD",
     "Buffer",
+    "Encoding",
     "Format",
     "OpFormats",
     "Plan",
@@ -86,12 +88,28 @@ class Format(NamedTuple):
     power_of_two: bool | None = None  # default: that of the mode
 
 
+class Encoding(NamedTuple):
+    """The encodings of a tensor: rowwise, columnwise or both."""
+
+    format: Format
+    rowwise: bool = True
+    columnwise: bool = False
+    swizzled: bool = False  # mxfp8: scales in the order of the tensor cores
+
+
 class OpFormats(NamedTuple):
-    """The formats of one linear: input, weight, gradient of the output. None: not quantised."""
+    """The formats of one linear: input, weight, gradient of the output. None: not quantised.
+
+    `weight_encoding` is set if the weight comes encoded. `rowwise` and `columnwise` are the
+    encodings that a quantize at the end of a chain gives.
+    """
 
     input: Format | None = None
     weight: Format | None = None
     gradient: Format | None = None
+    weight_encoding: Encoding | None = None
+    rowwise: bool = True
+    columnwise: bool = False
 
 
 class Plan:
@@ -105,6 +123,8 @@ class Plan:
         dtype: str = "f32",
         parameter_dtype: str | None = None,
         input_dtype: str | None = None,
+        input_encoding: Encoding | None = None,
+        output_decoded: bool = False,
         parameter_dtypes: Sequence[str] = (),
         extra_dtypes: Sequence[str] = (),
         op_formats: Sequence[OpFormats | None] = (),
@@ -153,6 +173,8 @@ class Plan:
             extra_dtype_count=len(extra_dtypes),
             op_requests=(OpRequest * len(op_formats))(*map(_op_request, op_formats)),
             op_request_count=len(op_formats),
+            input_encoding=_encoding("input_encoding", input_encoding),
+            output_decoded=output_decoded,
         )
         handle = ctypes.c_void_p()
         chosen = options(precision, rounding, device)
@@ -200,6 +222,14 @@ class Plan:
         flags += _SEPARATE if separate else 0
         check(lib.tenon_plan_workspace(self._handle, pass_, rows, flags, byref(size)))
         return size.value
+
+    def prepare(self, rows: int, stream: int | None = None) -> None:
+        """Does the one-time work of later runs of `rows` rows: compiles kernels, times products.
+
+        It runs each step once on scratch memory from the device's pool. Call it before a stream is
+        captured in a CUDA graph.
+        """
+        check(lib.tenon_plan_prepare(self._handle, _count("rows", rows), None, stream))
 
     def run(
         self,
@@ -291,6 +321,25 @@ def _format(given: Format | None) -> CFormat:
     )
 
 
+def _encodings(name: str, rowwise: bool, columnwise: bool) -> int:
+    if not rowwise and not columnwise:
+        raise ValueError(f"plan: {name} is neither rowwise nor columnwise; give one of them")
+    kind = "both" if rowwise and columnwise else "rowwise" if rowwise else "columnwise"
+    return ENCODINGS[kind]
+
+
+def _encoding(name: str, given: Encoding | None) -> Any:
+    if given is None:
+        return None
+    return ctypes.pointer(
+        CEncoding(
+            format=_format(given.format),
+            encodings=_encodings(name, given.rowwise, given.columnwise),
+            swizzled=given.swizzled,
+        )
+    )
+
+
 def _op_request(given: OpFormats | None) -> OpRequest:
     if given is None:
         return OpRequest()
@@ -299,6 +348,8 @@ def _op_request(given: OpFormats | None) -> OpRequest:
         input=_format(given.input),
         weight=_format(given.weight),
         gradient=_format(given.gradient),
+        weight_encoding=_encoding("weight_encoding", given.weight_encoding),
+        output=_encodings("an output", given.rowwise, given.columnwise),
     )
 
 
@@ -334,6 +385,8 @@ def plan(chain: str, **request: Any) -> Plan:
     `request` may contain:
     - cols: columns of the input, if the chain does not define them
     - dtype, parameter_dtype; input_dtype: of x, if it is not dtype
+    - input_encoding: the Encoding of x, if it comes encoded
+    - output_decoded: a quantize at the end gives the numbers that its codes represent
     - parameter_dtypes, extra_dtypes: of single parameters and extra inputs
     - op_formats: for each linear and quantize, its OpFormats, or None for those of the recipe
     - recipe: 'none', 'delayed', 'current', 'mxfp8' or 'block'

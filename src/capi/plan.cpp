@@ -60,15 +60,37 @@ tenon::Format format(const tenon_format& f, const char* function) {
   return made;
 }
 
+struct Encodings {
+  bool rowwise, columnwise;
+};
+Encodings encodings(int32_t number, const char* function) {
+  require(number >= TENON_ROWWISE && number <= TENON_BOTH, function, ": encodings is ", number,
+          "; it must be TENON_ROWWISE, TENON_COLUMNWISE or TENON_BOTH");
+  return {number != TENON_COLUMNWISE, number != TENON_ROWWISE};
+}
+
+std::optional<tenon::GivenEncoding> encoding(const tenon_encoding* e, const char* function) {
+  if (!e) return std::nullopt;
+  const auto [rowwise, columnwise] = encodings(e->encodings, function);
+  tenon::GivenEncoding made{format(e->format, function), rowwise, columnwise};
+  made.format.swizzled = e->swizzled != 0;
+  return made;
+}
+
 std::vector<tenon::OpRequest> op_requests(const tenon_op_request* list, size_t count,
                                           const char* function) {
   require(count <= kMostOps && (list || count == 0), function, ": op_requests has ", count,
           " entries", list ? "" : " but is NULL", "; it takes at most ", kMostOps);
   std::vector<tenon::OpRequest> result(count);
-  for (size_t i = 0; i < count; ++i)
+  for (size_t i = 0; i < count; ++i) {
     if (list[i].recipe_given)
       result[i].recipe = {"own", format(list[i].input, function), format(list[i].weight, function),
                           format(list[i].gradient, function)};
+    result[i].weight = encoding(list[i].weight_encoding, function);
+    const auto [rowwise, columnwise] = encodings(list[i].output, function);
+    result[i].rowwise = rowwise;
+    result[i].columnwise = columnwise;
+  }
   return result;
 }
 
@@ -224,6 +246,8 @@ int tenon_plan_build(const char* chain, const tenon_plan_request* request,
         dtypes(r.parameter_dtypes, r.parameter_dtype_count, kName, "parameter_dtypes");
     wanted.extra_dtypes = dtypes(r.extra_dtypes, r.extra_dtype_count, kName, "extra_dtypes");
     wanted.op_requests = op_requests(r.op_requests, r.op_request_count, kName);
+    wanted.input_encoding = encoding(r.input_encoding, kName);
+    wanted.output_encoded = r.output_decoded == 0;
     require(r.opaque_op_count <= kMostOps && (r.opaque_ops || r.opaque_op_count == 0), kName,
             ": opaque_ops has ", r.opaque_op_count, " entries", r.opaque_ops ? "" : " but is NULL",
             "; it takes at most ", kMostOps);
@@ -294,6 +318,19 @@ int tenon_plan_run(const tenon_plan* plan, int32_t pass, int64_t rows, void* con
     tenon::PlanRun run = run_of(pass, flags, kName);
     run.stream = stream;
     run_plan(kName, plan, pass, rows, memory, count, workspace, run);
+  });
+}
+
+int tenon_plan_prepare(const tenon_plan* plan, int64_t rows, void* memory, void* stream) {
+  return guarded([&] { plan_of(plan, "tenon_plan_prepare").prepare(rows, memory, stream); });
+}
+
+int tenon_plan_prepare_bytes(const tenon_plan* plan, int64_t rows, int64_t* bytes) {
+  return guarded([&] {
+    constexpr const char* kName = "tenon_plan_prepare_bytes";
+    const tenon::Plan& p = plan_of(plan, kName);
+    require(bytes, kName, ": bytes is NULL; give a place for the result");
+    *bytes = p.prepare_bytes(rows);
   });
 }
 

@@ -47,6 +47,30 @@ std::vector<size_t> with(const Plan& plan, std::span<const Role> roles) {
   return list;
 }
 
+// The results of a run, each once: without the scales of an encoded output.
+std::vector<size_t> results_of(const Plan& plan) {
+  std::vector<size_t> list = with(plan, kMade);
+  std::erase_if(list, [&](size_t i) { return plan.buffers()[i].name == "y.scale_inv"; });
+  return list;
+}
+
+// The numbers that the codes of the output represent. Empty if the output is plain.
+std::vector<float> decoded_output(const Session& s, const Buffer& b) {
+  const PlanData& d = data_of(s.plan());
+  if (info(b.dtype).plain) return {};
+  const auto& writes = d.forward.back().writes;
+  const auto write = std::ranges::find(writes, b.name, &PlanStep::Write::name);
+  const Format& f = write->operand.format;
+  const int64_t rows = b.rows(s.rows());
+  const Shape scales = f.scale_shape(rows, b.cols, Orientation::rowwise);
+  const View codes = matrix(s.at(b.name), f.dtype, rows, b.cols);
+  const View scale_inv =
+      matrix(s.at(b.name + ".scale_inv"), info(f.scaling).scale, scales.rows, scales.cols);
+  std::vector<float> to(static_cast<size_t>(rows * b.cols));
+  dequantize(Tensor(f, {codes, scale_inv}), matrix(to.data(), DType::f32, rows, b.cols));
+  return to;
+}
+
 std::string shape_text(const Buffer& b, int64_t rows) { return str(b.rows(rows), " x ", b.cols); }
 
 class Inputs {
@@ -200,6 +224,10 @@ struct Check {
 Matrix64 read(const Session& s, const Buffer& b, int64_t rows) {
   Matrix64 m{b.rows(rows), b.cols, {}};
   m.v.resize(static_cast<size_t>(m.rows * m.cols));
+  if (const std::vector<float> numbers = decoded_output(s, b); !numbers.empty()) {
+    std::copy_n(numbers.begin(), m.v.size(), m.v.begin());
+    return m;
+  }
   const auto size = static_cast<size_t>(info(b.dtype).bytes);
   const char* const from = static_cast<const char*>(s.at(b.name));
   for (size_t i = 0; i < m.v.size(); ++i) {
@@ -233,7 +261,7 @@ Check check(const Session& s, const RandomState& random, std::optional<double> t
   Progress progress(samples + 1);
   progress.step("float64");
   const Tensors64 exact = reference.run();
-  for (const size_t i : with(s.plan(), kMade)) {
+  for (const size_t i : results_of(s.plan())) {
     const Buffer& b = d.buffers[i];
     if (c.rows < s.rows() && b.rows.mul == 0) {
       c.left_out.push_back(b.name);  // it sums over all rows
@@ -244,7 +272,8 @@ Check check(const Session& s, const RandomState& random, std::optional<double> t
     Matrix64 got = read(s, b, c.rows);
     got.rows = want.rows;
     got.cols = want.cols;
-    c.tensors.push_back({b.name, distance(got, want, b.dtype), {}});
+    const DType dtype = info(b.dtype).plain ? b.dtype : DType::f32;
+    c.tensors.push_back({b.name, distance(got, want, dtype), {}});
     if (tolerance) c.tensors.back().allowed = {.rms = *tolerance, .worst = *tolerance};
   }
   for (uint64_t sample = 1; !tolerance && sample <= samples; ++sample) {
@@ -446,16 +475,20 @@ void print_json(const Report& r) {
 
 std::string results(const Session& s) {
   std::vector<TensorToWrite> list;
-  for (const size_t i : with(s.plan(), kMade)) {
+  std::vector<float> decoded;  // only one result may be encoded
+  for (const size_t i : results_of(s.plan())) {
     const Buffer& b = s.plan().buffers()[i];
     TensorToWrite t;
     t.name = b.name;
+    if (!info(b.dtype).plain) decoded = decoded_output(s, b);
     t.type = b.dtype == DType::f32   ? Stored::f32
+             : !info(b.dtype).plain  ? Stored::f32
              : b.dtype == DType::f16 ? Stored::f16
                                      : Stored::bf16;
     t.shape = {b.rows(s.rows()), b.cols};
     if (b.rows == RowCount{0, 1, 1, 1}) t.shape = {b.cols};  // a vector has one dimension
-    t.data = {static_cast<const std::byte*>(s.at(b.name)),
+    const void* const data = info(b.dtype).plain ? s.at(b.name) : decoded.data();
+    t.data = {static_cast<const std::byte*>(data),
               static_cast<size_t>(b.rows(s.rows()) * b.cols * bytes_of(t.type))};
     list.push_back(std::move(t));
   }
@@ -526,20 +559,20 @@ extern const Command kRunCommand{
       args.command = "run";
       return {
           chain_options(
-              args,
-              {{"--input", &args.input,
-                "tensors by the names that `tenon plan` shows: .safetensors, or an .npy with "
-                "x; all others are random"},
-               {"--output", &args.output, "write outputs and gradients to this .safetensors file"},
-               {"--seed", &args.seed, "of what is random"},
-               {.name = "--repeat",
-                .value = &args.repeat,
-                .about = "how often it is timed; 0: not at all; on the cpu only",
-                .range = {{0, 100000}}},
-               {"--tolerance", &args.tolerance,
-                "the relative error that is allowed, in place of what the formats allow"},
-               {"--no-check", &args.no_check, "do not compare with float64"},
-               {"--json", &args.json, "one JSON object"}}),
+              args, {{"--input", &args.input,
+                      "tensors by the names that `tenon plan` shows: .safetensors, or an .npy with "
+                      "x; all others are random"},
+                     {"--output", &args.output,
+                      "write outputs (decoded) and gradients to this .safetensors file"},
+                     {"--seed", &args.seed, "of what is random"},
+                     {.name = "--repeat",
+                      .value = &args.repeat,
+                      .about = "how often it is timed; 0: not at all; on the cpu only",
+                      .range = {{0, 100000}}},
+                     {"--tolerance", &args.tolerance,
+                      "the relative error that is allowed, in place of what the formats allow"},
+                     {"--no-check", &args.no_check, "do not compare with float64"},
+                     {"--json", &args.json, "one JSON object"}}),
           [] { return run(args); }};
     }};
 

@@ -41,7 +41,10 @@ struct Normalised {
 };
 
 // value := value·wᵀ. w is parameter 0. It has one row per column of the result.
-struct Multiplied {};
+struct Multiplied {
+  // Products of FP8 operands may be summed with fewer bits than fp32 has.
+  bool fast = false;
+};
 
 // value := the same elements in rows of another length.
 struct Reshaped {};

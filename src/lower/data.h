@@ -135,6 +135,8 @@ struct PlanData {
   bool has_backward = false;  // a backward pass without steps has gradients that are dy itself
   int rng = kNoBuffer, saved_rng = kNoBuffer;
   int dropouts = 0;
+  size_t parameters = 0;  // an encoded one has several buffers
+  size_t quantising = 0;  // ops that quantise: linears and quantizes
   struct Whole {
     std::string op;
     Factor rows;

@@ -103,7 +103,8 @@ void Flow::ungate(const std::array<ColumnMap, 2>& halves,
 }
 
 void Flow::product(const StoredTensor& a, Orientation ao, bool a_transposed, const StoredTensor& b,
-                   Orientation bo, bool b_transposed, int64_t cols, int64_t inner, Factor rows) {
+                   Orientation bo, bool b_transposed, int64_t cols, int64_t inner, Factor rows,
+                   bool fast) {
   ops_.clear();
   touch();
   auto lazy = std::make_shared<Lazy>();
@@ -121,7 +122,8 @@ void Flow::product(const StoredTensor& a, Orientation ao, bool a_transposed, con
                   {{0, a.operand.format, ao, a_transposed},
                    {0, b.operand.format, bo, b_transposed},
                    cols,
-                   inner}};
+                   inner,
+                   fast}};
 }
 
 Pieces Flow::pieces(Assembly& a, const Value& v) const {
@@ -142,22 +144,32 @@ const StoredTensor* Flow::stored(const Value& v, DType dtype) const {
   return nullptr;
 }
 
-const StoredTensor* Flow::adopt(const std::string& name, Role role) {
-  if (!value_->stored || !value_->stored->plain() || !sides_.empty()) return nullptr;
-  Buffer& b = planner_.data().buffers[static_cast<size_t>(value_->stored->row_data)];
-  if (b.role != Role::workspace) return nullptr;
+const StoredTensor* Flow::adopt(const std::string& name, Role role, bool encoded) {
+  if (!value_->stored || value_->stored->plain() == encoded || !sides_.empty()) return nullptr;
+  const StoredTensor& seen = *value_->stored;
+  std::vector<Buffer>& buffers = planner_.data().buffers;
+  const auto at = [&](int buffer) -> Buffer& { return buffers[static_cast<size_t>(buffer)]; };
+  const int first = seen.row_data == kNoBuffer ? seen.col_data : seen.row_data;
+  if (at(first).role != Role::workspace) return nullptr;
   for (PlanStep& s : planner_.steps(pass_))
     for (PlanStep::Write& w : s.writes)
-      if (w.name == b.name) w.name = name;
-  b.role = role;
-  b.name = name;
+      if (w.name == seen.name) w.name = name;
+  for (const int part : {seen.row_data, seen.row_scale, seen.col_data, seen.col_scale}) {
+    if (part == kNoBuffer) continue;
+    at(part).role = role;
+    at(part).name.replace(0, seen.name.size(), name);
+  }
+  if (encoded) {
+    // Only the plan's own transposed codes have padded rows.
+    if (seen.col_data != kNoBuffer) at(seen.col_data).rows.round = 1;
+    return &seen;
+  }
   // The caller sees the shape of the value. It differs from the shape of the buffer after a
   // reshape.
-  const StoredTensor& seen = *value_->stored;
-  b.cols = seen.cols;
-  b.rows =
+  at(first).cols = seen.cols;
+  at(first).rows =
       seen.rows.fixed ? RowCount{0, 1, 1, seen.rows.fixed} : RowCount{seen.rows.mul, seen.rows.div};
-  return value_->stored;
+  return &seen;
 }
 
 const StoredTensor& Flow::keep(const Value& v, const Operand& as, Role role,
@@ -174,7 +186,7 @@ const StoredTensor& Flow::keep(const Value& v, const Operand& as, Role role,
   return to;
 }
 
-void Flow::emit(const std::function<void(Assembly&)>& body) {
+void Flow::emit(const std::function<void(Assembly&)>& body, const char* alone) {
   std::string name;
   for (const size_t op : ops_) {
     const std::string part = planner_.data().chain[op].name;
@@ -182,7 +194,7 @@ void Flow::emit(const std::function<void(Assembly&)>& body) {
   }
   if (name.empty()) {
     ops_.push_back(op_);
-    name = "quantize";
+    name = alone;
   }
   if (pass_ == Pass::backward) name += ".bwd";
   Assembly a(name, narrow_, planner_.request().options.precision);
@@ -216,7 +228,11 @@ void Flow::emit(const std::function<void(Assembly&)>& body) {
 }
 
 void Flow::close(const StoredTensor& to) {
-  emit([&](Assembly& a) { a.store(to, pieces(a, value_)); });
+  const StoredTensor* const from = value_->stored;
+  const char* alone = "quantize";
+  if (to.plain() && from)
+    alone = !from->plain() ? "decode" : from->operand.format == to.operand.format ? "copy" : "cast";
+  emit([&](Assembly& a) { a.store(to, pieces(a, value_)); }, alone);
   begin(to);
   later_now();
 }

@@ -42,7 +42,8 @@ class Flow {
               std::function<std::array<Expr, 2>(Assembly&, Expr)> f);
   // value := a·b, the head of a new step. The result has `rows.fixed` rows, or as many rows as a.
   void product(const StoredTensor& a, Orientation ao, bool a_transposed, const StoredTensor& b,
-               Orientation bo, bool b_transposed, int64_t cols, int64_t inner, Factor rows);
+               Orientation bo, bool b_transposed, int64_t cols, int64_t inner, Factor rows,
+               bool fast);
   void uses_random() { random_ = true; }
 
   // Adds another store to the open step.
@@ -59,9 +60,9 @@ class Flow {
   // returns that tensor.
   const StoredTensor& keep(const Value& v, const Operand& as, Role role, const std::string& name);
 
-  // If the value is already in a workspace buffer, makes that buffer the caller's output. Otherwise
-  // returns null.
-  const StoredTensor* adopt(const std::string& name, Role role);
+  // If the value is already in workspace buffers, makes them the caller's output. Otherwise returns
+  // null. `encoded`: the output is encoded.
+  const StoredTensor* adopt(const std::string& name, Role role, bool encoded);
   // Stores the value and ends the step. The stored tensor becomes the value.
   void close(const StoredTensor& to);
   // The value in memory, encoded as an operand. Stores nothing if the value is already in memory.
@@ -81,7 +82,8 @@ class Flow {
   void touch() {
     if (ops_.empty() || ops_.back() != op_) ops_.push_back(op_);
   }
-  void emit(const std::function<void(Assembly&)>& body);
+  // `alone`: the name of a step that no op is part of.
+  void emit(const std::function<void(Assembly&)>& body, const char* alone = "quantize");
 
   struct Product {
     const StoredTensor* a;

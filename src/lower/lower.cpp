@@ -25,6 +25,20 @@ void check_recipe(const Recipe& q) {
   }
 }
 
+// `what` names the tensor that comes encoded.
+void check_encoding(const std::string& what, const std::optional<GivenEncoding>& e) {
+  if (!e) return;
+  const Format& f = e->format;
+  require(f.scaling != Scaling::none, "plan: ", what, " has the scaling mode none; give one, or ",
+          "leave the encoding away");
+  require(f.dtype == DType::e4m3 || f.dtype == DType::e5m2, "plan: ", what, " is ",
+          info(f.dtype).name, "; it must be e4m3 or e5m2");
+  require(e->rowwise || e->columnwise, "plan: ", what,
+          " has neither a rowwise nor a columnwise encoding; give one of them");
+  require(!f.swizzled || info(f.scaling).scale == DType::e8m0, "plan: ", what, " is ",
+          info(f.scaling).name, " with swizzled scales; only mxfp8 has them");
+}
+
 void check_request(const PlanRequest& r) {
   const auto plain_only = [](const std::string& what, std::optional<DType> d) {
     const DTypeInfo& i = info(d.value_or(DType::f32));
@@ -42,8 +56,11 @@ void check_request(const PlanRequest& r) {
       plain_only(str("the dtype of ", what, "[", i, "]"), list[i].dtype);
   };
   check_recipe(r.recipe);
-  for (const OpRequest& o : r.op_requests)
-    if (o.recipe) check_recipe(*o.recipe);
+  check_encoding("input_encoding", r.input_encoding);
+  for (size_t i = 0; i < r.op_requests.size(); ++i) {
+    if (r.op_requests[i].recipe) check_recipe(*r.op_requests[i].recipe);
+    check_encoding(str("the weight of op_requests[", i, "]"), r.op_requests[i].weight);
+  }
   check_grads("parameter_grads", r.parameter_grads);
   check_grads("extra_grads", r.extra_grads);
 }
@@ -66,7 +83,8 @@ class Lowering {
     require(!chain().empty(), "plan: the chain is empty; give it at least one op");
     check_request(r);
     find_columns();
-    const StoredTensor& x = planner_.tensor("x", Role::input, Operand(input_dtype()), r.cols, {});
+    const Operand input = r.input_encoding ? operand(*r.input_encoding) : Operand(input_dtype());
+    const StoredTensor& x = planner_.tensor("x", Role::input, input, r.cols, {});
     make_stages();
     forward(x);
     planner_.data().has_backward = r.backward && needs_;
@@ -148,13 +166,27 @@ class Lowering {
     op.out_rows = op.rows.times(out.rows_mul, out.rows_div, op.name);
     op.keep = keep_of(use, r.keep);
     op.extras = use.schema->extra_inputs;
+    const std::vector<Extension> extensions = use.schema->forward(call);
+    std::optional<GivenEncoding> weight;
+    if (std::ranges::any_of(extensions, quantises)) {
+      const OpRequest asked = next_request();
+      op.recipe = recipe_of(use, asked);
+      weight = asked.weight;
+      const bool leaves = op.index + 1 == chain().size() && r.output_encoded &&
+                          op.recipe.input.scaling != Scaling::none &&
+                          !std::ranges::any_of(extensions, multiplies);
+      require(asked.rowwise || asked.columnwise, op.name,
+              ": its op_request asks for neither a rowwise nor a columnwise encoding; ask for one");
+      op.leaves_rowwise = leaves && asked.rowwise;
+      op.leaves_columnwise = leaves && asked.columnwise;
+      require(!weight || std::ranges::any_of(extensions, multiplies), op.name,
+              ": its op_request has an encoded weight; it has no weight");
+    }
     for (const ParameterSchema& p : use.schema->parameters)
       op.parameters.push_back(ParameterTensor::make(
           planner_, str(op.name, ".", p.name), p.rows.empty() ? 1 : use.arguments.count(p.rows),
-          op.cols, p.initial(call)));
+          op.cols, p.initial(call), weight));
     extras_.add(op, chain()[op.index], use.schema->extra_outputs.size(), needs_);
-    const std::vector<Extension> extensions = use.schema->forward(call);
-    if (std::ranges::any_of(extensions, quantises)) op.recipe = recipe_of(use);
     const auto has_formula = [](const Extension& e) {
       return std::holds_alternative<Elementwise>(e);
     };
@@ -165,18 +197,21 @@ class Lowering {
       stages_.push_back(std::visit([&](const auto& x) { return make_stage(planner_, op, x); }, e));
   }
 
+  static bool multiplies(const Extension& e) { return std::holds_alternative<Multiplied>(e); }
   static bool quantises(const Extension& e) {
-    return std::holds_alternative<Multiplied>(e) || std::holds_alternative<Quantised>(e);
+    return multiplies(e) || std::holds_alternative<Quantised>(e);
   }
 
-  // The recipe of the next op that quantises.
-  Recipe recipe_of(const OpUse& use) {
-    const PlanRequest& r = planner_.request();
-    const size_t number = quantising_++;
-    if (number < r.op_requests.size() && r.op_requests[number].recipe)
-      return *r.op_requests[number].recipe;
+  // The request for the next op that quantises.
+  OpRequest next_request() {
+    const std::vector<OpRequest>& all = planner_.request().op_requests;
+    const size_t number = planner_.data().quantising++;
+    return number < all.size() ? all[number] : OpRequest{};
+  }
+  [[nodiscard]] Recipe recipe_of(const OpUse& use, const OpRequest& asked) const {
+    if (asked.recipe) return *asked.recipe;
     const std::optional<std::string> name = use.arguments.text("recipe");
-    return name ? recipe(*name) : r.recipe;
+    return name ? recipe(*name) : planner_.request().recipe;
   }
 
   void add_opaque(OpState& op, const OpaqueOp& own) {
@@ -217,7 +252,7 @@ class Lowering {
   void forward(const StoredTensor& x) {
     Flow flow(planner_, Pass::forward);
     flow.begin(x);
-    if (input_dtype() != planner_.request().dtype)
+    if (x.plain() && input_dtype() != planner_.request().dtype)
       flow.apply([this](Assembly&, Expr e, const ColumnMap&) { return planner_.between(e); });
     for (const auto& stage : stages_) {
       const size_t index = stage->op().index;
@@ -227,7 +262,7 @@ class Lowering {
       if (stage->first) extras_.take(ops_[index], flow);
       stage->forward(flow);
     }
-    if (!flow.adopt("y", Role::output))
+    if (!flow.adopt("y", Role::output, ops_.back().leaves()))
       flow.close(
           planner_.tensor("y", Role::output, Operand(planner_.request().dtype), cols_, rows_));
   }
@@ -247,7 +282,7 @@ class Lowering {
     }
     if (!r.input_grad)
       flow.finish();
-    else if (!flow.adopt("dx", Role::grad))
+    else if (!flow.adopt("dx", Role::grad, false))
       input_gradient(flow, planner_.tensor("dx", Role::grad, Operand(input_dtype()), r.cols, {}));
     flow.later_now();
   }
@@ -269,18 +304,17 @@ class Lowering {
 
   void check_lists() const {
     const PlanData& d = planner_.data();
-    const auto no_more = [&](const char* what, size_t asked, const char* of, Role role) {
-      const auto there = std::ranges::count(d.buffers, role, &Buffer::role);
-      require(static_cast<std::ptrdiff_t>(asked) <= there, "plan: ", what, " has ", asked,
-              " entries; the chain has ", there, " ", of);
+    const auto no_more = [&](const char* what, size_t asked, const char* of, size_t there) {
+      require(asked <= there, "plan: ", what, " has ", asked, " entries; the chain has ", there,
+              " ", of);
     };
-    no_more("parameter_grads", d.request.parameter_grads.size(), "parameters", Role::param);
-    no_more("parameter_dtypes", d.request.parameter_dtypes.size(), "parameters", Role::param);
-    no_more("extra_dtypes", d.request.extra_dtypes.size(), "extra inputs", Role::extra_in);
-    no_more("extra_grads", d.request.extra_grads.size(), "extra inputs", Role::extra_in);
-    require(d.request.op_requests.size() <= quantising_, "plan: op_requests has ",
-            d.request.op_requests.size(), " entries; the chain has ", quantising_,
-            " linears and quantizes");
+    const auto extras =
+        static_cast<size_t>(std::ranges::count(d.buffers, Role::extra_in, &Buffer::role));
+    no_more("parameter_grads", d.request.parameter_grads.size(), "parameters", d.parameters);
+    no_more("parameter_dtypes", d.request.parameter_dtypes.size(), "parameters", d.parameters);
+    no_more("extra_dtypes", d.request.extra_dtypes.size(), "extra inputs", extras);
+    no_more("extra_grads", d.request.extra_grads.size(), "extra inputs", extras);
+    no_more("op_requests", d.request.op_requests.size(), "linears and quantizes", d.quantising);
     std::set<std::string_view> names;
     for (const Buffer& b : d.buffers)
       require(names.insert(b.name).second, "plan: two tensors are called '", b.name,
@@ -294,7 +328,6 @@ class Lowering {
   std::vector<bool> needs_input_;  // by stage: the gradient of its input is needed
   bool needs_ = false;             // the same for the value after the last stage
   int64_t cols_ = 0;               // of the value after the last op
-  size_t quantising_ = 0;          // ops so far that quantise
   Factor rows_;
   std::optional<size_t> at_;  // the op that is being lowered
 };

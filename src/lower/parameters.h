@@ -13,22 +13,23 @@ struct ParameterTensor {
   const StoredTensor* grad = nullptr;
   GradRequest request;
 
+  // `encoding` is set if the parameter comes encoded.
   static ParameterTensor make(Planner& planner, const std::string& name, int64_t rows, int64_t cols,
-                              const Initial& initial);
+                              const Initial& initial, const std::optional<GivenEncoding>& encoding);
 };
 
 // Stores the column sum of `v` in the gradient of a parameter.
 void sum_into(Planner& planner, Flow& flow, size_t op, const ParameterTensor& p, const Value& v,
               bool ordered);
 
-// True if products along the columns need a columnwise encoding: its codes differ from the rowwise
-// ones, or the target multiplies codes only along contiguous memory.
-bool two_encodings(const Planner& planner, const Format& f);
+// Whether a product along the columns of a tensor in `f` reads its columnwise encoding. `other` is
+// the format of the other operand.
+bool reads_columnwise(const Planner& planner, const Format& f, const Format& other);
 
-// An operand with the encodings that its products need.
-// The encoding of an operand of a product: in `f` if it has a scaling mode, else in the dtype of
-// the chain.
+// A tensor in `f`, or in the dtype of the chain if `f` has no scaling mode. It has the columnwise
+// encoding if `column` is set, and the rowwise one otherwise or if `row` is set.
 Operand operand(const Planner& planner, const Format& f, bool row, bool column);
-Operand encoded(const Planner& planner, const Format& f, bool row, bool column);
+// A tensor that the caller gives in this encoding.
+Operand operand(const GivenEncoding& given);
 
 }  // namespace tenon

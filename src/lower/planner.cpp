@@ -65,6 +65,7 @@ const StoredTensor& Planner::tensor(const std::string& name, Role role, const Op
                                     int64_t cols, Factor rows, const StoredTensor* first) {
   StoredTensor p{.name = name, .operand = as, .cols = cols, .rows = rows};
   const Format& f = as.format;
+  const bool given = role == Role::input || role == Role::param;
   const RowCount count = rows.fixed ? RowCount{0, 1, 1, rows.fixed} : RowCount{rows.mul, rows.div};
   const auto add = [&](Orientation o, bool has, int& data, int& scale) {
     if (!has) return;
@@ -76,7 +77,7 @@ const StoredTensor& Planner::tensor(const std::string& name, Role role, const Op
              .rows = count,
              .cols = cols,
              .rows_inside = turned};
-    if (turned && !rows.fixed) b.rows.round = 16;
+    if (turned && !rows.fixed && !given) b.rows.round = 16;
     data = buffer(b);
     if (f.scaling == Scaling::none) return;
     b.name += ".scale_inv";
@@ -91,6 +92,7 @@ const StoredTensor& Planner::tensor(const std::string& name, Role role, const Op
   add(Orientation::rowwise, as.rowwise, p.row_data, p.row_scale);
   add(Orientation::columnwise, as.columnwise, p.col_data, p.col_scale);
   const Buffer number{.name = name, .dtype = DType::f32, .rows = {0, 1, 1, 1}, .cols = 1};
+  if (given) return tensors_.emplace_back(std::move(p));
   if (first) {
     p.scale = first->scale;
   } else if (info(f.scaling).scale_given) {

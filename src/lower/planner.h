@@ -33,6 +33,11 @@ class Planner {
   // True if the result `to` is `of` itself: the caller's x or dy, or a gradient that is stored.
   // `to` is then not written.
   bool shares(const StoredTensor& to, const StoredTensor& of);
+  // True if the caller gives the tensor encoded.
+  [[nodiscard]] bool is_given_encoded(const StoredTensor& t) const {
+    const int data = t.row_data == kNoBuffer ? t.col_data : t.row_data;
+    return !t.plain() && data_->buffers[static_cast<size_t>(data)].role == Role::input;
+  }
   const StoredTensor& given(StoredTensor p) { return tensors_.emplace_back(std::move(p)); }
   int buffer(Buffer b);
 

@@ -22,6 +22,9 @@ struct OpState {
   Factor rows, out_rows;
   Keep keep = Keep::input;
   Recipe recipe;  // of an op that quantises
+  // The encodings in which its output leaves the chain. None: the output is plain.
+  bool leaves_rowwise = false, leaves_columnwise = false;
+  [[nodiscard]] bool leaves() const { return leaves_rowwise || leaves_columnwise; }
   std::vector<ParameterTensor> parameters;
   std::vector<ExtraSchema> extras;
   // Norms in a call: the caller's tensors for the input and its statistics.

@@ -46,6 +46,11 @@ inline ArgumentSchema recipe_argument() {
   return {.name = "recipe", .kind = ArgumentSchema::Kind::text, .by_name = true};
 }
 
+// How a product sums FP8 operands: precise (default) or fast.
+inline ArgumentSchema accumulate_argument() {
+  return {.name = "accumulate", .kind = ArgumentSchema::Kind::text, .by_name = true};
+}
+
 // The arguments of one op of a chain. The constructor checks each of them. `op` must outlive this
 // object.
 class Arguments {

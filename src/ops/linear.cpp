@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "ops/op.h"
+#include "tenon/error.h"
 
 namespace tenon {
 
@@ -38,7 +39,7 @@ OpSchema linear_op() {
       .summary = "y = x·Wᵀ, W is [out, in]",
       .arguments = {columns("in"),
                     count("out", "it has no width; write linear(in,out) or linear(out=n)"),
-                    recipe_argument()},
+                    recipe_argument(), accumulate_argument()},
       .parameters = {{.name = "weight",
                       .rows = "out",
                       .initial =
@@ -50,7 +51,13 @@ OpSchema linear_op() {
                           }}},
       .same_columns = false,
       .output = [](const OpCall& call) -> OutputShape { return {call.arguments.count("out")}; },
-      .forward = [](const OpCall&) { return std::vector<Extension>{Multiplied{}}; },
+      .forward =
+          [](const OpCall& call) {
+            const std::string how = call.arguments.text("accumulate").value_or("precise");
+            require(how == "precise" || how == "fast", call.arguments.who(), ": accumulate is '",
+                    how, "'; it must be precise or fast");
+            return std::vector<Extension>{Multiplied{.fast = how == "fast"}};
+          },
       .float64 = {.forward = forward64, .backward = backward64},
   };
 }

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <utility>
 
 #include "choice/backends.h"
 #include "core/fp_mode.h"
 #include "core/text.h"
+#include "lower/parameters.h"
 #include "tenon/error.h"
 
 namespace tenon {
@@ -311,6 +313,13 @@ std::string format_of(const Operand& o) {
   return text;
 }
 
+std::string input_text(const PlanRequest& r) {
+  const Operand input =
+      r.input_encoding ? operand(*r.input_encoding) : Operand(r.input_dtype.value_or(r.dtype));
+  const bool same = input.format == Format{.dtype = r.dtype};
+  return str(format_of(input), same ? "" : str(", computed in ", info(r.dtype).name));
+}
+
 std::vector<Read> reads_of(const PlanData& d, const PlanStep& s) {
   std::vector<Read> list;
   for (const BufferView& view : s.in) {
@@ -331,7 +340,8 @@ std::vector<std::string> body_lines(const PlanData& d, const PlanStep& s) {
     const auto matrix = [&](const Matrix& m) {
       return view_name(d, s.in, m.arg) + (m.transposed ? ".T" : "");
     };
-    lines.push_back(str("product = ", matrix(step.gemm()->a), " @ ", matrix(step.gemm()->b)));
+    lines.push_back(str("product = ", matrix(step.gemm()->a), " @ ", matrix(step.gemm()->b),
+                        step.gemm()->fast ? ", accumulate=fast" : ""));
   }
   std::vector<std::string> names;
   for (const Load& l : step.loads) names.push_back(load_name(d, s, l));
@@ -399,8 +409,12 @@ std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows) {
   if (!s.chosen.kernel) return list;
   int64_t least = 0;
   bool picky = false;
+  std::string_view before;
   for (const Way& w : s.chosen.kernel->ways()) {
-    if (w.halves && (least > 0 || picky)) {
+    // Kernels of one maker are variants for some calls.
+    const std::string_view last = std::exchange(before, w.maker);
+    const bool other = w.halves || w.maker != last;
+    if (other && (least > 0 || picky)) {
       Alternative& a = list.emplace_back();
       a.maker = w.maker;
       if (least > 0) a.when = str("below ", least, " rows");
@@ -493,11 +507,9 @@ std::string Plan::describe(int64_t rows, const Speed& speed) const {
   const PlanRequest& r = d.request;
   const Describer text(d, rows, speed);
   std::string out = str("chain   ", print_chain(d.chain), "\n");
-  const DType input = r.input_dtype.value_or(r.dtype);
-  out += str("input   ", rows, " x ", r.cols, " ", info(input).name,
-             input == r.dtype ? "" : str(", computed in ", info(r.dtype).name), ", recipe ",
-             r.recipe.name, ", ", kDevices[static_cast<size_t>(r.options.device)], ", ",
-             target_text(d), kPrecisions[static_cast<size_t>(r.options.precision)], ", ",
+  out += str("input   ", rows, " x ", r.cols, " ", input_text(r), ", recipe ", r.recipe.name, ", ",
+             kDevices[static_cast<size_t>(r.options.device)], ", ", target_text(d),
+             kPrecisions[static_cast<size_t>(r.options.precision)], ", ",
              kRoundings[static_cast<size_t>(r.options.rounding)], "\n\n");
   out += text.pass("forward", d.forward);
   if (!d.backward.empty()) out += "\n" + text.pass("backward", d.backward);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/fp_mode.h"
+#include "lower/alone.h"
 #include "tenon/error.h"
 
 namespace tenon {
@@ -46,29 +47,14 @@ int64_t bytes_without_copies(const PlanData& d, const PlanStep& step, int64_t ro
   return copies == s.stores.size() ? 0 : bytes;
 }
 
-std::vector<GradRequest> slice(const std::vector<GradRequest>& all, size_t from, size_t count) {
-  std::vector<GradRequest> part;
-  for (size_t i = from; i < std::min(all.size(), from + count); ++i) part.push_back(all[i]);
-  return part;
-}
-
 std::optional<Alone> one_by_one(const PlanData& d, int64_t rows) {
   Alone all;
-  PlanRequest r = d.request;
-  size_t params = 0, extras = 0;
+  OpsAlone ops(d.chain, d.request);
+  int64_t cols = d.request.cols;
   bool needs = d.request.backward && d.request.input_grad;
   try {
-    for (Op op : d.chain) {
-      op.reads.clear();
-      op.writes.clear();
-      r.backward = false;
-      const Plan shape = Plan::build(std::span(&op, 1), r);
-      const size_t own = shape.with(Role::param).size(), given = shape.with(Role::extra_in).size();
-      r.parameter_grads = slice(d.request.parameter_grads, params, own);
-      r.extra_grads = slice(d.request.extra_grads, extras, given);
-      params += own;
-      extras += given;
-      r.backward = d.request.backward;
+    for (size_t i = 0; i < d.chain.size(); ++i) {
+      auto [op, r] = ops.next(cols);
       r.input_grad = needs;
       const Plan plan = Plan::build(std::span(&op, 1), r);
       int64_t bytes = 0;
@@ -83,7 +69,7 @@ std::optional<Alone> one_by_one(const PlanData& d, int64_t rows) {
       all.total += bytes;
       needs = needs || !plan.with(Role::grad).empty();
       const Buffer& y = plan.buffers()[plan.with(Role::output)[0]];
-      r.cols = y.cols;
+      cols = y.cols;
       rows = y.rows(rows);
     }
   } catch (const Error&) {
@@ -124,7 +110,7 @@ class Page {
     const auto of = [](const auto& names, auto value) { return names[static_cast<size_t>(value)]; };
     std::string facts;
     for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{
-             {"input", str(rows_, " × ", r.cols, " ", info(r.dtype).name)},
+             {"input", str(rows_, " × ", r.cols, " ", input_text(r))},
              {"recipe", r.recipe.name},
              {"device", target_text(d_) + std::string(of(kDevices, r.options.device))},
              {"precision", std::string(of(kPrecisions, r.options.precision))},

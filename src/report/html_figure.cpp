@@ -158,6 +158,13 @@ bool meet(const std::vector<int>& a, const std::vector<int>& b) {
   return std::ranges::any_of(a, [&](int i) { return std::ranges::find(b, i) != b.end(); });
 }
 
+// Whether a buffer is a tensor or, if the tensor is encoded, its codes or scales.
+bool part_of(const Buffer& b, std::string_view tensor) {
+  if (b.name == tensor) return true;
+  const bool ends = b.role == Role::input || b.role == Role::output;
+  return ends && b.name.starts_with(tensor) && b.name[tensor.size()] == '.';
+}
+
 // One pass as a column of cards between its input and its output.
 class Column {
  public:
@@ -169,13 +176,13 @@ class Column {
       const Buffer& buffer = m.d.buffers[b];
       // A channel may have one of these names too, so these roles are skipped.
       if (buffer.role == Role::workspace || buffer.role == Role::saved) continue;
-      if (buffer.name == in) in_ = static_cast<int>(b);
-      if (buffer.name == out) out_ = static_cast<int>(b);
+      if (part_of(buffer, in)) in_.push_back(static_cast<int>(b));
+      if (part_of(buffer, out)) out_.push_back(static_cast<int>(b));
     }
   }
 
   [[nodiscard]] double least_height() const {
-    double h = kPill * (out_ == kNoBuffer ? 1 : 2);
+    double h = kPill * (out_.empty() ? 1 : 2);
     for (const Card& c : cards_) h += c.height();
     return h + kGap * gaps();
   }
@@ -195,7 +202,7 @@ class Column {
     in_top_ = next(kPill);
     tops_.clear();
     for (const Card& c : cards_) tops_.push_back(next(c.height()));
-    if (out_ != kNoBuffer) out_top_ = next(kPill);
+    if (!out_.empty()) out_top_ = next(kPill);
   }
 
   [[nodiscard]] double top(size_t i) const { return tops_[i]; }
@@ -212,15 +219,15 @@ class Column {
 
   [[nodiscard]] std::string draw() const {
     std::string out = edges();
-    out += pill(in_, in_top_);
-    if (out_ != kNoBuffer) out += pill(out_, out_top_);
+    out += pill(in_.front(), in_top_);
+    if (!out_.empty()) out += pill(out_.front(), out_top_);
     for (size_t i = 0; i < cards_.size(); ++i) out += cards_[i].draw(x_, tops_[i]);
     return out;
   }
 
  private:
   [[nodiscard]] double gaps() const {
-    return static_cast<double>(cards_.size()) + (out_ == kNoBuffer ? 0 : 1);
+    return static_cast<double>(cards_.size()) + (out_.empty() ? 0 : 1);
   }
 
   [[nodiscard]] std::string pill(int buffer, double y) const {
@@ -238,13 +245,12 @@ class Column {
     return {out_top_, kPill};
   }
 
-  [[nodiscard]] size_t nodes() const { return cards_.size() + (out_ == kNoBuffer ? 1 : 2); }
+  [[nodiscard]] size_t nodes() const { return cards_.size() + (out_.empty() ? 1 : 2); }
 
   // Whether a later node reads a buffer that an earlier node wrote.
   [[nodiscard]] bool feeds(size_t from, size_t to) const {
-    const auto made = from == 0 ? std::vector<int>{in_} : buffers_in(passes_[from - 1].step->out);
-    const auto read =
-        to > cards_.size() ? std::vector<int>{out_} : buffers_in(passes_[to - 1].step->in);
+    const auto made = from == 0 ? in_ : buffers_in(passes_[from - 1].step->out);
+    const auto read = to > cards_.size() ? out_ : buffers_in(passes_[to - 1].step->in);
     return meet(made, read);
   }
 
@@ -305,7 +311,7 @@ class Column {
   const Model& model_;
   const std::vector<Shown>& passes_;
   std::vector<Card> cards_;
-  int in_ = kNoBuffer, out_ = kNoBuffer;
+  std::vector<int> in_, out_;
   double x_ = 0, in_top_ = 0, out_top_ = 0;
   bool up_ = false, gutter_right_ = false;
   std::vector<double> tops_;

@@ -5,6 +5,7 @@
 #include "core/memo.h"
 #include "expr/registry.h"
 #include "lower/append.h"
+#include "lower/parameters.h"
 #include "step/key.h"
 #include "tenon/plan.h"
 
@@ -30,7 +31,13 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
     key.add(list.size());
     for (const GradRequest& g : list) key.add(g.wanted).add(g.dtype).add(g.accumulate);
   };
+  const auto add_encoding = [&](const std::optional<GivenEncoding>& e) {
+    key.add(e.has_value());
+    if (e) key.add(operand(*e));
+  };
   key.add(r.cols).add(r.dtype).add(r.input_dtype).add(r.parameter_dtype);
+  add_encoding(r.input_encoding);
+  key.add(r.output_encoded);
   for (const auto* list : {&r.parameter_dtypes, &r.extra_dtypes}) {
     key.add(list->size());
     for (const std::optional<DType>& t : *list) key.add(t);
@@ -47,6 +54,8 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
   for (const OpRequest& o : r.op_requests) {
     key.add(o.recipe.has_value());
     if (o.recipe) add_recipe(*o.recipe);
+    add_encoding(o.weight);
+    key.add(o.rowwise).add(o.columnwise);
   }
   add_all(r.parameter_grads);
   add_all(r.extra_grads);

@@ -7,6 +7,7 @@
 #include "core/fp_mode.h"
 #include "lower/data.h"
 #include "runtime/execute.h"
+#include "runtime/views.h"
 #include "tenon/error.h"
 
 namespace tenon {
@@ -14,41 +15,6 @@ namespace tenon {
 namespace {
 
 constexpr int64_t kSlotAlignment = kAligned;
-
-View view_of(const BufferView& v, void* data, const Buffer& b, int64_t rows) {
-  const int64_t m = v.rows(rows);
-  switch (v.form) {
-    case BufferView::Form::none:
-      return {};
-    case BufferView::Form::scalar:
-      return matrix(data, DType::f32, 1, 1);
-    case BufferView::Form::scale: {
-      const Shape shape = v.format.scale_shape(m, v.cols, v.orientation);
-      return matrix(data, info(v.format.scaling).scale, shape.rows, shape.cols);
-    }
-    default: {
-      const Shape shape = v.format.data_shape(m, v.cols, v.orientation);
-      // In transposed data the rows are the inner dimension. Their stride is the rounded number of
-      // rows.
-      const int64_t stride = b.rows_inside ? b.rows(rows) : shape.cols;
-      return matrix(data, v.format.dtype, shape.rows, shape.cols, stride);
-    }
-  }
-}
-
-// The views of a step. `address` gives the memory of a buffer.
-template <class Address>
-void fill(const PlanData& d, const std::vector<BufferView>& list, int64_t rows,
-          const Address& address, std::vector<View>& views) {
-  views.clear();
-  for (const BufferView& v : list) {
-    if (v.buffer == kNoBuffer)
-      views.emplace_back();
-    else
-      views.push_back(
-          view_of(v, address(v.buffer), d.buffers[static_cast<size_t>(v.buffer)], rows));
-  }
-}
 
 // Workspace of the device's kernels. CPU kernels allocate their own memory.
 int64_t kernel_bytes(const PlanData& d, const WorkspaceKey& key) {

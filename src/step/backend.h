@@ -97,6 +97,9 @@ struct Backend {
   // Stream-ordered device memory, for a call that passes no workspace.
   void* (*take)(size_t bytes, void* stream);
   void (*give)(void* memory, void* stream);
+  // Sets all bytes to one value that is a small number in every dtype, in stream order. Throws an
+  // Error if the stream is being captured in a graph.
+  void (*fill)(void* memory, size_t bytes, void* stream);
   // Reserves `count` numbers of a random stream, in stream order: copies the state to `drawn` and
   // advances the offset of `state`.
   void (*draw)(uint64_t* state, uint64_t* drawn, uint64_t count, void* stream);

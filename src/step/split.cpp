@@ -14,9 +14,70 @@ constexpr int64_t kColumns = 8;  // row stride is a multiple of this, for vector
 // The first number after all views.
 uint32_t after(const std::set<uint32_t>& views) { return views.empty() ? 0 : *views.rbegin() + 1; }
 
+// Replaces the additions to the tile `arg` by the tile itself, which holds the sums.
+void read_sum(Step& step, uint32_t arg) {
+  const Graph& from = *step.graph;
+  auto graph = std::make_shared<Graph>();
+  std::vector<uint32_t> image;
+  const auto is_sum = [&](uint32_t id) {
+    if (from[id].word != Word::load) return false;
+    const Load& l = step.loads[from[id].slot];
+    return l.from == Load::From::tile && l.arg == arg;
+  };
+  for (uint32_t id = 0; id < from.size(); ++id) {
+    Node n = from[id];
+    if (n.word == Word::add && (is_sum(n.in[0]) || is_sum(n.in[1]))) {
+      image.push_back(image[is_sum(n.in[0]) ? n.in[0] : n.in[1]]);
+      continue;
+    }
+    for (int i = 0; i < n.arity(); ++i)
+      n.in[static_cast<size_t>(i)] = image[n.in[static_cast<size_t>(i)]];
+    image.push_back(graph->intern(n).id());
+  }
+  for (Store& s : step.stores) s.value = image[s.value];
+  step.graph = std::move(graph);
+  step.drop_unused_loads();
+}
+
 }  // namespace
 
-Split split_after_product(const Step& step, bool (*holds)(const Step& step, DType dtype)) {
+const Load* stored_sum(const Step& step) {
+  const Graph& graph = *step.graph;
+  const auto load = [&](uint32_t id, Load::From from) -> const Load* {
+    if (graph[id].word != Word::load) return nullptr;
+    const Load& l = step.loads[graph[id].slot];
+    return l.from == from ? &l : nullptr;
+  };
+  std::vector<bool> used(graph.size());
+  for (const uint32_t root : step.roots()) {
+    if (load(root, Load::From::product)) return nullptr;
+    used[root] = true;
+  }
+  const Load* added = nullptr;
+  bool stored = false;
+  for (uint32_t id = graph.size(); id-- > 0;) {
+    const Node& n = graph[id];
+    for (int i = 0; i < n.arity() && used[id]; ++i) {
+      used[n.in[static_cast<size_t>(i)]] = true;
+      const Load* const product = load(n.in[static_cast<size_t>(i)], Load::From::product);
+      if (!product) continue;
+      const Load* const row =
+          n.word == Word::add ? load(n.in[static_cast<size_t>(1 - i)], Load::From::row) : nullptr;
+      if (!row || row->columns != product->columns) return nullptr;
+      if (added && (added->arg != row->arg || added->dtype != row->dtype)) return nullptr;
+      added = row;
+      stored = stored || std::ranges::any_of(step.stores, [&](const Store& s) {
+                 const Node& value = graph[s.value];
+                 const bool rounded = value.word == Word::round && value.dtype() == s.dtype;
+                 return s.to == Store::To::tile && (rounded ? value.in[0] : s.value) == id;
+               });
+    }
+  }
+  return stored ? added : nullptr;
+}
+
+Split split_after_product(const Step& step, bool (*holds)(const Step& step, DType dtype),
+                          const Load* added) {
   const int64_t cols = step.gemm()->cols;
   Split s{.first = step,
           .second = step,
@@ -30,7 +91,12 @@ Split split_after_product(const Step& step, bool (*holds)(const Step& step, DTyp
     s.dtype = step.dtype;
   auto graph = std::make_shared<Graph>();
   s.first.loads = {{.from = Load::From::product}};
-  s.first.stores = {{.arg = s.out, .dtype = s.dtype, .value = graph->load(0).id()}};
+  Expr value = graph->load(0);
+  if (added) {
+    s.first.loads.push_back({.from = Load::From::row, .arg = added->arg, .dtype = added->dtype});
+    value = value + graph->load(1);
+  }
+  s.first.stores = {{.arg = s.out, .dtype = s.dtype, .value = value.id()}};
   s.first.graph = std::move(graph);
   s.first.encoders.clear();
   s.first.cols = cols;
@@ -39,6 +105,7 @@ Split split_after_product(const Step& step, bool (*holds)(const Step& step, DTyp
   for (Load& l : s.second.loads)
     if (l.from == Load::From::product)
       l = {.from = Load::From::tile, .arg = s.in, .dtype = s.dtype, .columns = l.columns};
+  if (added) read_sum(s.second, s.in);
   return s;
 }
 
@@ -95,8 +162,9 @@ Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype)
   }
   s.first.stores = {{.arg = s.out, .dtype = dtype, .value = graph->id(value)}};
   s.first.graph = std::move(graph);
-  std::get<Gemm>(s.second.head).*
-      operand = {.arg = s.in, .format = {.dtype = dtype}, .transposed = m.transposed};
+  auto& product = std::get<Gemm>(s.second.head);
+  product.fast = false;  // only products of two tensors of codes have faster sums
+  product.*operand = {.arg = s.in, .format = {.dtype = dtype}, .transposed = m.transposed};
   return s;
 }
 

@@ -5,9 +5,15 @@
 
 namespace tenon {
 
-// The first step stores the product. The second step is the body as a map. The product is stored in
-// the chain's dtype in native precision if `holds` returns true for that dtype, else in f32.
-Split split_after_product(const Step& step, bool (*holds)(const Step& step, DType dtype));
+// The first step stores the product, plus the vector `added` if it is given. The second step is the
+// body as a map. The product is stored in the chain's dtype in native precision if `holds` returns
+// true for that dtype, else in f32.
+Split split_after_product(const Step& step, bool (*holds)(const Step& step, DType dtype),
+                          const Load* added = nullptr);
+
+// The row vector, e.g. a bias, that the body adds to the product wherever it reads it, if the body
+// stores that sum, e.g. as the saved input of an activation. Null: there is none.
+const Load* stored_sum(const Step& step);
 
 // Whether the step only stores its product, rounded once to the dtype of the store.
 bool is_bare_product(const Step& step);

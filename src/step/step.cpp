@@ -54,7 +54,7 @@ std::string text(const Matrix& m) {
 }
 
 std::string text(const Gemm& g) {
-  return str(text(g.a), "*", text(g.b), "[", g.inner, "x", g.cols, "]");
+  return str(text(g.a), "*", text(g.b), "[", g.inner, "x", g.cols, g.fast ? ":fast" : "", "]");
 }
 
 // Bytes of the codes and scales of a tensor with `rows` rows.

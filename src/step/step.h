@@ -113,6 +113,8 @@ struct Gemm {
   int64_t cols = 0;  // a gated body has half as many
   // 0: the rows of the call, as in a weight gradient; the step then fixes its own rows
   int64_t inner = 0;
+  // FP8 operands may be summed with fewer bits than fp32 has, e.g. in the tensor cores of Hopper.
+  bool fast = false;
 
   // The terms of each sum, in a call of `given` rows.
   [[nodiscard]] int64_t inner_for(int64_t given) const { return inner ? inner : given; }

@@ -54,7 +54,32 @@ std::span<const Target> table() {
   return kTable;
 }
 
+std::string text(const Format& f) { return str(info(f.dtype).name, " ", info(f.scaling).name); }
+
 }  // namespace
+
+std::string Target::codes_refusal(const Format& a, const Format& b) const {
+  constexpr int kBlocks = 120900;  // the first cuBLASLt with block scales
+  if (!fp8_products()) return str("FP8 products need sm_89 or newer, and this is ", name);
+  if (info(a.dtype).bytes != 1 || info(b.dtype).bytes != 1)
+    return str("the matrices are ", text(a), " and ", text(b),
+               "; cuBLASLt multiplies FP8 by FP8 only");
+  if (a.dtype == DType::e5m2 && b.dtype == DType::e5m2)
+    return "cuBLASLt multiplies no two matrices of e5m2";
+  const auto single = [](const Format& f) { return f.blocks(Orientation::rowwise).single(); };
+  const auto swizzled = [](const Format& f) { return f.scaling == Scaling::mxfp8 && f.swizzled; };
+  if (single(a) && single(b)) return "";
+  if (swizzled(a) && swizzled(b))
+    return mxfp8_products() ? ""
+                            : str("MXFP8 products need sm_100 and cuBLASLt 12.8; this is ", name);
+  const bool blocks = a.scaling == Scaling::block1x128 &&
+                      (b.scaling == a.scaling || b.scaling == Scaling::block128x128);
+  if (!blocks) return str("products of ", text(a), " by ", text(b), " are not given to cuBLASLt");
+  if (sm != 90 || cublaslt < kBlocks)
+    return str("scales of blocks need sm_90 and cuBLASLt 12.9; this is ", name, " with ",
+               cublaslt / 10000, ".", cublaslt / 100 % 100);
+  return "";
+}
 
 bool is_target(std::string_view name) {
   return std::ranges::find(table(), name, &Target::name) != table().end();

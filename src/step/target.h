@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "tenon/format.h"
 #include "tenon/options.h"
 
 namespace tenon {
@@ -28,6 +29,16 @@ struct Target {
   // dimension contiguous.
   [[nodiscard]] bool fp8_products() const { return cublaslt > 0 && sm >= 89; }
   [[nodiscard]] bool fp8_inner_contiguous() const { return fp8_products() && sm / 10 != 10; }
+  // Whether a library multiplies MXFP8 codes. Their scales are then in the order of the tensor
+  // cores.
+  [[nodiscard]] bool mxfp8_products() const {
+    constexpr int kFirst = 120800;  // the first cuBLASLt with scales of 1x32
+    return cublaslt >= kFirst && sm / 10 == 10;
+  }
+  // Why no library multiplies codes of `a` by codes of `b`. Empty: one does.
+  [[nodiscard]] std::string codes_refusal(const Format& a, const Format& b) const;
+  // Whether products read transposed codes as quickly as others.
+  [[nodiscard]] bool reads_transposed_codes() const { return device != Device::cuda; }
   bool here = false;  // this process runs on it; kernels for others are only described
 };
 

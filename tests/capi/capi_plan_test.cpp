@@ -375,6 +375,62 @@ TEST_F(CPlan, CollectivesOfTheCallers) {
   EXPECT_NE(std::string(tenon_last_error()).find("0 ranks"), std::string::npos);
 }
 
+TEST_F(CPlan, EncodedTensorsAndPrepare) {
+  tenon_encoding x{};
+  x.format.dtype = TENON_E4M3;
+  x.format.scaling = "mxfp8";
+  x.encodings = TENON_BOTH;
+  tenon_encoding w = x;
+  w.encodings = TENON_ROWWISE;
+  tenon_op_request ops[2] = {};
+  ops[0].weight_encoding = &w;
+  ops[1].recipe_given = 1;
+  ops[1].input = x.format;
+  ops[1].output = TENON_COLUMNWISE;
+  tenon_plan_request request{};
+  request.size = sizeof request;
+  request.cols = 64;
+  request.input_encoding = &x;
+  request.op_requests = ops;
+  request.op_request_count = 2;
+  Handle h;
+  const auto names = [&] {
+    std::set<std::string> all;
+    const std::string json = described(h.plan, "json");
+    for (const char* name :
+         {"x", "x.scale_inv", "x.t", "x.t.scale_inv", "linear0.weight", "linear0.weight.scale_inv",
+          "linear0.weight.t", "y", "y.scale_inv", "y.t", "y.t.scale_inv"})
+      if (json.find(str("{\"name\":\"", name, "\",")) != std::string::npos) all.insert(name);
+    return all;
+  };
+  ASSERT_EQ(tenon_plan_build("linear(64,32) gelu quantize", &request, nullptr, &h.plan), TENON_OK)
+      << tenon_last_error();
+  EXPECT_EQ(names(),
+            (std::set<std::string>{"x", "x.scale_inv", "x.t", "x.t.scale_inv", "linear0.weight",
+                                   "linear0.weight.scale_inv", "y.t", "y.t.scale_inv"}));
+  int64_t bytes = 0;
+  ASSERT_EQ(tenon_plan_prepare_bytes(h.plan, 4, &bytes), TENON_OK) << tenon_last_error();
+  EXPECT_GT(bytes, 0);
+  EXPECT_EQ(tenon_plan_prepare(h.plan, 4, nullptr, nullptr), TENON_OK) << tenon_last_error();
+  EXPECT_EQ(tenon_plan_prepare(h.plan, -1, nullptr, nullptr), TENON_INVALID_ARGUMENT);
+  EXPECT_EQ(tenon_plan_prepare_bytes(h.plan, 4, nullptr), TENON_INVALID_ARGUMENT);
+  EXPECT_EQ(tenon_plan_prepare(nullptr, 4, nullptr, nullptr), TENON_INVALID_ARGUMENT);
+  request.output_decoded = 1;
+  Handle decoded;
+  ASSERT_EQ(tenon_plan_build("linear(64,32) gelu quantize", &request, nullptr, &decoded.plan),
+            TENON_OK)
+      << tenon_last_error();
+  std::swap(h.plan, decoded.plan);
+  EXPECT_TRUE(names().contains("y"));
+  EXPECT_FALSE(names().contains("y.t"));
+  x.encodings = 3;
+  Handle none;
+  EXPECT_EQ(tenon_plan_build("linear(64,32)", &request, nullptr, &none.plan),
+            TENON_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tenon_last_error()).find("TENON_BOTH"), std::string::npos)
+      << tenon_last_error();
+}
+
 TEST_F(CPlan, MistakesAreNamed) {
   tenon_plan_request request{};
   request.size = sizeof request;

@@ -164,6 +164,17 @@ class RunCommand(CommandTest):
                 "dx": ([2, 3], [sum(dy[2 * r + o] * w[3 * o + k] for o in range(2))
                                 for r in range(2) for k in range(3)])})
 
+    def test_encoded_outputs_are_written_as_numbers(self):
+        path, out = self.path("q.safetensors"), self.path("q_out.safetensors")
+        x = [1, -2, 3.5, 448, 0.5, -0.25, 7, 9]
+        write_safetensors(path, {"x": ("F32", [1, 8], x)})
+        self.run_it("quantize(recipe=mxfp8)", "--input", path, "--output", out)
+        # The largest number gives the scale 1, and all others are e4m3 numbers.
+        self.assertEqual(read_safetensors(out), {"y": ("F32", [1, 8], x)})
+        for recipe in ("delayed", "current", "mxfp8", "block"):
+            got = self.json("linear(64,64) gelu quantize", "--rows", "33", "--recipe", recipe)
+            self.assertTrue(got["check"]["ok"])
+
     def test_npy_is_x(self):
         path, out = self.path("a.npy"), self.path("out.safetensors")
         head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"

@@ -1197,6 +1197,33 @@ void plan(Call& c) {
     r.parameter_grads = list;
     r.parameter_grad_count = grads;
   }
+  const auto encoding = [&]() -> const tenon_encoding* {
+    if (!c.in.one_in(4)) return nullptr;
+    auto* e = static_cast<tenon_encoding*>(c.memory(sizeof(tenon_encoding)));
+    *e = {};
+    e->format.dtype = static_cast<int32_t>(c.in.below(6));
+    constexpr std::array<const char*, 6> kScalings{"delayed",    "current",      "mxfp8",
+                                                   "block1x128", "block128x128", nullptr};
+    if (const char* scaling = c.in.pick(kScalings)) e->format.scaling = c.text_or_noise(scaling);
+    e->encodings = static_cast<int32_t>(c.in.below(4));
+    e->swizzled = static_cast<int32_t>(c.in.below(2));
+    c.odd = true;  // many of these are no encodings
+    return e;
+  };
+  r.input_encoding = encoding();
+  r.output_decoded = static_cast<int32_t>(c.in.below(2));
+  const size_t requests = c.in.one_in(4) ? 1 + c.in.below(3) : 0;
+  auto* op_requests = static_cast<tenon_op_request*>(c.memory(requests * sizeof(tenon_op_request)));
+  for (size_t i = 0; i < requests; ++i) {
+    op_requests[i] = tenon_op_request{};
+    op_requests[i].weight_encoding = encoding();
+    op_requests[i].output = static_cast<int32_t>(c.in.below(4));
+  }
+  if (requests > 0) {
+    c.odd = true;
+    r.op_requests = op_requests;
+    r.op_request_count = requests;
+  }
   tenon_opaque_op mine{};
   mine.name = "mine";
   mine.forward = mine_forward;
@@ -1231,7 +1258,12 @@ void plan(Call& c) {
   const Backward pass = r.forward_only    ? Backward::none
                         : r.no_input_grad ? Backward::some
                                           : Backward::all;
-  run_plan(c, made, pass, c.in.pick(kRows), runs);
+  const int64_t rows = c.in.pick(kRows);
+  int64_t prepared = 0;
+  if (runs && c.in.one_in(4) && tenon_plan_prepare_bytes(made, rows, &prepared) == TENON_OK &&
+      prepared < int64_t{1} << 24)
+    c.check(tenon_plan_prepare(made, rows, nullptr, nullptr) == TENON_OK, "prepare failed");
+  run_plan(c, made, pass, rows, runs);
   tenon_plan_free(made);
 }
 

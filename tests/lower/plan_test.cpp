@@ -5,6 +5,7 @@
 #include <set>
 
 #include "lower/data.h"
+#include "runtime/execute.h"
 #include "support/plan_support.h"
 #include "tenon/error.h"
 
@@ -25,6 +26,7 @@ struct Case {
     r.dtype = dtype;
     r.recipe = tenon::recipe(recipe);
     r.input_grad = input_grad;
+    r.output_encoded = false;  // plan_encoded_test.cpp has encoded outputs
     for (unsigned p = 0; frozen >> p; ++p)
       r.parameter_grads.push_back({.wanted = (frozen >> p & 1U) == 0});
     return r;
@@ -1134,9 +1136,6 @@ TEST(Plan, AProductIsStoredOnce) {
   };
   EXPECT_EQ(writers("swiglu1.in"), (std::vector<std::string>{"linear+swiglu.product"}));
   EXPECT_EQ(writers("linear2.x"), (std::vector<std::string>{"linear+swiglu"}));
-  // What is saved here is not the product: the bias is added first.
-  EXPECT_TRUE(
-      find(Plan::build("linear(256,512) bias swiglu linear(256,128)", r), "linear0.product"));
   // Rows of 508 elements are padded between the steps.
   EXPECT_TRUE(find(Plan::build("linear(256,508) swiglu linear(254,128)", r), "linear0.product"));
 }
@@ -1211,6 +1210,93 @@ TEST(Plan, WeightsAreEncodedByThePassThatReadsThem) {
     EXPECT_NE(uses[b].first[0] < 0, uses[b].first[1] < 0) << p.buffers()[b].name;
   }
   EXPECT_EQ(codes, 4) << p.describe(64);
+}
+
+// A product with its bias is stored once, as the saved input of the activation.
+TEST(Plan, AProductIsStoredWithItsBias) {
+  PlanRequest r{.dtype = DType::bf16, .recipe = recipe("delayed"), .target = "sm_90a"};
+  r.options.device = Device::cuda;
+  for (const char* chain :
+       {"linear(64,256) bias swiglu linear(128,64)", "linear(64,128) bias gelu linear(128,64)"}) {
+    const Plan p = Plan::build(chain, r);
+    const std::vector<PlanStep>& steps = data_of(p).forward;
+    const auto product =
+        std::ranges::find_if(steps, [](const PlanStep& s) { return s.step.gemm(); });
+    ASSERT_NE(product, steps.end());
+    ASSERT_EQ(product->writes.size(), 1U) << p.describe(64);
+    EXPECT_TRUE(product->writes[0].name.ends_with(".in")) << p.describe(64);
+    EXPECT_NE(p.json(64).find("linear0.weight"), std::string::npos);
+    for (const Buffer& b : p.buffers()) EXPECT_NE(b.name, "linear0.product");
+    const PlanStep& body = *std::next(product);
+    EXPECT_TRUE(body.step.is_map());
+    for (const Load& l : body.step.loads) EXPECT_NE(l.from, Load::From::row) << p.describe(64);
+  }
+  // Without the backward pass nobody stores the sum, and the body adds the bias in fp32.
+  r.backward = false;
+  const Plan p = Plan::build("linear(64,128) bias gelu", r);
+  const auto& loads = data_of(p).forward.back().step.loads;
+  EXPECT_TRUE(std::ranges::any_of(loads, [](const Load& l) { return l.from == Load::From::row; }));
+}
+
+// On the CPU and without a device. gpu_test.cpp times products.
+TEST(Plan, PrepareRunsEachStepOnScratchMemory) {
+  const char* const chain = "linear(24,48) bias swiglu dropout(0.5) twice linear(24,16) all_reduce";
+  PlanRequest r{.dtype = DType::bf16, .recipe = recipe("delayed")};
+  int calls = 0;
+  r.opaque["twice"] = {
+      .forward = [&](int64_t, const View&, const View&) { ++calls; },
+      .backward = [&](int64_t, const View&, const View&, const View&) { ++calls; }};
+  const Plan p = Plan::build(chain, r);
+  size_t steps = 0;
+  set_observer([&](const Step&, const RunArgs&, const Options&, const std::function<void()>& go) {
+    ++steps;
+    go();
+  });
+  p.prepare(35);
+  std::vector<std::byte> memory(static_cast<size_t>(p.prepare_bytes(35)) + kAligned);
+  const auto at = reinterpret_cast<uintptr_t>(memory.data());
+  p.prepare(35, memory.data() + (kAligned - at % kAligned));
+  p.prepare(0);
+  set_observer({});
+  size_t all = 0;
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const PlanStep& s : data_of(p).steps(pass)) all += !s.opaque;
+  EXPECT_EQ(steps, 3 * all);
+  EXPECT_EQ(calls, 0);
+  EXPECT_THROW(p.prepare(-1), Error);
+  EXPECT_THROW(p.prepare(35, memory.data() + (kAligned - at % kAligned) + 8), Error);
+  r.opaque.clear();
+  r.options.device = Device::null;
+  Plan::build("linear(24,48) gelu", r).prepare(35);
+  r.options.device = Device::cuda;
+  r.target = "sm_90a";
+  EXPECT_THROW(Plan::build("linear(24,48) gelu", r).prepare(35), Error);
+}
+
+TEST(Plan, FastSumsAreForProductsOfCodes) {
+  PlanRequest r{.dtype = DType::bf16, .recipe = recipe("delayed"), .target = "sm_90a"};
+  r.options.device = Device::cuda;
+  const auto count = [&](const std::string& chain) {
+    const std::string json = Plan::build(chain, r).json(64);
+    size_t n = 0;
+    for (size_t at = 0; (at = json.find(", accumulate=fast", at + 1)) != std::string::npos;) ++n;
+    return n;
+  };
+  EXPECT_EQ(count("linear(64,32)"), 0U);
+  EXPECT_EQ(count("linear(64,32,accumulate=precise)"), 0U);
+  EXPECT_EQ(count("linear(64,32,accumulate=fast)"), 3U);
+  r.options.precision = Precision::strict;
+  EXPECT_EQ(count("linear(64,32,accumulate=fast)"), 0U);
+  r.options.precision = Precision::native;
+  r.recipe = {};
+  EXPECT_EQ(count("linear(64,32,accumulate=fast)"), 0U);
+  // Decoded operands are no codes.
+  r.recipe = recipe("mxfp8");
+  EXPECT_EQ(count("linear(64,32,accumulate=fast)"), 0U);
+  r.recipe = recipe("delayed");
+  r.target = "sm_80";
+  EXPECT_EQ(count("linear(64,32,accumulate=fast)"), 0U);
+  EXPECT_THROW(Plan::build("linear(64,32,accumulate=quick)", r), Error);
 }
 
 }  // namespace

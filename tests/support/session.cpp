@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "backend/cuda/driver.h"
-#include "lower/data.h"
+#include "lower/alone.h"
 #include "tenon/error.h"
 #include "tenon/tenon.hpp"
 
@@ -111,19 +111,14 @@ void Session::update_scales() {
 Unfused::Unfused(const Chain& chain, PlanRequest request, int64_t rows) {
   std::map<std::string, void*> channels;
   std::vector<std::string> given(chain.size()), made(chain.size());  // extra tensors of the caller
-  size_t extras = 0, extra_outs = 0, parameters = 0;
-  const std::vector<GradRequest> grads = std::exchange(request.parameter_grads, {});
+  size_t extras = 0, extra_outs = 0;
+  OpsAlone alone(chain, request);
+  int64_t cols = request.cols;
   for (size_t i = 0; i < chain.size(); ++i) {
-    Op op = chain[i];
+    auto [op, own] = alone.next(cols);
     if (op.label.empty()) op.label = str(op.name, i);  // parameter names as in the chain
-    op.reads.clear();
-    op.writes.clear();
     One& one = ops_.emplace_back();
-    const std::span<const Op> alone(&op, 1);
-    PlanRequest own = request;
-    for (size_t n = Plan::build(alone, request).with(Role::param).size(); n > 0; --n, ++parameters)
-      if (parameters < grads.size()) own.parameter_grads.push_back(grads[parameters]);
-    one.session = std::make_unique<Session>(Plan::build(alone, own), rows);
+    one.session = std::make_unique<Session>(Plan::build(std::span(&op, 1), own), rows);
     Session& s = *one.session;
     if (i > 0) s.lend("x", ops_[i - 1].session->at("y"));
     if (s.find("extra0") && chain[i].reads.empty())
@@ -136,7 +131,7 @@ Unfused::Unfused(const Chain& chain, PlanRequest request, int64_t rows) {
       channels[chain[i].writes[0]] = s.at("extra_out0");
     const Buffer& y = s.buffer("y");
     rows = y.rows(rows);
-    request.cols = y.cols;
+    cols = y.cols;
   }
   if (request.backward) connect_backward(chain, request, given, made);
 }
@@ -145,7 +140,7 @@ Unfused::Unfused(const Chain& chain, PlanRequest request, int64_t rows) {
 void Unfused::connect_backward(const Chain& chain, PlanRequest request,
                                const std::vector<std::string>& given,
                                const std::vector<std::string>& made) {
-  request.backward = false;
+  request = {.dtype = request.dtype, .backward = false, .options = request.options};
   std::map<std::string, std::vector<void*>> gradients;  // of channels, last reader first
   for (size_t i = chain.size(); i-- > 0;) {
     One& one = ops_[i];

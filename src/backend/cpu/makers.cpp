@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "backend/cpu/here.h"
 #include "core/philox.h"
@@ -29,6 +30,7 @@ void draw(uint64_t* state, uint64_t* drawn, uint64_t count, void* /*stream*/) {
 // Rarely used: the runtime gives CPU calls a workspace.
 void* take(size_t bytes, void* /*stream*/) { return std::aligned_alloc(kWorkspaceLine, bytes); }
 void give(void* memory, void* /*stream*/) { std::free(memory); }
+void fill(void* memory, size_t bytes, void* /*stream*/) { std::memset(memory, 0, bytes); }
 
 }  // namespace
 
@@ -36,7 +38,7 @@ const Backend& backend() {
 #define MAKER(name, make) {name, make},
   static constexpr Maker kMakers[] = {TENON_MAKERS};
 #undef MAKER
-  static constexpr Backend kBackend{"cpu", Device::cpu, kMakers, here, take, give, draw};
+  static constexpr Backend kBackend{"cpu", Device::cpu, kMakers, here, take, give, fill, draw};
   return kBackend;
 }
 

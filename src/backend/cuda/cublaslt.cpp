@@ -21,6 +21,7 @@ constexpr int kCompute32F = 68;  // fp32 sums; TF32 has another constant
 constexpr int kReal32F = 0, kReal16F = 2, kReal16BF = 14, kReal8E4M3 = 28, kReal8E5M2 = 29;
 constexpr int kTransA = 3, kTransB = 4, kEpilogue = 7, kBiasPointer = 8;
 constexpr int kScalePointerA = 17, kScalePointerB = 18, kScaleModeA = 31, kScaleModeB = 32;
+constexpr int kFastAccumulation = 25;
 constexpr uint32_t kEpilogueBias = 4;
 constexpr int kMaxWorkspace = 1, kReductionMask = 3, kAlignmentA = 5;  // then b, c, d
 constexpr uint32_t kReduceInComputeType = 2;  // other modes round partial sums to the result type
@@ -105,6 +106,7 @@ class Description {
       set(kEpilogue, kEpilogueBias);
       set(kBiasPointer, p.bias);
     }
+    if (p.fast) set(kFastAccumulation, int8_t{1});
     scale(p.a, kScalePointerA, kScaleModeA);
     scale(p.b, kScalePointerB, kScaleModeB);
     for (size_t i = 0; i < layouts.size(); ++i) {
@@ -148,7 +150,7 @@ ChoiceKey key_of(uint64_t context, const LtProduct& p) {
   ChoiceKey key{};
   size_t n = 0;
   key[n++] = static_cast<int64_t>(context);
-  key[n++] = p.turn_a + 2 * p.turn_b + 4 * (p.c.rows > 0);
+  key[n++] = p.turn_a + 2 * p.turn_b + 4 * (p.c.rows > 0) + 8 * p.fast;
   key[n++] = p.bias ? alignment(p.bias) : 0;
   key[n++] = p.d.rows;
   key[n++] = p.d.cols;

@@ -66,8 +66,8 @@ LoadedLt load_lt(const Library& library);
 // The library of this machine.
 const LoadedLt& cublaslt();
 
-// cublasLtMatmulMatrixScale_t: one scale, or one for 1x128 or for 128x128 elements.
-enum class LtScales : int32_t { one = 0, of_1x128 = 4, of_128x128 = 5 };
+// cublasLtMatmulMatrixScale_t: one scale, or one for 1x32, 1x128 or 128x128 elements.
+enum class LtScales : int32_t { one = 0, of_1x32 = 2, of_1x128 = 4, of_128x128 = 5 };
 
 // A column-major matrix. Columns are `ld` elements apart.
 struct LtMatrix {
@@ -84,6 +84,7 @@ struct LtProduct {
   bool turn_a = false, turn_b = false;  // use the transpose
   const void* bias = nullptr;           // one value of the dtype of d per row of d
   float factor = 1;
+  bool fast = false;  // FP8: sums in the registers of the tensor cores, with fewer bits than fp32
 };
 
 struct LtChoice {

@@ -66,6 +66,7 @@ std::string resolve(const Library& library, Driver& d) {
   get(d.host_alloc, "cuMemHostAlloc");
   get(d.host_free, "cuMemFreeHost");
   get(d.memset_bytes, "cuMemsetD8_v2");
+  get(d.memset_bytes_async, "cuMemsetD8Async");
   get(d.stream_create, "cuStreamCreate");
   get(d.stream_destroy, "cuStreamDestroy_v2");
   get(d.stream_synchronize, "cuStreamSynchronize");
@@ -154,6 +155,12 @@ const Driver& driver() {
   const Loaded& l = loaded();
   if (!l.why.empty()) fail(Code::runtime, "cuda: ", l.why);
   return l.driver;
+}
+
+bool captures(Stream stream) {
+  int status = 0;
+  // A query fails on the default stream while another stream is captured.
+  return driver().stream_is_capturing(stream, &status) != 0 || status != 0;
 }
 
 void check(int result, std::string_view what) {

@@ -67,6 +67,7 @@ struct Driver {
   int (*host_alloc)(void** pointer, size_t bytes, unsigned flags);
   int (*host_free)(void* pointer);
   int (*memset_bytes)(DevicePointer to, unsigned char value, size_t bytes);
+  int (*memset_bytes_async)(DevicePointer to, unsigned char value, size_t bytes, Stream stream);
   int (*stream_create)(Stream* stream, unsigned flags);
   int (*stream_destroy)(Stream stream);
   int (*stream_synchronize)(Stream stream);
@@ -100,6 +101,9 @@ const Driver& driver();
 
 // Why no CUDA device is usable. Empty if one is.
 std::optional<std::string> why_no_gpu();
+
+// Whether the stream is being captured in a graph.
+bool captures(Stream stream);
 
 // Throws an Error unless `result` is 0. `what` names the failed call.
 void check(int result, std::string_view what);

@@ -79,7 +79,7 @@ std::string store_eight(const Step& step) {
       text += str(store, "out[", k, "]);\n");
     else if (s.to == Store::To::amax)
       text += amax_eight(k, amaxes++);
-    else
+    else if (s.to == Store::To::encoded)
       text += str("{\nfloat scaled[8];\nfor (int e = 0; e < 8; ++e) scaled[e] = out[", k,
                   "][e] * multiplier[", s.arg, "];\n", store, "scaled);\n}\n");
   }

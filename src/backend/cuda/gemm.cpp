@@ -17,17 +17,13 @@ namespace {
 
 constexpr const char* kEntry = "tenon_gemm_kernel";
 constexpr const char* kClear = "tenon_gemm_clear";
+constexpr const char* kSum = "tenon_gemm_sums";
+constexpr size_t kMostSums = 2;
 constexpr unsigned kThreads = 384;
 constexpr int64_t kTileRows = kTenonTileRows, kStep = kTenonStep, kBoxLanes = 64;
 constexpr int64_t kOrder = 32;  // columns that a tensor map permutes
 constexpr int64_t kElement = 2;
 constexpr size_t kMapAlignment = kTenonMapAlignment;
-
-// Bytes of the stages and their barriers, and for alignment.
-unsigned shared_bytes(int64_t width) {
-  const int64_t stages = width > 128 ? kTenonWideStages : kTenonNarrowStages;
-  return static_cast<unsigned>(1024 + stages * ((kTileRows + width) * kStep * kElement + 16));
-}
 
 // The columns of the product that an element reads, without duplicates.
 std::vector<ColumnMap> products_of(const Step& step) {
@@ -36,6 +32,22 @@ std::vector<ColumnMap> products_of(const Step& step) {
     if (l.from == Load::From::product && std::ranges::find(all, l.columns) == all.end())
       all.push_back(l.columns);
   return all;
+}
+
+// Shared memory: space for the alignment, stages with their barriers, the column sums of both
+// groups.
+struct Shared {
+  int64_t stages, bytes;
+};
+Shared shared_of(const Step& step, int64_t width) {
+  constexpr int64_t kMost = 227 * 1024, kAlignment = 1024;  // of a block on sm_90
+  const auto products = static_cast<int64_t>(products_of(step).size());
+  const auto sums = static_cast<int64_t>(stores_to(step, Store::To::column_sum).size());
+  const int64_t stage = (kTileRows + width) * kStep * kElement + 16;
+  const int64_t other = kAlignment + 2 * sums * kTenonTileSums * (width / products) *
+                                         static_cast<int64_t>(sizeof(float));
+  const int64_t stages = (kMost - other) / stage;
+  return {stages, other + stages * stage};
 }
 
 // Whether the columns are equally spaced.
@@ -119,9 +131,14 @@ std::string body_refusal(const Step& step) {
       return str("its body does not read ", l.transposed                  ? "transposed tensors"
                                             : l.from == Load::From::block ? "scales of blocks"
                                                                           : "totals of rows");
-  for (const Store& s : step.stores)
-    if (s.to != Store::To::tile && s.to != Store::To::amax && s.to != Store::To::encoded)
+  for (const Store& s : step.stores) {
+    if (s.to != Store::To::tile && s.to != Store::To::amax && s.to != Store::To::encoded &&
+        s.to != Store::To::column_sum)
       return str("its body has no ", kStoreNames[static_cast<size_t>(s.to)]);
+    if (s.ordered) return "its body adds rows as a tree only";
+  }
+  if (stores_to(step, Store::To::column_sum).size() > kMostSums)
+    return "too many sums for one tile";
   for (const Encoder& e : step.encoders) {
     if (e.columnwise) return "its body writes no columnwise encoding";
     if (!e.format.blocks(Orientation::rowwise).single())
@@ -151,6 +168,8 @@ std::string GemmProgram::refusal(const Step& step, int64_t width) {
   if (step.cols % kEight != 0) return str(step.cols, " columns are no whole vectors of ", kEight);
   if (width == kWide && draws(step))
     return "a body that draws random numbers needs the registers that a wide tile takes";
+  if (width == kWide && stores_to(step, Store::To::column_sum).size() > 1)
+    return "two column sums need the registers that a wide tile takes";
   const std::vector<ColumnMap> products = products_of(step);
   if (products.empty() || products.size() > 2)
     return str("the body reads ", products.size(), " columns of the product; the gemm has 1 or 2");
@@ -178,6 +197,9 @@ GemmProgram::GemmProgram(const Step& step, int64_t width, int64_t multiprocessor
   for (size_t e = 0; e < step.encoders.size(); ++e) scalings += scaling_text(step, e);
   const size_t loads = step.loads.size() + formula.singles.count();
   const size_t places = std::max<size_t>(1, step.encoders.size() * kEncoderPlaces);
+  const std::vector<size_t> sums = stores_to(step, Store::To::column_sum);
+  std::string sum_lines;
+  for (size_t i = 0; i < sums.size(); ++i) sum_lines += str("to(", i, ", out[", sums[i], "]);\n");
   text_ = str(
       gemm_skeletons(), scalings, "using Arguments = TenonGemmArguments<",
       loads + step.stores.size(), ", ", places,
@@ -185,6 +207,8 @@ GemmProgram::GemmProgram(const Step& step, int64_t width, int64_t multiprocessor
       ", kStores = ", step.stores.size(), ", kAmax = ", stores_to(step, Store::To::amax).size(),
       ", kEncoders = ", step.encoders.size(), ", kWidth = ", width,
       ", kProducts = ", products_of(step).size(), ", kRows = ", rows,
+      ", kStages = ", shared_of(step, width).stages, ", kSums = ", sums.size(),
+      ", kStrip = ", partial_strip(step),
       ";\n  static constexpr bool kLanesA = ", flag(lanes_a(step)),
       ", kLanesB = ", flag(lanes_b(step)), ", kOrdered = ", flag(ordered(step)),
       ", kUnrolled = ", flag(formula.length() < kManyLines && !draws(step)), ";\n",
@@ -209,6 +233,9 @@ GemmProgram::GemmProgram(const Step& step, int64_t width, int64_t multiprocessor
       "  }\n  __device__ static void store(const Arguments& a, TenonU32 row, TenonU32 column, "
       "const float (&out)[kStores][8], const float* multiplier, TenonU32* most) {\n",
       indented(store_eight(step)),
+      "  }\n  template <class To>\n  __device__ static void sum(const float (&out)[kStores][8], "
+      "const To& to) {\n",
+      indented(sum_lines),
       "  }\n  __device__ static void start(const Arguments& a, TenonU32* before, float* "
       "multiplier) {\n",
       indented(start_lines(step) + multiplier_lines(step)),
@@ -217,11 +244,17 @@ GemmProgram::GemmProgram(const Step& step, int64_t width, int64_t multiprocessor
       indented(finish_lines(step, true)), "  }\n};\nextern \"C\" __launch_bounds__(", kThreads,
       ", 1) __global__ void ", kEntry,
       "(const __grid_constant__ Arguments a) {\n  tenon_gemm<Body>(a);\n}\n");
-  const std::string clear = clear_lines(step);
-  if (clear.empty()) return;
-  entries_.emplace_back(kClear);
-  text_ += str("extern \"C\" __global__ void ", kClear, "(const __grid_constant__ Arguments a) {\n",
-               indented(clear), "}\n");
+  const auto kernel = [&](const char* entry, const char* bounds, const std::string& lines) {
+    entries_.emplace_back(entry);
+    text_ += str("extern \"C\" ", bounds, "__global__ void ", entry,
+                 "(const __grid_constant__ Arguments a) {\n", indented(lines), "}\n");
+  };
+  if (!sums.empty()) kernel(kSum, "__launch_bounds__(1024) ", partial_lines(step, kTileRows));
+  if (const std::string clear = clear_lines(step); !clear.empty()) kernel(kClear, "", clear);
+}
+
+size_t GemmProgram::workspace(int64_t rows) const {
+  return partial_bytes(step_, step_.body_rows(rows), kTileRows);
 }
 
 RunArgs GemmProgram::of_body(const RunArgs& args) const {
@@ -356,26 +389,26 @@ std::vector<Launch> GemmProgram::launches(const RunArgs& args) const {
   head.across = static_cast<uint32_t>(cdiv(step_.cols, part));
   head.block = static_cast<uint32_t>(even(products[0]) ? step_.cols : products[0].block);
   head.random = random_state(args);
+  head.partial = static_cast<float*>(args.workspace);
   const Accesses at = accesses_of(step_, singles_, body);
   Places places;
   for (const Encoder& e : step_.encoders)
     for (const TenonPlace& p : encoder_places(e, args)) places.push_back(p);
-  Launch l =
-      launch_of(number(kEntry), int64_t{head.down} * head.across, kThreads, head, at, places);
-  // Pads the struct to its alignment on the device.
-  static constexpr std::array<std::byte, kMapAlignment> kNothing{};
-  if (const size_t beyond = l.arguments.size() % kMapAlignment)
-    l.arguments.append(std::span(kNothing).first(kMapAlignment - beyond));
-  l.per_multiprocessor = 1;
-  l.shared = l.least_shared = shared_bytes(width_);
   std::vector<Launch> list;
-  if (entries_.size() > 1) {
-    list.push_back(l);
-    list[0].entry = number(kClear);
-    list[0].blocks = list[0].threads = 1;
-    list[0].per_multiprocessor = list[0].shared = list[0].least_shared = 0;
-  }
-  list.push_back(std::move(l));
+  const auto launch = [&](const char* entry, int64_t blocks, unsigned threads) -> Launch& {
+    Launch& l = list.emplace_back(launch_of(number(entry), blocks, threads, head, at, places));
+    // Pads the struct to its alignment on the device.
+    static constexpr std::array<std::byte, kMapAlignment> kNothing{};
+    if (const size_t beyond = l.arguments.size() % kMapAlignment)
+      l.arguments.append(std::span(kNothing).first(kMapAlignment - beyond));
+    return l;
+  };
+  if (entries_.back() == kClear) launch(kClear, 1, 1);
+  Launch& product = launch(kEntry, int64_t{head.down} * head.across, kThreads);
+  product.per_multiprocessor = 1;
+  product.shared = product.least_shared = static_cast<unsigned>(shared_of(step_, width_).bytes);
+  if (const int64_t blocks = partial_blocks(step_); blocks > 0)
+    launch(kSum, blocks, partial_threads(step_, body.rows, kTileRows, multiprocessors_));
   return list;
 }
 

@@ -41,6 +41,8 @@ class GemmProgram final : public Program {
   // Whether it can compute the call and is the fastest program for it.
   [[nodiscard]] bool fits(const RunArgs& args) const override;
   [[nodiscard]] int64_t least_rows() const override;
+  // Partial column sums.
+  [[nodiscard]] size_t workspace(int64_t rows) const override;
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
 
   // a, b, and b of the second half of a gated body.

@@ -22,39 +22,27 @@ LtMatrix column_major(const View& v, int64_t rows, int64_t cols, int64_t offset 
 
 bool has_codes(const Matrix& m) { return info(m.format.dtype).bytes == 1; }
 
-// The scale mode of cuBLASLt for an operand. Empty if there is none.
-std::optional<LtScales> scales_of(const Matrix& m) {
+// The scale mode of cuBLASLt for codes that it multiplies.
+LtScales scales_of(const Matrix& m) {
   if (m.format.blocks(m.orientation).single()) return LtScales::one;
   if (m.format.scaling == Scaling::block1x128) return LtScales::of_1x128;
   if (m.format.scaling == Scaling::block128x128) return LtScales::of_128x128;
-  return std::nullopt;
+  return LtScales::of_1x32;
 }
 
-std::string operand_text(const Matrix& m) {
-  return str(info(m.format.dtype).name, " ", info(m.format.scaling).name);
+// Whether the blocks of an MXFP8 operand are along the inner dimension of the product. `rows`: the
+// inner dimension is that of the tensor's rows.
+bool along_inner(const Matrix& m, bool rows) {
+  return m.format.scaling != Scaling::mxfp8 || (m.orientation == Orientation::columnwise) == rows;
 }
 
 std::string codes_refusal(const Gemm& g, const Target& target) {
-  constexpr int kBlocks = 120900;  // the first cuBLASLt with block scales
-  if (!target.fp8_products())
-    return str("FP8 products need sm_89 or newer, and this is ", target.name);
-  if (!has_codes(g.a) || !has_codes(g.b))
-    return str("the matrices are ", operand_text(g.a), " and ", operand_text(g.b),
-               "; cuBLASLt multiplies FP8 by FP8 only");
-  if (g.a.format.dtype == DType::e5m2 && g.b.format.dtype == DType::e5m2)
-    return "cuBLASLt multiplies no two matrices of e5m2";
-  const auto a = scales_of(g.a), b = scales_of(g.b);
-  const bool one = a == LtScales::one && b == LtScales::one;
-  const bool blocks = a == LtScales::of_1x128 && b && b != LtScales::one;
-  if (!one && !blocks)
-    return str("products of ", operand_text(g.a), " by ", operand_text(g.b),
-               " are not given to cuBLASLt");
-  if (blocks && (target.sm != 90 || target.cublaslt < kBlocks))
-    return str("scales of blocks need sm_90 and cuBLASLt 12.9; this is ", target.name, " with ",
-               target.cublaslt / 10000, ".", target.cublaslt / 100 % 100);
-  if (target.fp8_inner_contiguous() && (lies_turned(g.a) || !lies_turned(g.b)))
-    return str("FP8 products on ", target.name, " need the inner dimension of both contiguous");
-  return "";
+  std::string why = target.codes_refusal(g.a.format, g.b.format);
+  if (why.empty() && !(along_inner(g.a, g.a.transposed) && along_inner(g.b, !g.b.transposed)))
+    why = "the scales of an MXFP8 operand are not along the inner dimension";
+  if (why.empty() && target.fp8_inner_contiguous() && (lies_turned(g.a) || !lies_turned(g.b)))
+    why = str("FP8 products on ", target.name, " need the inner dimension of both contiguous");
+  return why;
 }
 
 class LtKernel final : public Kernel {
@@ -209,7 +197,7 @@ LtProduct LtForm::operands(const RunArgs& args) const {
         lies_turned(m) ? column_major(args.in[m.arg], c, r) : column_major(args.in[m.arg], r, c);
     if (m.format.scaling != Scaling::none) {
       made.scale = args.in[m.arg + 1].data;
-      made.scales = *scales_of(m);
+      made.scales = scales_of(m);
     }
     return made;
   };
@@ -218,6 +206,7 @@ LtProduct LtForm::operands(const RunArgs& args) const {
   p.b = side(gemm().a, rows(args.rows), inner(args.rows));
   p.turn_a = lies_turned(gemm().b);
   p.turn_b = lies_turned(gemm().a);
+  p.fast = gemm().fast;
   return p;
 }
 
@@ -254,7 +243,13 @@ Attempt make_cublaslt(const Step& step, const Target& target) {
 
 Attempt make_cublaslt_split(const Step& step, const Target& target) {
   if (auto refusal = refused(step, target)) return *std::move(refusal);
-  if (LtForm(step).is_product()) return Refusal{"the step is a product already"};
+  const LtForm form(step);
+  if (form.is_product()) return Refusal{"the step is a product already"};
+  const Load* const added = form.is_whole() ? nullptr : stored_sum(step);
+  if (added) {
+    Split s = split_after_product(step, writes, added);
+    if (LtForm(s.first).is_whole()) return s;
+  }
   return split_after_product(step, writes);
 }
 

@@ -29,12 +29,6 @@ bool allowed() {
   return kAllowed;
 }
 
-bool captures(Stream stream) {
-  int status = 0;
-  // A query fails on the default stream while another stream is captured.
-  return driver().stream_is_capturing(stream, &status) != 0 || status != 0;
-}
-
 int64_t up(int64_t n) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(n, 1))));
 }
@@ -42,10 +36,10 @@ int64_t up(int64_t n) {
 CacheKey class_of(const CurrentContext& context, const LtProduct& p, char varies) {
   const DeviceInfo device = device_info(context.device());
   const int64_t k = p.turn_a ? p.a.rows : p.a.cols;
-  std::string text = str("product of ", device.name, "\nd ", p.d.rows, "x",
-                         varies == 'm' ? up(p.d.cols) : p.d.cols, " ", info(p.d.dtype).name, " k ",
-                         varies == 'k' ? up(k) : k, "\na", p.turn_a ? "T" : "", " b",
-                         p.turn_b ? "T" : "", p.bias ? " bias" : "", p.c.rows > 0 ? " c" : "");
+  std::string text = str(
+      "product of ", device.name, "\nd ", p.d.rows, "x", varies == 'm' ? up(p.d.cols) : p.d.cols,
+      " ", info(p.d.dtype).name, " k ", varies == 'k' ? up(k) : k, "\na", p.turn_a ? "T" : "", " b",
+      p.turn_b ? "T" : "", p.bias ? " bias" : "", p.c.rows > 0 ? " c" : "", p.fast ? " fast" : "");
   // An algorithm may read vectors, so the addresses and strides of a class have equal alignments.
   for (const LtMatrix* m : {&p.a, &p.b, &p.c, &p.d}) {
     const auto stride = static_cast<uintptr_t>(m->ld * info(m->dtype).bytes);

@@ -22,12 +22,14 @@ const Target& here() {
 }
 void* take(size_t /*bytes*/, void* /*stream*/) { return nullptr; }
 void give(void* /*memory*/, void* /*stream*/) {}
+void fill(void* /*memory*/, size_t /*bytes*/, void* /*stream*/) {}
 
 }  // namespace
 
 const Backend& backend() {
   static constexpr Maker kMakers[] = {{"nothing", make_nothing}};
-  static constexpr Backend kBackend{"null", Device::null, kMakers, here, take, give, draw_nothing};
+  static constexpr Backend kBackend{"null", Device::null, kMakers, here,
+                                    take,   give,         fill,    draw_nothing};
   return kBackend;
 }
 

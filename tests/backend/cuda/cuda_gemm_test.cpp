@@ -82,6 +82,17 @@ struct Made {
     build.store({To::tile, arg, out, halves[1]}, b);
     outputs.push_back({out, rows, 2 * cols});
   }
+  void sum(Expr value) {
+    build.store({To::column_sum, static_cast<uint32_t>(outputs.size()), DType::f32}, value);
+    outputs.push_back({DType::f32, 1, cols});
+  }
+  // Stores the column sums of both halves in one row.
+  void sum_halves(Expr a, Expr b) {
+    const auto arg = static_cast<uint32_t>(outputs.size());
+    build.store({To::column_sum, arg, DType::f32, halves[0]}, a);
+    build.store({To::column_sum, arg, DType::f32, halves[1]}, b);
+    outputs.push_back({DType::f32, 1, 2 * cols});
+  }
   // Stores codes with one scale, and their amax.
   void encode(Expr value, DType codes, Scaling scaling) {
     const auto arg = static_cast<uint32_t>(outputs.size());
@@ -159,6 +170,26 @@ constexpr Body kBodies[] = {
        const std::array<Expr, 2> x{m.tile(0), m.tile(1)};
        const auto d = m.build.grad(call("swiglu", x[0], x[1]), m.product(0), x);
        m.store_halves(d[0], d[1]);
+     }},
+    {"gelu.bwd dbias", false,
+     [](Made& m) {
+       const Expr x = m.tile() + m.bias();
+       const Expr d = m.build.grad(call("gelu", x), m.product(), std::span(&x, 1))[0];
+       m.store(d, m.out);
+       m.sum(d);
+     }},
+    {"swiglu.bwd dbias", false,
+     [](Made& m) {
+       m.halves = {ColumnMap{1, 1, 0}, ColumnMap{1, 1, m.cols}};
+       const std::array<Expr, 2> x{m.tile(0), m.tile(1)};
+       const auto d = m.build.grad(call("swiglu", x[0], x[1]), m.product(0), x);
+       m.store_halves(d[0], d[1]);
+       m.sum_halves(d[0], d[1]);
+     }},
+    {"dbias e5m2", false,
+     [](Made& m) {
+       m.encode(m.product(), DType::e5m2, Scaling::delayed);
+       m.sum(m.product());
      }},
     {"swiglu", true, [](Made& m) { m.store(m.gate("swiglu"), m.out); }},
     {"bias geglu", true, [](Made& m) { m.store(m.gate("geglu", true), m.out); }},
@@ -284,7 +315,7 @@ Memory memory_of(const Case& c, const Problem& p) {
   };
   const int64_t n = p.step.gemm()->cols;
   const bool f32_tile = std::string_view(c.body->name) == "accumulate";
-  const bool wide = std::string_view(c.body->name) == "swiglu.bwd";
+  const bool wide = std::string_view(c.body->name).starts_with("swiglu.bwd");
   Memory m;
   m.in.resize(inputs);
   m.in[in_a] = turns_a(c.form) ? array(c.in, c.k, c.m) : array(c.in, c.m, c.k);
@@ -397,7 +428,19 @@ TEST(CudaGemm, RefusesWithTheReason) {
       },
       "two of");
   expect([](Step& s) { s.cols = 100; }, "100 columns");
-  expect([](Step& s) { s.stores[0].to = To::column_sum; }, "column_sum");
+  expect([](Step& s) { s.stores[0].to = To::row_sum; }, "row_sum");
+  expect(
+      [](Step& s) {
+        s.stores[0].to = To::column_sum;
+        s.stores[0].ordered = true;
+      },
+      "as a tree only");
+  expect(
+      [](Step& s) {
+        s.stores[0].to = To::column_sum;
+        s.stores.resize(3, s.stores[0]);
+      },
+      "too many sums");
   expect([](Step& s) { s.stores.clear(); }, "nothing to store");
   expect([](Step& s) { s.loads[0].columns = {8, 16, 0}; }, "some columns");
   const Attempt made = cuda::make_gemm(problem(plain).step, named_target("sm_100a"));
@@ -560,6 +603,16 @@ TEST(CudaGemm, TextsCompile) {
   cuda::compile(texts.begin()->first, "sm_80");
 }
 
+// Column sums go to the workspace. The body stores the tile alone.
+TEST(CudaGemm, SumsAreNoElementsOfAResult) {
+  const Case c{.body = &body("gelu.bwd dbias"), .m = 256, .n = 256, .k = 64};
+  const std::string text = GemmProgram(problem(c).step, c.width, kProcessors).text();
+  const std::string printed = text.substr(text.find("struct Body"));
+  size_t stores = 0;
+  for (size_t at = 0; (at = printed.find("tenon_store8<", at)) != std::string::npos; ++at) ++stores;
+  EXPECT_EQ(stores, 1U) << printed;
+}
+
 // The tests below need a GPU.
 class GemmOnGpu : public testing::Test {
  protected:
@@ -603,10 +656,11 @@ class GemmOnGpu : public testing::Test {
       const cuda::LoadedKernel kernel = source.load(context, l.shared);
       ASSERT_GE(kernel.shared_bytes, l.least_shared);
       void* values[] = {l.arguments.data()};
-      cuda::check(cuda::driver().launch_kernel(
-                      kernel.function, std::min(l.blocks, blocks), 1, 1, l.threads, 1, 1, l.shared,
-                      static_cast<cuda::Stream>(args.stream), values, nullptr),
-                  "launching a product");
+      cuda::check(
+          cuda::driver().launch_kernel(
+              kernel.function, l.entry == 0 ? std::min(l.blocks, blocks) : l.blocks, 1, 1,
+              l.threads, 1, 1, l.shared, static_cast<cuda::Stream>(args.stream), values, nullptr),
+          "launching a product");
     }
   }
 };
@@ -644,6 +698,8 @@ TEST_F(GemmOnGpu, EveryBodyAndLayoutIsRight) {
     cuda::DeviceBuffer state(sizeof kState);
     state.from_host(kState);
     RunArgs args = args_of(c, problems[i], d.in, d.out);
+    const cuda::DeviceBuffer workspace(std::max<size_t>(1, programs[i].workspace(args.rows)));
+    args.workspace = workspace.data();
     if (problems[i].random) args.random = static_cast<const uint64_t*>(state.data());
     ASSERT_TRUE(programs[i].suits(args));
     launch(programs[i], args, c.blocks);

@@ -224,6 +224,30 @@ TEST_F(Gpu, GraphsOfEveryKindOfStepReplay) {
     EXPECT_TRUE(makers.contains(maker)) << maker;
 }
 
+// Products are timed on scratch memory, ahead of a capture. A capture itself is refused.
+TEST_F(Gpu, PrepareTimesProducts) {
+  PlanRequest r{.dtype = DType::bf16, .recipe = recipe("delayed")};
+  r.options.device = Device::cuda;
+  const Plan plan = Plan::build("linear(256,1024) bias swiglu linear(512,256) dropout(0.5)", r);
+  const GpuStream stream;
+  plan.prepare(384, nullptr, stream.get());
+  const auto size = static_cast<size_t>(plan.prepare_bytes(384));
+  cuda::DeviceBuffer memory(size + kAligned);
+  const auto at = reinterpret_cast<uintptr_t>(memory.data());
+  plan.prepare(384, static_cast<char*>(memory.data()) + (kAligned - at % kAligned) % kAligned,
+               stream.get());
+  stream.wait();
+  std::string why;
+  const GpuGraph graph(stream, [&] {
+    try {
+      plan.prepare(384, nullptr, stream.get());
+    } catch (const Error& e) {
+      why = e.what();
+    }
+  });
+  EXPECT_NE(why.find("being captured"), std::string::npos) << why;
+}
+
 // The state is in device memory and advances there, so every replay has another mask.
 TEST_F(Gpu, ReplaysOfDropoutDrawAnew) {
   const Subject s{"dropout(0.5) bias dropout(0.1)", 64, 256, DType::f32, "none"};

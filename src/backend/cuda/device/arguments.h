@@ -78,8 +78,7 @@ static_assert(sizeof(TenonTileHead) == 40, "size");
 
 // The product on tensor cores.
 constexpr int kTenonTileRows = 128, kTenonStep = 64;  // a step is 128 bytes
-// The most stages that fit in shared memory with their barriers, for tiles of 192 and 128 columns.
-constexpr int kTenonWideStages = 5, kTenonNarrowStages = 7;
+constexpr int kTenonTileSums = 16;                    // a tile adds 16 blocks of 8 rows
 
 // Opaque data from cuTensorMapEncodeTiled.
 struct TenonTensorMap {
@@ -92,8 +91,9 @@ struct TenonGemmHead {
   TenonU32 down = 0, across = 0;  // number of tiles
   TenonU32 block = 1;             // columns of the body that are adjacent in b
   const TenonU64* random = nullptr;
+  float* partial = nullptr;  // sums over the rows of a tile
 };
-static_assert(sizeof(TenonGemmHead) == 3 * 128 + 32, "size");
+static_assert(sizeof(TenonGemmHead) == 3 * 128 + 40, "size");
 
 constexpr int kTenonMapAlignment = 128;
 template <int accesses, int places>

@@ -1,7 +1,7 @@
 // A product on Hopper tensor cores (sm_90a) with a body on its accumulators. A thread block
 // computes tiles of 128 rows one after the other. One thread copies operands into a ring of stages.
 // There are two groups of 128 threads: one multiplies while the other runs the body. Follows
-// vector.cuh.
+// sums.cuh.
 
 constexpr TenonU32 kTenonBox = 64 * 128;  // bytes of 64 lanes in one step
 constexpr TenonU32 kTenonRaster = 16;     // rows of tiles in a band
@@ -134,12 +134,14 @@ __device__ inline void tenon_columns(float (&v)[8]) {
 
 template <class Body>
 struct TenonGemmShape {
-  static constexpr int kWidth = Body::kWidth,
-                       kStages = kWidth > 128 ? kTenonWideStages : kTenonNarrowStages;
+  static constexpr int kWidth = Body::kWidth, kStages = Body::kStages;
   static constexpr int kPart = kWidth / Body::kProducts;  // columns of the body
   static constexpr TenonU32 kBytesA = 2 * kTenonBox, kBytesB = kWidth / 64 * kTenonBox;
   static constexpr TenonU32 kB = kStages * kBytesA;  // start of the stages of b; barriers follow
   static constexpr TenonU32 kFull = kB + kStages * kBytesB, kEmpty = kFull + kStages * 8;
+  // Floats of the column sums of one group, which follow.
+  static constexpr int kSums = Body::kSums * kTenonTileSums * kPart;
+  static constexpr TenonU32 kSumsAt = kEmpty + kStages * 8;
   // A unit: the accumulators that a thread processes at once. Rows r and r + 8, or one row, of 32
   // columns.
   static constexpr int kUnits = kPart / 32 * 4 / Body::kRows;
@@ -228,6 +230,51 @@ struct TenonGemmPlace {
   }
 };
 
+// Adds eight rows as a tree. Lanes at a distance of 4 have adjacent rows of the same eight columns.
+// Each lane stores the sum of one column in `to`, which has 32 columns.
+__device__ inline void tenon_sum_lanes(const float (&out)[8], bool there, float* to) {
+  const TenonU32 lane = threadIdx.x % 32;
+  float v[8];
+#pragma unroll
+  for (int e = 0; e < 8; ++e) v[e] = there ? out[e] : -0.0f;
+    // At each level a lane keeps half of its columns and gives away the others.
+#pragma unroll
+  for (int level = 0; level < 3; ++level) {
+    const int half = 4 >> level, bit = 4 << level;
+    const bool upper = lane & bit;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float own = upper ? v[i + half] : v[i], other = upper ? v[i] : v[i + half];
+      v[i] = own + __shfl_xor_sync(0xffffffffu, other, bit);
+    }
+  }
+  to[lane % 4 * 8 + (lane & 4) + (lane & 8) / 4 + (lane & 16) / 16] = v[0];
+}
+
+// The sums of a tile from those of its blocks of eight rows. All threads of a group call it.
+template <class Body, class Arguments>
+__device__ inline void tenon_sum_tile(const Arguments& a, TenonTileAt tile, const float* sums,
+                                      TenonU32 group) {
+  constexpr int kPart = TenonGemmShape<Body>::kPart;
+  asm volatile("bar.sync %0, 128;" ::"r"(3 + group) : "memory");  // numbers 1 and 2 are the turns
+  for (int own = threadIdx.x % 128; own < Body::kSums * kPart; own += 128) {
+    const int k = own / kPart;
+    const TenonU32 column = tile.across * kPart + own % kPart;
+    float v[kTenonTileSums];
+#pragma unroll
+    for (int i = 0; i < kTenonTileSums; ++i)
+      v[i] = sums[(k * kTenonTileSums + i) * kPart + own % kPart];
+#pragma unroll
+    for (int n = kTenonTileSums / 2; n > 0; n /= 2)
+#pragma unroll
+      for (int i = 0; i < kTenonTileSums / 2; ++i)  // constant bounds keep v in registers
+        if (i < n) v[i] = v[2 * i] + v[2 * i + 1];
+    if (column < a.cols)
+      tenon_put_kept(tenon_partial<kTenonTileRows, Body::kStrip>(a, tile.down, k * a.cols + column),
+                     v[0]);
+  }
+}
+
 // The vector loads of the body of a unit.
 template <class Body>
 struct TenonGemmUnit {
@@ -245,26 +292,37 @@ struct TenonGemmUnit {
   template <class Arguments>
   __device__ void run(const Arguments& a, TenonTileAt tile, int unit,
                       float (&product)[Body::kRows][Body::kProducts][8], const float* multiplier,
-                      TenonU32* most) const {
+                      TenonU32* most, float* sums) const {
     const TenonGemmPlace<Body> at(tile, unit);
 #pragma unroll
     for (int r = 0; r < Body::kRows; ++r) {
 #pragma unroll
       for (int p = 0; p < Body::kProducts; ++p) tenon_columns<Body::kOrdered>(product[r][p]);
-      if (!at.inside(a, r)) continue;
+      const bool inside = at.inside(a, r);
+      if (Body::kSums == 0 && !inside) continue;
       const TenonU32 row = at.row + 8 * r;
-      float in[Body::kLoads + 1][8];
       float out[Body::kStores][8];
-      Body::unpack(a.at, a.random, row, at.column, raw[r], raw_row, product[r], in);
+      if (inside) {
+        float in[Body::kLoads + 1][8];
+        Body::unpack(a.at, a.random, row, at.column, raw[r], raw_row, product[r], in);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        float x[Body::kLoads + 1];
-        float y[Body::kStores];
-        for (int i = 0; i < Body::kLoads; ++i) x[i] = in[i][e];
-        Body::compute(x, y);
-        for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
+        for (int e = 0; e < 8; ++e) {
+          float x[Body::kLoads + 1];
+          float y[Body::kStores];
+          for (int i = 0; i < Body::kLoads; ++i) x[i] = in[i][e];
+          Body::compute(x, y);
+          for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
+        }
+        Body::store(a, row, at.column, out, multiplier, most);
       }
-      Body::store(a, row, at.column, out, multiplier, most);
+      if constexpr (Body::kSums > 0) {
+        constexpr int kPart = TenonGemmShape<Body>::kPart;
+        const TenonU32 block = (row - tile.down * kTenonTileRows) / 8;
+        Body::sum(out, [&](int k, const float(&v)[8]) {
+          tenon_sum_lanes(
+              v, inside, sums + (k * kTenonTileSums + block) * kPart + unit * Body::kRows / 4 * 32);
+        });
+      }
     }
   }
 };
@@ -289,6 +347,8 @@ __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, Te
   float multiplier[Body::kEncoders + 1];
   Body::start(a, before, multiplier);
   float d[2][Shape::kWidth / 2];
+  float* const sums =
+      static_cast<float*>(__cvta_shared_to_generic(base + Shape::kSumsAt)) + group * Shape::kSums;
   TenonU32 stage = 0, parity = 0, turn = 0;
   if (group == 1) tenon_turn_give(kTurn);
   for (TenonU32 tile = blockIdx.x; tile < a.down * a.across; tile += gridDim.x, turn ^= 1) {
@@ -339,9 +399,11 @@ __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, Te
       tenon_take<Body, 0, Shape::kUnits>(d, unit, product);
       TenonGemmUnit<Body> next;
       if (unit + 1 < Shape::kUnits) next.start(a, at, unit + 1);
-      now.run(a, at, unit, product, multiplier, most);
+      now.run(a, at, unit, product, multiplier, most, sums);
       now = next;
     }
+    // The next tile writes the sums after the group has waited for its turn.
+    if constexpr (Body::kSums > 0) tenon_sum_tile<Body>(a, at, sums, group);
   }
   Body::finish(a, most, before);
 }
@@ -351,6 +413,8 @@ __device__ inline void tenon_gemm_multiply(const Arguments& a, TenonU32 base, Te
 //   unpack, and ahead for a whole tile.
 // - kWidth: columns of a product tile. kProducts: columns of the product that an element reads.
 // - kRows: rows of a unit. kUnrolled: one copy of the body per unit.
+// - kStages: stages of the ring. kSums and kStrip: as for tiles. sum: calls its argument for each
+//   sum.
 // - kLanesA, kLanesB: rows of a, or columns of b, are contiguous.
 // - kOrdered: b's lanes are permuted. multiply: the instruction.
 template <class Body, class Arguments>
