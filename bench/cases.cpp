@@ -82,6 +82,20 @@ void call_quantize(const Call& call) {
   quantize(q, call.options);
 }
 
+void call_dequantize(const Call& call) {
+  const auto [rows, cols] = call.shape;
+  const Format& f = call.c.out;
+  const Orientation o = call.c.columnwise ? Orientation::columnwise : Orientation::rowwise;
+  const Shape data = f.data_shape(rows, cols, o), scale = f.scale_shape(rows, cols, o);
+  const Encoding codes{call.memory.in(f.dtype, data.rows, data.cols),
+                       info(f.scaling).scale == DType::f32
+                           ? call.memory.numbers(scale.rows, scale.cols)
+                           : call.memory.in(info(f.scaling).scale, scale.rows, scale.cols)};
+  Tensor x(f, {});
+  (call.c.columnwise ? x.columnwise : x.rowwise) = codes;
+  dequantize(x, call.out(rows, cols), call.options);
+}
+
 constexpr double kDropped = 0.1;
 
 // Only the step: a call would also advance the state of the stream.
@@ -169,9 +183,10 @@ struct Op {
   std::string_view name;
   void (*call)(const Call&);
 };
-constexpr Op kOps[] = {{"quantize", call_quantize},        {"dropout", call_dropout},
-                       {"bias_dropout_add", call_dropout}, {"rmsnorm", call_norm},
-                       {"layernorm", call_norm},           {"l2norm", call_norm}};
+constexpr Op kOps[] = {{"quantize", call_quantize}, {"dequantize", call_dequantize},
+                       {"dropout", call_dropout},   {"bias_dropout_add", call_dropout},
+                       {"rmsnorm", call_norm},      {"layernorm", call_norm},
+                       {"l2norm", call_norm}};
 
 // Leaves out activations that are equal to another one: gated(silu) is swiglu.
 std::vector<std::string> activations() {
@@ -203,6 +218,9 @@ std::vector<std::string> words(const BenchCase& c) {
 }  // namespace
 
 std::string BenchCase::name() const {
+  if (op == "dequantize")
+    return str(op, " ", info(out.dtype).name, " -> ", info(in).name, " ", info(out.scaling).name,
+               columnwise ? " col" : " row");
   std::string text = str(op, backward ? ".bwd " : " ", info(in).name);
   if (out.scaling != Scaling::none)
     text += str(" -> ", info(out.dtype).name, " ", info(out.scaling).name,
@@ -230,6 +248,11 @@ std::vector<BenchCase> bench_cases(DType dtype, bool all) {
   for (const char* norm : {"rmsnorm", "layernorm", "l2norm"})
     for (const bool backward : {false, true}) list.push_back({norm, backward, plain});
 
+  for (size_t s = 1; s < kScalings.size(); ++s)
+    for (const bool columnwise : {false, true})
+      list.push_back({.op = "dequantize",
+                      .out = {.dtype = DType::e4m3, .scaling = static_cast<Scaling>(s)},
+                      .columnwise = columnwise});
   std::vector<std::string> quantised = some;
   quantised.insert(quantised.begin(), "quantize");
   for (const bool columnwise : {false, true})

@@ -17,7 +17,7 @@ namespace tenon::bench {
 struct BenchCase {
   std::string op;
   bool backward = false;
-  Format out = {};
+  Format out = {};  // of a dequantize: the format of its input
   bool columnwise = false, dbias = false, bias = false;
   DType in = DType::bf16;
   // `current` has two passes. This selects one of them.

@@ -8,13 +8,14 @@ namespace tenon::bench {
 namespace {
 
 // Reads each stream with plain 16-byte loads, all before the first store. All words are combined,
-// so that the compiler cannot remove a load. Elements of read streams have two bytes.
+// so that the compiler cannot remove a load. kGrowth: bytes of a written element for each two bytes
+// of a read element.
 constexpr const char* kMove = R"(typedef unsigned long long U64;
 struct alignas(16) Words4 { unsigned x, y, z, w; };
 struct alignas(8) Words2 { unsigned x, y; };
 struct Arguments { const Words4* in[8]; void* out[8]; U64 vectors; };
 
-template <bool kFull, int kReads, int kWrites, int kWidth, int kVectors, int kStore>
+template <bool kFull, int kReads, int kWrites, int kGrowth, int kVectors, int kStore>
 __device__ __forceinline__ void move_chunk(const Arguments& a, U64 chunk) {
   const U64 first = chunk * (blockDim.x * kVectors) + threadIdx.x;
   Words4 v[kVectors][kReads];
@@ -46,7 +47,7 @@ __device__ __forceinline__ void move_chunk(const Arguments& a, U64 chunk) {
   }
 #pragma unroll
   for (int w = 0; w < kWrites; ++w) {
-    if (kStore == 16 && kWidth == 1) {
+    if (kStore == 16 && kGrowth == 1) {
       const U64 half = chunk * (blockDim.x * (kVectors / 2)) + threadIdx.x;
 #pragma unroll
       for (int j = 0; j < kVectors / 2; ++j) {
@@ -61,8 +62,16 @@ __device__ __forceinline__ void move_chunk(const Arguments& a, U64 chunk) {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       const U64 at = first + j * blockDim.x;
+      if (kGrowth == 4) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const U64 to = 2 * at - threadIdx.x + half * blockDim.x;
+          if (kFull || to < 2 * a.vectors) static_cast<Words4*>(a.out[w])[to] = m[j];
+        }
+        continue;
+      }
       if (!kFull && at >= a.vectors) continue;
-      if (kWidth == 1)
+      if (kGrowth == 1)
         static_cast<Words2*>(a.out[w])[at] = {m[j].x ^ m[j].z, m[j].y ^ m[j].w};
       else
         static_cast<Words4*>(a.out[w])[at] = m[j];
@@ -70,14 +79,14 @@ __device__ __forceinline__ void move_chunk(const Arguments& a, U64 chunk) {
   }
 }
 
-template <int kReads, int kWrites, int kWidth, int kVectors, int kStore>
+template <int kReads, int kWrites, int kGrowth, int kVectors, int kStore>
 __device__ __forceinline__ void move(const Arguments& a) {
   const U64 span = U64(blockDim.x) * kVectors;
   for (U64 chunk = blockIdx.x; chunk * span < a.vectors; chunk += gridDim.x) {
     if ((chunk + 1) * span <= a.vectors)
-      move_chunk<true, kReads, kWrites, kWidth, kVectors, kStore>(a, chunk);
+      move_chunk<true, kReads, kWrites, kGrowth, kVectors, kStore>(a, chunk);
     else
-      move_chunk<false, kReads, kWrites, kWidth, kVectors, kStore>(a, chunk);
+      move_chunk<false, kReads, kWrites, kGrowth, kVectors, kStore>(a, chunk);
     if (%ONCE%) return;
   }
 }
@@ -95,21 +104,21 @@ std::string skeleton(bool once) {
 
 Ceiling ceiling_of(const Mix& mix) {
   Ceiling c{.mix = mix};
-  c.reads = static_cast<int>(mix.read / 2);
-  const bool bytes = mix.write % 2 != 0 || mix.columnwise % 2 != 0;
-  c.width = bytes ? 1 : 2;
+  c.read_width = mix.read % 2 != 0 ? 1 : 2;
+  c.width = mix.write % 2 != 0 || mix.columnwise % 2 != 0 ? 1 : 2;
+  c.reads = static_cast<int>(mix.read / c.read_width);
   c.writes = static_cast<int>((mix.write + mix.columnwise) / c.width);
-  if (mix.read % 2 != 0 || c.reads < 1 || c.reads > CeilingArguments::kStreams ||
-      c.writes > CeilingArguments::kStreams)
-    fail(Code::unsupported, "bench: the mix ", mix.name(), " has no ceiling; it reads 2 to ",
-         2 * CeilingArguments::kStreams, " bytes an element, and an even number");
+  const int growth = 2 * c.width / c.read_width;
+  if (c.reads < 1 || c.reads > CeilingArguments::kStreams || c.writes > CeilingArguments::kStreams)
+    fail(Code::unsupported, "bench: the mix ", mix.name(), " has no ceiling; it has at most ",
+         CeilingArguments::kStreams, " streams of reads and of writes");
   const bool reads_only = c.writes == 0;
   c.text = skeleton(!reads_only);
   const auto add = [&](unsigned threads, int vectors, int store) {
     const std::string entry = str("move_", threads, "_", vectors, "_", store);
     c.text += str("extern \"C\" __global__ void __launch_bounds__(", threads, ") ", entry,
                   "(const __grid_constant__ Arguments a) {\n  move<", c.reads, ", ", c.writes, ", ",
-                  c.width, ", ", vectors, ", ", store, ">(a);\n}\n");
+                  growth, ", ", vectors, ", ", store, ">(a);\n}\n");
     c.ways.push_back({entry, threads, vectors, false});
     if (reads_only) c.ways.push_back({entry, threads, vectors, true});
   };
@@ -117,8 +126,8 @@ Ceiling ceiling_of(const Mix& mix) {
     for (const int vectors : {1, 2, 4, 8}) {
       // Many loads at once cost registers. Only kernels that do not write gain from them.
       if (vectors * c.reads > 8 || (vectors == 8 && !reads_only)) continue;
-      add(threads, vectors, c.width == 1 ? 8 : 16);
-      if (c.width == 1 && vectors > 1) add(threads, vectors, 16);
+      add(threads, vectors, growth == 1 ? 8 : 16);
+      if (growth == 1 && vectors > 1) add(threads, vectors, 16);
     }
   return c;
 }

@@ -19,7 +19,8 @@ struct CeilingWay {
 struct Ceiling {
   Mix mix;
   int reads = 0, writes = 0;  // number of streams
-  int width = 2;              // bytes per element of a written stream
+  int read_width = 2;         // bytes per element of a read stream
+  int width = 2;              // the same for a written stream
   std::string text = {};
   std::vector<CeilingWay> ways = {};
 };

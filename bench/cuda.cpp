@@ -246,7 +246,7 @@ class Bench {
     }
     for (const auto& [mix, c] : ceilings_) {
       const size_t sets = sets_for(mix.bytes() * elements(), in_play_);
-      in = std::max(in, sets * static_cast<size_t>(c.reads) * stream_bytes(2));
+      in = std::max(in, sets * static_cast<size_t>(c.reads) * stream_bytes(c.read_width));
       out = std::max(out, sets * static_cast<size_t>(c.writes) * stream_bytes(c.width));
     }
     arena_.in = std::make_unique<cuda::DeviceBuffer>(in);
@@ -314,7 +314,7 @@ class Bench {
   Way record(const Ceiling& c, const CeilingWay& way) const {
     const size_t sets = sets_for(c.mix.bytes() * elements(), in_play_);
     const cuda::Function function = source(c, way).load(context_).function;
-    const auto vectors = static_cast<unsigned long long>(elements() / 8);
+    const auto vectors = static_cast<unsigned long long>(elements() * c.read_width / 16);
     const unsigned long long span =
         static_cast<unsigned long long>(way.threads) * static_cast<unsigned>(way.vectors);
     auto blocks = static_cast<unsigned>((vectors + span - 1) / span);
@@ -325,7 +325,7 @@ class Bench {
       a.out[0] = arena_.out->data();
       for (size_t i = 0; i < static_cast<size_t>(c.reads); ++i)
         a.in[i] = static_cast<char*>(arena_.in->data()) +
-                  (set * static_cast<size_t>(c.reads) + i) * stream_bytes(2);
+                  (set * static_cast<size_t>(c.reads) + i) * stream_bytes(c.read_width);
       for (size_t i = 0; i < static_cast<size_t>(c.writes); ++i)
         a.out[i] = static_cast<char*>(arena_.out->data()) +
                    (set * static_cast<size_t>(c.writes) + i) * stream_bytes(c.width);

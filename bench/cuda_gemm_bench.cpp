@@ -73,7 +73,7 @@ class ProductBench {
     args_.stream = stream_.get();
     add_own();
     if (lt_.why.empty()) add_cublaslt();
-    add_maker();
+    add_plan();
   }
   ~ProductBench() {
     if (handle_) lt_.lt.destroy(handle_);
@@ -105,7 +105,7 @@ class ProductBench {
   }
 
   void print() const {
-    std::printf("%s, chosen: %s\n", case_.name().c_str(), chosen_.c_str());
+    std::printf("%s, maker of the plan: %s\n", case_.name().c_str(), chosen_.c_str());
     for (const Candidate& c : all_) {
       const double hot = median(c.hot), cold = median(c.cold);
       std::printf("  %-15s hot %9.1f us %6.1f TFLOP/s", c.name.c_str(), hot,
@@ -152,9 +152,11 @@ class ProductBench {
       if (!GemmProgram::refusal(product_.step, width).empty()) continue;
       auto program = std::make_unique<GemmProgram>(product_.step, width, processors);
       if (!program->suits(args_)) continue;
-      if (program->fits(args_)) chosen_ = std::to_string(width);
       const auto kernel = cuda::kernel_of(product_.step.name, std::move(program));
-      all_.push_back({"own " + std::to_string(width), [this, kernel] { kernel->run(args_); }});
+      RunArgs args = args_;
+      memory_.push_back(std::make_unique<cuda::DeviceBuffer>(kernel->workspace(case_.m) + 256));
+      args.workspace = memory_.back()->data();
+      all_.push_back({"own " + std::to_string(width), [kernel, args] { kernel->run(args); }});
     }
   }
 
@@ -211,16 +213,16 @@ class ProductBench {
                     }});
   }
 
-  // The result without the library's own GEMM: the first heuristic, and the body as a map.
-  void add_maker() {
-    const Chosen made = kernel_for(product_.step, named_target("sm_80"));
-    if (made.maker != "cublaslt") return;
-    maker_memory_ = std::make_unique<cuda::DeviceBuffer>(made.kernel->workspace(case_.m));
-    all_.push_back({"maker cublaslt", [this, made] {
+  // What a plan runs, with cuBLASLt's algorithms timed once.
+  void add_plan() {
+    const Chosen made = kernel_for(product_.step, Device::cuda);
+    plan_memory_ = std::make_unique<cuda::DeviceBuffer>(made.kernel->workspace(case_.m));
+    all_.push_back({"plan", [this, made] {
                       RunArgs args = args_;
-                      args.workspace = maker_memory_->data();
+                      args.workspace = plan_memory_->data();
                       made.kernel->run(args);
                     }});
+    chosen_ = made.kernel->way(args_).maker;
   }
 
   ProductCase case_;
@@ -236,10 +238,10 @@ class ProductBench {
   const cuda::LoadedLt& lt_ = cuda::cublaslt();
   cuda::LtHandle handle_ = nullptr;
   cuda::DeviceBuffer workspace_{cuda::kLtWorkspace};
-  std::unique_ptr<cuda::DeviceBuffer> wide_memory_, rest_memory_, maker_memory_;
+  std::unique_ptr<cuda::DeviceBuffer> wide_memory_, rest_memory_, plan_memory_;
   std::vector<Candidate> all_;
   std::optional<size_t> plain_;  // index of the plain product
-  std::string chosen_ = "elsewhere";
+  std::string chosen_;           // the maker of the plan
 };
 
 }  // namespace

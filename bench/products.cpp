@@ -32,6 +32,10 @@ struct Draft {
     return call("swiglu", x, product(n));
   }
   Expr bias() { return build.load({From::row, in_bias, dtype}); }
+  void sum(uint32_t arg, Expr value) {
+    build.store({To::column_sum, arg, dtype}, value);
+    output(arg, {dtype, 1, n});
+  }
   Expr tile(int64_t offset = 0) { return build.load({From::tile, in_tile, dtype, {1, 1, offset}}); }
   Expr parameter(uint32_t arg) { return build.load({.from = From::parameter, .arg = arg}); }
 
@@ -59,6 +63,7 @@ struct Body {
 constexpr std::string_view kAccumulate = "f32 accumulate";
 constexpr Body kBodies[] = {
     {"plain", false, [](Draft& d) { d.store(0, d.product()); }},
+    {"bias", false, [](Draft& d) { d.store(0, d.product() + d.bias()); }},
     {"bias+gelu", false, [](Draft& d) { d.store(0, call("gelu", d.product() + d.bias())); }},
     {"bias+gelu, saved", false,
      [](Draft& d) {
@@ -83,6 +88,13 @@ constexpr Body kBodies[] = {
      [](Draft& d) {
        const Expr x = d.tile();
        d.store(0, d.build.grad(call("gelu", x), d.product(), std::span(&x, 1))[0]);
+     }},
+    {"gelu.bwd, dbias", false,
+     [](Draft& d) {
+       const Expr x = d.tile();
+       const Expr dx = d.build.grad(call("gelu", x), d.product(), std::span(&x, 1))[0];
+       d.store(0, dx);
+       d.sum(1, dx);
      }},
     {"swiglu.bwd", false,
      [](Draft& d) {
@@ -131,12 +143,17 @@ std::vector<ProductCase> cuda_products() {
       {"plain", 8192, 28672, 4096},
       {"plain", 8192, 16384, 4096},
       {"plain", 4096, 4096, 4096},
+      {"bias", 8192, 16384, 4096},
+      {"bias", 8192, 4096, 14336},
       {"bias+gelu", 8192, 16384, 4096},
+      {"bias+gelu", 8192, 4096, 14336},
       {"bias+gelu, saved", 8192, 16384, 4096},
       {"swiglu", 8192, 28672, 4096},
+      {"swiglu", 8192, 8192, 14336},
       {"swiglu, saved", 8192, 28672, 4096},
       {"swiglu -> e4m3 delayed", 8192, 28672, 4096},
       {"gelu.bwd", 8192, 16384, 4096, "nn"},
+      {"gelu.bwd, dbias", 8192, 16384, 4096, "nn"},
       {"swiglu.bwd", 8192, 14336, 4096, "nn"},
       {"plain", 8192, 4096, 28672, "nn"},
       {"plain", 28672, 4096, 8192, "tn"},
