@@ -110,8 +110,11 @@ def main() -> None:
                 for (model, params), found in zip(each, times, strict=True):
                     found.append(microseconds(lambda: call(model, params), cuda))  # noqa: B023
             eager, ours = min(times[0]), min(times[1])
-            print(f"{name:28}{what:18}eager {eager:7.1f} us  tenon {ours:7.1f} us  "
-                  f"ratio {ours / eager:.2f}", flush=True)
+            print(
+                f"{name:28}{what:18}eager {eager:7.1f} us  tenon {ours:7.1f} us  "
+                f"ratio {ours / eager:.2f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

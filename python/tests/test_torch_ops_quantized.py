@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tenon.torch.ops as ops  # noqa: E402
+from tenon._plan import FORWARD, Plan  # noqa: E402
 from tenon.torch.quantizer import (  # noqa: E402
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
@@ -177,6 +178,73 @@ def test_quantised_input(mode):
         (actual,) = torch.autograd.grad(y, x, g, retain_graph=True)  # straight-through
         (wanted,) = torch.autograd.grad(expected, exact, g)
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("usages", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_plan_reads_an_encoded_input(mode, usages, monkeypatch):
+    """The codes are operands of the products: nothing is decoded or encoded again."""
+    torch.manual_seed(0)
+    q = quantizers(E4M3)[mode]
+    q.set_usage(rowwise=usages[0], columnwise=usages[1])
+    model = ops.Sequential(ops.Linear(64, 96), ops.SwiGLU(), ops.Linear(48, 32, bias=False))
+    x = torch.randn(3, 5, 64, requires_grad=True)
+    encoded = q(x)
+    exact = encoded.dequantize().detach().requires_grad_()
+    want = model(exact)
+    g = torch.randn_like(want)
+    wanted = torch.autograd.grad(want, (exact, *model.parameters()), g)
+    ran = []
+    run = Plan.run
+
+    def count(self, pass_, *args, **more):
+        ran.append((self, pass_ != FORWARD))
+        return run(self, pass_, *args, **more)
+
+    monkeypatch.setattr(Plan, "run", count)
+    monkeypatch.setattr(QuantizedTensor, "to_plain", None)
+    y = model(encoded)
+    made = torch.autograd.grad(y, (x, *model.parameters()), g)
+    assert [backward for _, backward in ran] == [False, True]
+    inputs = {b.name for b in ran[0][0].buffers if b.role == "input" and b.name[0] == "x"}
+    assert inputs == {
+        name + end
+        for name, used in zip(("x", "x.t"), usages, strict=True)
+        for end in ("", ".scale_inv")
+        if used
+    }
+    torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
+    for mine, other in zip(made, wanted, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+
+
+def test_parts_of_an_encoded_input_are_checked():
+    model = ops.Sequential(ops.Linear(64, 32), ops.GELU())
+    q = quantizers(E4M3)["block1x128"]
+    wrong = {
+        "data": lambda t: t.view(torch.int8),
+        "scale_inv": lambda t: t[:, :2],
+        "columnwise_data": lambda t: t[:5],
+        "columnwise_scale_inv": lambda t: t.to("meta"),
+    }
+    for name, change in wrong.items():
+        x = q(torch.randn(6, 64))
+        setattr(x, name, change(getattr(x, name)))
+        with pytest.raises(ValueError, match="of the input"):
+            model(x)
+
+
+def test_a_quantize_at_the_end_is_part_of_the_plan(monkeypatch):
+    torch.manual_seed(0)
+    q = quantizers(E4M3)["mxfp8"]
+    model = ops.Sequential(ops.Linear(64, 32), ops.GELU(), ops.Quantize(quantizer=q))
+    x = torch.randn(7, 64)
+    want = q(ops.Sequential(*list(model)[:2])(x)).dequantize()
+    ran = []
+    run = Plan.run
+    monkeypatch.setattr(Plan, "run", lambda self, *a, **k: (ran.append(self), run(self, *a, **k)))
+    torch.testing.assert_close(model(x), want, rtol=0, atol=0)
+    assert len(ran) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

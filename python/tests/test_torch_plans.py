@@ -1087,8 +1087,8 @@ def test_arguments_of_plans():
 def test_runs_keep_codes_of_unchanged_weights():
     plan = Plan("linear(32,16)", recipe="current", backward=False)
     sizes, workspace = plan.sizes(1)
-    tensors = [torch.ones(size // 4 + 1) for size in sizes]
-    work = torch.empty(workspace + 1, dtype=torch.uint8)
+    tensors = [torch.ones(size // 4 + 1, device="cpu") for size in sizes]
+    work = torch.empty(workspace + 1, dtype=torch.uint8, device="cpu")
     memory = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
     at = {b.role: t for b, t in zip(plan.buffers, tensors, strict=True)}
 

@@ -140,7 +140,8 @@ def test_training_reaches_the_loss_of_float32(name):
     data = torch.randn(256, 32)
     teacher = MODELS[name]()
     with torch.no_grad():
-        target = teacher(data)
+        # Noise in the data bounds the loss from below, as in a real data set.
+        target = teacher(data) + 0.7 * torch.randn(256, 32)
     losses = {recipe: train(name, recipe, data, target) for recipe in ("none", *RECIPES)}
     for recipe in RECIPES:
         assert abs(losses[recipe] / losses["none"] - 1) <= 0.02, losses
@@ -155,8 +156,7 @@ def train(name, recipe, data, target):
     last = []
     for step in range(200):
         optimizer.zero_grad()
-        # A constant noise floor, so that the loss does not go to zero.
-        loss = (model(data) - target).square().mean() + 0.5
+        loss = (model(data) - target).square().mean()
         loss.backward()
         optimizer.step()
         for state in states:

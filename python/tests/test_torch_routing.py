@@ -41,8 +41,8 @@ def elsewhere(monkeypatch):
         seen.append(device)
         return _lib.options(precision, rounding)
 
-    def run_plan(plan, device, backward, rows, memory, workspace):
-        plan.run(backward, rows, memory, workspace)
+    def run_plan(plan, device, pass_, rows, memory, workspace, aligned, step=None):
+        plan.run(pass_, rows, memory, workspace, step=step)
 
     monkeypatch.setattr(_cuda, "options", options)
     monkeypatch.setattr(_cuda, "run_plan", run_plan)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -68,6 +69,11 @@ def options(given: _lib.Options | None, device: int) -> _lib.Options:
             user=device,
         )
     return found
+
+
+def device_of(t: Any) -> Any:
+    """A context in which the GPU of `t` is current. Plans ask their device about kernels."""
+    return torch.cuda.device(t.device) if t.device.type == "cuda" else nullcontext()
 
 
 def run(

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from .. import _lib
+from .._format import scaling_of
+from .._plan import Encoding, Format
 from . import _call, _cuda, _watch
 from ._dynamo import one_break
 
@@ -104,6 +106,26 @@ class QuantizedTensor:
 
     def numel(self) -> int:
         return self.shape.numel()
+
+    def plan_encoding(self) -> Encoding:
+        """The formats of the codes, for a plan that reads them."""
+        name = next(name for name, dtype in FP8.items() if dtype == self.fp8_dtype)
+        return Encoding(
+            # fp32 scales of blocks may be any numbers.
+            Format(self.scaling, name, power_of_two=False if "block" in self.scaling else None),
+            self.data is not None,
+            self.columnwise_data is not None,
+            self.swizzled,
+        )
+
+    def plan_parts(self, name: str) -> dict[str, torch.Tensor | None]:
+        """The tensors by the names of a plan's buffers."""
+        data, scale, columns, their_scale = self.tensors()
+        if scaling_of(self.scaling).single:  # one scale for both encodings
+            scale = scale if their_scale is None else their_scale
+            their_scale = scale
+        parts = {"": data, ".scale_inv": scale, ".t": columns, ".t.scale_inv": their_scale}
+        return {name + end: t for end, t in parts.items()}
 
     def c_tensor(self) -> _lib.Tensor:
         """The struct for the C ABI. It keeps the views and this object alive."""

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+# Older torch keeps saved tensors until the node has run.
+CLEARS = hasattr(torch._C._FunctionBase, "maybe_clear_saved_tensors")
+
 Kind = tuple[torch.Size, torch.dtype, torch.device] | None
 
 

@@ -56,6 +56,27 @@ def _one_number(t: torch.Tensor, name: str) -> torch.Tensor:
     return t
 
 
+class _Number:
+    """An attribute that is a float32 tensor of one number. Kernels read and write its memory."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, of: Any, owner: type) -> Any:
+        return self if of is None else of.__dict__.get(self._name)
+
+    def __set__(self, of: Any, value: Any) -> None:
+        of.__dict__[self._name] = _one_number(value, f"{type(of).__name__}: {self._name}")
+
+
+class _NumberOrNone(_Number):
+    def __set__(self, of: Any, value: Any) -> None:
+        if value is None:
+            of.__dict__[self._name] = None
+        else:
+            super().__set__(of, value)
+
+
 def _check_written(t: torch.Tensor, name: str) -> None:
     """Checks a tensor that a call writes in place."""
     if t.is_neg():
@@ -182,7 +203,7 @@ class Quantizer:
             target = self._target(out, x, dtype or x.dtype)
             _call.quantize(None, x=x.c_tensor(), y=target.c_tensor())
             target._handle = x._handle
-            return self.finish(target)
+            return self._finished(target, out)
         if not isinstance(x, torch.Tensor):
             raise _call.refusal(x, "x")
         target = self._target(out, x, dtype or x.dtype)
@@ -191,9 +212,16 @@ class Quantizer:
         else:
             _call.quantize(None, x=_call.view(_call.foldable(x), "x"), y=target.c_tensor())
             target._handle = None
-        return self.finish(target)
+        return self._finished(target, out)
 
     __call__ = quantize
+
+    def _finished(self, target: QuantizedTensor, out: QuantizedTensor | None) -> QuantizedTensor:
+        if out is not None:  # autograd must see that saved codes were overwritten
+            for t in target.tensors():
+                if t is not None:
+                    torch.autograd.graph.increment_version(t)
+        return self.finish(target)
 
     def _target(
         self, out: QuantizedTensor | None, x: torch.Tensor | QuantizedTensor, dtype: torch.dtype
@@ -254,6 +282,7 @@ class Float8Quantizer(Quantizer):
     """
 
     scaling = "delayed"
+    scale, amax = _Number(), _Number()
 
     def __init__(
         self,
@@ -265,8 +294,7 @@ class Float8Quantizer(Quantizer):
         columnwise: bool = True,
     ) -> None:
         super().__init__(fp8_dtype, rowwise=rowwise, columnwise=columnwise)
-        self.scale = _one_number(scale, "Float8Quantizer: scale")
-        self.amax = _one_number(amax, "Float8Quantizer: amax")
+        self.scale, self.amax = scale, amax
 
     def _written(self, device: torch.device) -> dict[str, Any]:
         return {"scale": self.scale, "amax": self.amax}
@@ -296,6 +324,7 @@ class Float8CurrentScalingQuantizer(Quantizer):
     """
 
     scaling = "current"
+    amax = _NumberOrNone()
 
     def __init__(
         self,
@@ -325,7 +354,7 @@ class Float8CurrentScalingQuantizer(Quantizer):
         self.force_pow_2_scales = force_pow_2_scales
         self.amax_epsilon = amax_epsilon
         self.use_existing_amax = use_existing_amax
-        self.amax = None if amax is None else _one_number(amax, type(self).__name__ + ": amax")
+        self.amax = amax
 
     def _written(self, device: torch.device) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -371,7 +400,7 @@ class MXFP8Quantizer(Quantizer):
         self.swizzled = optimize_for_gemm
 
     def plan_format(self) -> Format | None:
-        return None if self.swizzled else self._format()
+        return self._format()  # a plan chooses the order of its scales
 
 
 class Float8BlockQuantizer(Quantizer):

@@ -409,10 +409,11 @@ class FuserFunction(torch.autograd.Function):
     @one_break
     def backward(func_ctx: Any, *grads: Any) -> Any:
         call: Call = func_ctx.call
-        saved = func_ctx.saved_tensors
+        saved = list(func_ctx.saved_tensors)
 
         def compute() -> tuple[Any, ...]:
             call.unpack(saved)
+            saved.clear()  # a segment frees its tensors after their last step
             try:
                 # The dtypes were chosen in the forward pass. Autocast around backward() must not
                 # change them.
@@ -435,6 +436,8 @@ class FuserFunction(torch.autograd.Function):
             leaves = [node.variable for node in nodes if hasattr(node, "variable")]
             watched = (*grads, *saved, *leaves, *call.stand_ins)
             return (None, None, *once(call.name(), compute, watched))
+        if _saved.CLEARS:
+            func_ctx.maybe_clear_saved_tensors()  # does nothing if the graph is kept
         return (None, None, *compute())
 
 

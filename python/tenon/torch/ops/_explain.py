@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ..._html import Text, pre
-from ..._plan import Plan, frame
+from ..._plan import Encoding, Plan, frame
+from .._quantized import QuantizedTensor
 from ._hooks import why_called
 from .fuser import OperationFuser, Stage, stage_name
 from .op import BasicOperation, FusibleOperation, basic_ops
@@ -22,7 +23,7 @@ _ROWS = 256  # rows in descriptions if no input is given
 Shape = Sequence[int] | None
 
 
-def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
+def explain(module: torch.nn.Module, input: torch.Tensor | QuantizedTensor | None = None) -> str:
     """The forward and backward steps of `module`: the ops that each fuses, and what it runs.
 
     For a segment, the passes of its plan with their bytes and the saved tensors are listed. Nothing
@@ -39,14 +40,19 @@ def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
             f"explain: {type(module).__name__} is neither a tenon.torch.ops.Sequential nor an "
             "operation; give it one of its parts"
         )
-    if input is not None and not isinstance(input, torch.Tensor):
+    encoding = None
+    if isinstance(input, QuantizedTensor):
+        encoding = input.plan_encoding()
+    elif input is not None and not isinstance(input, torch.Tensor):
         raise TypeError(f"explain: input is a {type(input).__name__}; it must be a torch.Tensor")
-    tensor = input
+    tensor: Any = input
     wanted = tensor is not None and tensor.requires_grad
     dtype = None if tensor is None else tensor.dtype
     shape: Shape = None if tensor is None else tensor.shape
     on_cpu = _on_cpu(module) if tensor is None else tensor.is_cpu
     lines: list[str] = []
+    if encoding is None and tensor is not None and not tensor.is_contiguous():
+        lines.append("copy: the input is strided, and plans read contiguous tensors")
     for part, indices in groups:
         where = f"{indices[0]}" if len(indices) == 1 else f"{indices[0]}-{indices[-1]}"
         called = part if isinstance(part, FusibleOperation) else None
@@ -61,7 +67,12 @@ def explain(module: torch.nn.Module, input: torch.Tensor | None = None) -> str:
         node = "one node of autograd" if first < count else "no gradient"
         why = called is not None and why_called(called)
         lines.append(f"modules {where}: {node}" + (f", called by itself: {why}" if why else ""))
-        for stage, plan, rows, behind in _planned(part, shape, dtype, on_cpu, first, wanted):
+        planned = _planned(part, shape, dtype, on_cpu, first, wanted, encoding)
+        encoding = None
+        for stage, plan, rows, behind in planned:
+            if isinstance(plan, str):
+                lines.append(f"  cut      {stage_name(stage)}: {plan}")
+                continue
             if plan is not None:
                 lines.append(_line("plan    ", stage))
                 told = plan.describe(rows).rstrip().split("\n")
@@ -91,7 +102,7 @@ def page(module: torch.nn.Module) -> str:
             if isinstance(part, OperationFuser):
                 first = _first(part, False)
                 for _, plan, rows, _ in _planned(part, None, None, _on_cpu(part), first, False):
-                    if plan is not None:
+                    if isinstance(plan, Plan):
                         shown.append(frame(plan.html(rows)))
         return "".join(shown)
     except Exception:  # displaying a module must not raise an error
@@ -120,21 +131,28 @@ def _planned(
     on_cpu: bool,
     first: int,
     input_grad: bool,
-) -> Iterator[tuple[Stage, Plan | None, int, Shape]]:
-    """The forward stages, each with its plan, its rows, and its output shape if known."""
+    encoding: Encoding | None = None,
+) -> Iterator[tuple[Stage, Plan | str | None, int, Shape]]:
+    """The forward stages, each with its plan, its rows, and its output shape if known.
+
+    A segment that is cut comes with the reason in place of a plan, followed by its parts.
+    """
     if dtype is None:
         dtype = next((p.dtype for p in part.parameters()[0]), torch.get_default_dtype())
     stages = list(part.plan()[0])
     while stages:
-        stage, plan = stages.pop(0), None
+        stage = stages.pop(0)
+        plan: Plan | None = None
         rows = _ROWS if shape is None else math.prod(shape[:-1])
         if isinstance(stage.op, Segment):
             cols = stage.op.width() if shape is None else shape[-1] if len(shape) else None
             if cols:
                 wants_dx = stage.start > first or (stage.start == first and input_grad)
-                found = stage.op.explain(cols, dtype, on_cpu, stage.stop > first, wants_dx)
-                if isinstance(found, list):  # the call is cut
+                given = encoding if stage.start == 0 else None
+                found = stage.op.explain(cols, dtype, on_cpu, stage.stop > first, wants_dx, given)
+                if isinstance(found, list):
                     stages = found + stages
+                    yield stage, found.why, rows, shape
                     continue
                 plan = found
         shape = _behind(stage, shape)

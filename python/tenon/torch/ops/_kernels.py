@@ -370,9 +370,7 @@ def _alone(
     text: str, x: torch.Tensor, of_weights: torch.dtype, input_grad: bool, wanted: Any
 ) -> _Alone:
     kind = "cpu" if x.is_cpu else "cuda"
-    return _known(
-        text, _call.DTYPES[x.dtype], _call.DTYPES[of_weights], input_grad, wanted, kind
-    )
+    return _known(text, _call.DTYPES[x.dtype], _call.DTYPES[of_weights], input_grad, wanted, kind)
 
 
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

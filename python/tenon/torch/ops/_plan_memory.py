@@ -12,7 +12,7 @@ import torch
 
 from ..._lib import DTYPES
 from ..._plan import BACKWARD_LAST, FORWARD, Plan
-from .. import _call, _memory
+from .. import _call, _cuda, _memory
 from . import _kernels
 
 __all__ = ["ALIGNED", "TYPES", "Layout", "PlanMemory"]
@@ -79,9 +79,11 @@ class Layout:
     def __init__(self, memory: PlanMemory, rows: int, on_cpu: bool) -> None:
         self._memory, self._rows, self._on_cpu = memory, rows, on_cpu
         plan = memory.plan
-        self._sizes, workspace = plan.sizes(rows)
-        whole = workspace + sum([self._sizes[i] for i in (*memory.saved, *memory.passing[0])])
-        self.separate = _in_parts(whole, on_cpu)
+        self._sizes, _ = plan.sizes(rows)
+        # Without the workspace of kernels: running in parts does not make it smaller.
+        passes = zip(memory.passing, memory.workspace, strict=True)
+        most = max([sum([self._sizes[i] for i in (*own, *shared)]) for own, shared in passes])
+        self.separate = _in_parts(sum([self._sizes[i] for i in memory.saved]) + most, on_cpu)
         # Saved buffers, in one tensor per dtype or in one each: buffer, tensor, byte.
         self.places: list[tuple[int, int, int]] = []
         self.blocks: list[tuple[int, torch.dtype]] = []
@@ -129,7 +131,8 @@ class Layout:
         plan, rows = self._memory.plan, self._rows
         size = self._workspace.get((pass_, aligned))
         if size is None:
-            size = plan.workspace(pass_, rows, aligned=aligned, separate=self.separate)
+            with _cuda.device_of(like):
+                size = plan.workspace(pass_, rows, aligned=aligned, separate=self.separate)
             self._workspace[pass_, aligned] = size
         if not self.separate:
             p = int(pass_ != FORWARD)
@@ -143,9 +146,9 @@ class Layout:
         workspace = torch.empty(size, dtype=torch.uint8, device=like.device)
         own: dict[int, torch.Tensor] = {}
         for step, now in enumerate(self.steps(pass_)):
-            for i, size, over in now.begin:
+            for i, bytes_, over in now.begin:
                 if over is None:
-                    own[i] = torch.empty(size, dtype=torch.uint8, device=like.device)
+                    own[i] = torch.empty(bytes_, dtype=torch.uint8, device=like.device)
                     memory[i] = own[i].data_ptr()
                 else:
                     memory[i] = memory[over]
@@ -183,4 +186,3 @@ class Layout:
         for i, end in ends.items():
             steps[end].end.append(i)
         return steps
-

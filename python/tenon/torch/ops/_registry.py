@@ -16,8 +16,13 @@ _version = 0
 
 
 def version() -> int:
-    """A counter that changes when a list changes."""
+    """A counter that changes when a list changes, or the methods of an op."""
     return _version
+
+
+def count_change() -> None:
+    global _version
+    _version += 1
 
 
 @lru_cache(maxsize=1024)

@@ -235,7 +235,7 @@ class OperationFuser:
             self._started = True
         forward, backward = self.plan()
         whole = self._whole
-        if whole is not None and basic_op_kwargs is self._no_kwargs:
+        if whole is not None and basic_op_kwargs is self._no_kwargs and not self._prepared:
             if isinstance(input, torch.Tensor):
                 result = whole.call(input, *extra_inputs)
                 if result is not NotImplemented:
@@ -357,9 +357,7 @@ def _with_segments(
 ) -> tuple[list[Stage], list[Stage]]:
     """Replaces sequences of built-in ops that no fusion took by segments."""
     ops = [b for stage in forward for b in basic_ops(stage.op)]
-    joins = [
-        is_built_in(op) and type(op).plan_text is not BasicOperation.plan_text for op in ops
-    ]
+    joins = [is_built_in(op) and type(op).plan_text is not BasicOperation.plan_text for op in ops]
     for stage in (*forward, *backward):
         if isinstance(stage.op, FusedOperation):
             joins[stage.start : stage.stop] = [False] * len(stage.indices)

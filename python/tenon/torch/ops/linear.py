@@ -36,6 +36,7 @@ class Linear(FusedOperation):
         sequence_parallel: bool = False,
         rng_state_tracker_function: Any = None,
         accumulate_into_main_grad: bool = False,
+        accumulate: str = "precise",
     ) -> None:
         linear = BasicLinear(
             in_features,
@@ -47,6 +48,7 @@ class Linear(FusedOperation):
             sequence_parallel=sequence_parallel,
             rng_state_tracker_function=rng_state_tracker_function,
             accumulate_into_main_grad=accumulate_into_main_grad,
+            accumulate=accumulate,
         )
         ops: list[PartOperation] = [linear]
         if bias:

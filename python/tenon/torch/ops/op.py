@@ -14,7 +14,7 @@ import torch
 
 from .. import _watch
 from .._dynamo import one_break
-from . import _hooks
+from . import _hooks, _registry
 from ._routes import ANY
 
 if TYPE_CHECKING:
@@ -157,6 +157,8 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
         if not isinstance(value, torch.nn.Parameter):
             count_change()
             _hooks.count_attribute(name)
+            if name in _OWN:
+                _registry.count_change()
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles create their own fuser.
@@ -622,6 +624,8 @@ _OWN = (
     "op_backward",
     "fuser_forward",
     "fuser_backward",
+    "get_quantizer",
+    "num_quantizers",
     "_activation_forward_impl",
     "_activation_backward_impl",
 )

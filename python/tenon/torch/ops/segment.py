@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,12 @@ import torch
 
 from ..._lib import DTYPES
 from ..._ops import ops as registry
-from ..._plan import BACKWARD, BACKWARD_LAST, FORWARD, Format, OpFormats, Plan
+from ..._plan import BACKWARD, BACKWARD_LAST, FORWARD, Encoding, Format, OpFormats, Plan
 from .. import _call, _cuda, _saved, _watch
 from .._dropout import random_state
 from .._dynamo import one_break
 from .._once import once
+from .._quantized import QuantizedTensor
 from . import _kernels
 from ._plan_memory import TYPES, PlanMemory
 from ._stand_ins import stand_in
@@ -92,11 +94,14 @@ class _Ready:
             for same in (plan.buffers[i].same_as,)
         }
         # The tensors of a forward call, and which of them the backward pass reads.
-        self.tensors = [at["x"], *of["output"], *self.params, *self.extra_in, *self.extra_out]
+        # The input. An encoded one has several buffers.
+        inputs = [i for i in of["input"] if names[i].partition(".")[0] == "x"]
+        self.parts = {names[i]: plan.buffers[i] for i in inputs}
+        others = (*self.params, *self.extra_in, *self.extra_out)
+        self.tensors = [*inputs, *of["output"], *others]
         self.read_extra_out = [i for i in self.dextra_out if i is not None]
         self.dtypes = [TYPES[plan.buffers[i].dtype] for i in self.tensors]
         self.kept = [k for k, i in enumerate(self.tensors) if plan.buffers[i].reads_backward]
-        self.parameter_dtypes = [TYPES[plan.buffers[i].dtype] for i in self.params]
         matrices = [m for op in ops if op.parameter_names for m in _MATRICES[op.op_name or ""]]
         self.shapes = [
             torch.Size(b.shape(0) if matrix else (b.cols,))
@@ -149,6 +154,14 @@ class _Run:
     overwritten: bool
 
 
+class Cut(list["Stage"]):
+    """The stages that a call of a segment is cut into, and the reason."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self.why = why
+
+
 class Segment(FusedOperation):
     """Adjacent built-in ops as one plan.
 
@@ -172,9 +185,7 @@ class Segment(FusedOperation):
             (ops[i].parameter_holder()._parameters, ops[i], name) for i, name in self._named
         ]
         self._weights = [
-            (k, op)
-            for k, (i, _) in enumerate(self._named)
-            if isinstance(op := ops[i], BasicLinear)
+            (k, op) for k, (i, _) in enumerate(self._named) if isinstance(op := ops[i], BasicLinear)
         ]
         # Channels that begin and end in this segment are internal. Other extra tensors are its
         # arguments.
@@ -212,7 +223,7 @@ class Segment(FusedOperation):
         if isinstance(last, AddExtraInput) and (len(ops) - 1, 0) in self.given:
             if 0 not in last._input_channels:
                 self._in_place = self.given.index((len(ops) - 1, 0))
-        self._ready: dict[Any, _Ready | list[Stage]] = {}
+        self._ready: dict[Any, _Ready | Cut] = {}
         # The settings of the ops, read again after a change.
         self._seen, self._text = -1, tuple[str | None, ...]()
         self._modes: list[bool | None] = []
@@ -227,9 +238,7 @@ class Segment(FusedOperation):
             for i in self._dropped:
                 texts[i] = "identity"
             modes = [op.training if op.has_modes else None for op in self.ops]
-            quantised = [
-                i for i, op in enumerate(self.ops) if op.plan_quantizers() is not None
-            ]
+            quantised = [i for i, op in enumerate(self.ops) if op.plan_quantizers() is not None]
             self.__dict__["_quantised"] = quantised
             # Not by attribute: setting one counts as a change of an operation.
             self.__dict__.update(_seen=seen, _text=tuple(texts), _modes=modes)
@@ -253,15 +262,19 @@ class Segment(FusedOperation):
 
     def find(
         self,
-        x: torch.Tensor,
+        x: torch.Tensor | QuantizedTensor,
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
         backward: bool,
         input_grad: bool,
         extra_grads: Sequence[bool],
         device: str | None = None,
-    ) -> _Ready | list[Stage]:
-        """The plan for a call, or the stages that it is cut into. Default device: that of x."""
+        encoding: Encoding | None = None,
+    ) -> _Ready | Cut:
+        """The plan for a call, or the stages that it is cut into. Default device: that of x.
+
+        `encoding` is set if x is encoded.
+        """
         kind = device or ("cpu" if x.is_cpu else "cuda")
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         wanted: list[Any] = [backward and p.requires_grad for p in params]
@@ -271,7 +284,8 @@ class Segment(FusedOperation):
         self.texts()
         formats = tuple([self._formats(i) for i in self._quantised])
         key = (
-            *(self._config, x.shape[-1] if x.dim() else 0, x.dtype, kind, autocast),
+            *(self._config, x.shape[-1] if x.dim() else 0, x.dtype, autocast, encoding),
+            *(kind, x.device.index),
             *[p.dtype for p in params],
             *wanted,
             *[t.dtype for t in extras],
@@ -283,13 +297,16 @@ class Segment(FusedOperation):
             if device is None:
                 self._check_operands(x, params, extras)
             request = {
+                "input_encoding": encoding,
                 "backward": backward,
                 "input_grad": input_grad,
                 "parameter_grads": wanted,
                 "extra_grads": extra_grads,
                 "device": kind,
             }
-            found = self._make(x, params, extras, autocast, formats, request)
+            # A plan is for the GPU that is current while it is made.
+            with _cuda.device_of(x):
+                found = self._make(x, params, extras, autocast, formats, request)
             if len(self._ready) >= _MOST:
                 self._ready.clear()
             self._ready[key] = found
@@ -297,13 +314,13 @@ class Segment(FusedOperation):
 
     def _make(
         self,
-        x: torch.Tensor,
+        x: torch.Tensor | QuantizedTensor,
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
         autocast: torch.dtype | None,
         formats: tuple[OpFormats | None, ...],
         request: dict[str, Any],
-    ) -> _Ready | list[Stage]:
+    ) -> _Ready | Cut:
         texts = list(self.texts())
         of_ops = dict(zip(self._quantised, formats, strict=True))
         for i, found in of_ops.items():
@@ -312,26 +329,24 @@ class Segment(FusedOperation):
         flow = self._dtypes(x.dtype, params, extras, autocast)
         cols = x.shape[-1] if x.dim() else 0
         if cols == 0:
-            return self._stages([(i, i + 1) for i in range(len(self.ops))])
+            every = [(i, i + 1) for i in range(len(self.ops))]
+            return self._stages(every, "its input has no columns")
         modes = {mode for mode in self._modes if mode is not None}
         if None in texts or len(modes) > 1 or any(dtype != flow[0] for dtype in flow):
-            return self._stages(self.parts(texts, flow))
+            return self._stages(*self.parts(texts, flow))
         dtype = flow[0]
         self._check_widths(cols)
         # Quantised ops have labels, which begin the names of the state of their quantizers.
         labels = [f":q{i}" if i in of_ops else "" for i in range(len(texts))]
         around = zip(self._before, texts, self._behind, labels, strict=True)
-        weights = {k for k, _ in self._weights}
         quantising = [i for i, op in enumerate(self.ops) if isinstance(op, (BasicLinear, Quantize))]
         plan = Plan(
             " ".join([f"{before}{text}{behind}{label}" for before, text, behind, label in around]),
             cols=cols,
             dtype=_NAMES[dtype],
             input_dtype=_NAMES[x.dtype],
-            # Products read weights in the dtype of the chain.
-            parameter_dtypes=[
-                _NAMES[dtype if k in weights else p.dtype] for k, p in enumerate(params)
-            ],
+            output_decoded=True,  # a Sequential gives plain tensors
+            parameter_dtypes=[_NAMES[p.dtype] for p in params],
             extra_dtypes=[_NAMES[t.dtype] for t in extras],
             op_formats=[of_ops.get(i) for i in quantising],
             training=modes != {False},
@@ -353,9 +368,9 @@ class Segment(FusedOperation):
     def _state(self, ready: _Ready, device: torch.device) -> list[tuple[int, torch.Tensor]]:
         """The tensors of quantizers that a plan reads and writes, by buffer."""
         found = []
+        quantizers = {op: self.ops[op].plan_quantizers() or {} for _, op, _, _ in ready.state}
         for i, op, tensor, end in ready.state:
-            quantizers: Any = self.ops[op].plan_quantizers()
-            t = quantizers[tensor].plan_state()[end]
+            t = quantizers[op][tensor].plan_state()[end]
             if t.device != device:
                 name = type(self.ops[op]).__name__
                 raise ValueError(
@@ -366,12 +381,16 @@ class Segment(FusedOperation):
         return found
 
     def _check_operands(
-        self, x: torch.Tensor, params: Sequence[torch.Tensor], extras: Sequence[torch.Tensor]
+        self,
+        x: torch.Tensor | QuantizedTensor,
+        params: Sequence[torch.Tensor],
+        extras: Sequence[torch.Tensor],
     ) -> None:
         """Raises an error for tensors that a plan cannot read, with the name of their op."""
         name = self.told()
         _kernels.compute_dtype(name, x)
-        _readable(f"{name}: the input", x)
+        if isinstance(x, torch.Tensor):
+            _readable(f"{name}: the input", x)
         for (i, slot), t in zip(self.given, extras, strict=True):
             told = f"{type(self.ops[i]).__name__}: extra input {slot}"
             _kernels.compute_dtype(told, t)
@@ -381,6 +400,26 @@ class Segment(FusedOperation):
             with_numbers(op, what, p)
             _kernels.compute_dtype(f"{op}: {what}", p)
             _readable(f"{op}: {what}", p)
+
+    def _parts_of(self, x: QuantizedTensor, ready: _Ready, rows: int) -> list[torch.Tensor]:
+        """The codes and scales of an encoded input, in the order of the plan's buffers."""
+        given, inputs = x.plan_parts("x"), []
+        for name, buffer in ready.parts.items():
+            t, dtype = given[name], TYPES[buffer.dtype]
+            bytes_ = 1 if buffer.dtype == "e8m0" else None  # E8M0 codes come as bytes
+            if (
+                t is None
+                or (t.element_size() != bytes_ if bytes_ else t.dtype != dtype)
+                or t.numel() != math.prod(buffer.shape(rows))
+                or t.device != x.device
+            ):
+                told = "missing" if t is None else f"{t.dtype}, {tuple(t.shape)} on {t.device}"
+                raise ValueError(
+                    f"{self.told()}: the part {name[2:] or 'data'} of the input {x!r} is {told}; "
+                    f"it must be {dtype}, {buffer.shape(rows)} on {x.device}"
+                )
+            inputs.append(_call.contiguous(t))
+        return inputs
 
     def _check_widths(self, cols: int) -> None:
         for op in self.ops:
@@ -419,23 +458,38 @@ class Segment(FusedOperation):
 
     def parts(
         self, texts: Sequence[str | None], flow: Sequence[torch.dtype]
-    ) -> list[tuple[int, int]]:
-        """Cuts where the dtype or the mode changes, and around ops that a plan does not have."""
-        cuts, mode = [0], self._modes[0]
+    ) -> tuple[list[tuple[int, int]], str]:
+        """Cuts where the dtype or the mode changes, and around ops that a plan does not have.
+
+        The second value gives the reasons.
+        """
+        cuts, mode, whys = [0], self._modes[0], list[str]()
+        if texts[0] is None:
+            whys.append(f"a plan does not have the quantizers of {type(self.ops[0]).__name__}")
         for i in range(1, len(texts)):
             here = self._modes[i]
-            turns = here is not None and mode is not None and here != mode
-            if turns or flow[i] != flow[i - 1] or texts[i] is None or texts[i - 1] is None:
+            before, after = (type(op).__name__ for op in self.ops[i - 1 : i + 1])
+            unknown = [n for n, t in ((before, texts[i - 1]), (after, texts[i])) if t is None]
+            why = ""
+            if unknown:
+                why = f"a plan does not have the quantizers of {unknown[0]}"
+            elif flow[i] != flow[i - 1]:
+                why = f"{before} gives {_NAMES[flow[i - 1]]} and {after} {_NAMES[flow[i]]}"
+            elif here is not None and mode is not None and here != mode:
+                why = f"{after} is in another mode (train or eval) than an op before it"
+            if why:
                 cuts.append(i)
                 mode = None
+                if why not in whys:
+                    whys.append(why)
             mode = mode if here is None else here
-        return list(zip(cuts, (*cuts[1:], len(texts)), strict=True))
+        return list(zip(cuts, (*cuts[1:], len(texts)), strict=True)), "; ".join(whys)
 
-    def _stages(self, parts: Sequence[tuple[int, int]]) -> list[Stage]:
+    def _stages(self, parts: Sequence[tuple[int, int]], why: str) -> Cut:
         """The parts as segments of their own. A part of one op that computes is called alone."""
         from .fuser import Stage, stage_of
 
-        stages: list[Stage] = []
+        stages = Cut(why)
         for begin, end in parts:
             ops, start = self.ops[begin:end], self._start + begin
             if not ops:
@@ -466,13 +520,29 @@ class Segment(FusedOperation):
     def forward_pass(
         self,
         ready: _Ready,
-        x: torch.Tensor,
+        x: torch.Tensor | QuantizedTensor,
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
         record: bool,
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], _Run | None]:
         """(output, extra outputs, tensors to save, data for the backward pass)."""
-        given, device, dtype = x, x.device, ready.dtype
+        try:
+            return self._forward_pass(ready, x, params, extras, record)
+        except (RuntimeError, TypeError, ValueError):
+            # Kinds of tensors that no plan reads are checked for a new plan only.
+            self._check_operands(x, params, extras)
+            raise
+
+    def _forward_pass(
+        self,
+        ready: _Ready,
+        x: torch.Tensor | QuantizedTensor,
+        params: Sequence[torch.Tensor],
+        extras: Sequence[torch.Tensor],
+        record: bool,
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], _Run | None]:
+        given: Any = x
+        device, dtype = x.device, ready.dtype
         shape, widths, on_cpu = x.shape, ready.cols, x.is_cpu
         lead, cols = shape[:-1], widths[0]
         if [p.shape for p in params] != ready.shapes:
@@ -491,12 +561,24 @@ class Segment(FusedOperation):
                 op = type(self.ops[i]).__name__
                 _cuda.same(f"{op}: the input", x, f"{op}: extra input {slot}", t)
         rows = x.numel() // cols
-        x = _tensor(x, x.dtype)
-        params_read = [_tensor(p, t) for p, t in zip(params, ready.parameter_dtypes, strict=True)]
+        if isinstance(x, torch.Tensor):
+            inputs = [_tensor(x, x.dtype)]
+        else:
+            inputs = self._parts_of(x, ready, rows)
+        params_read = [_tensor(p, p.dtype) for p in params]
         extras_read = [_tensor(t, t.dtype) for t in extras]
         layout = ready.memory.layout(rows, on_cpu)
         place = self._in_place
-        if place >= 0 and not record and self._overwrites(extras[place], extras_read[place], dtype):
+        overwrites = (
+            place >= 0
+            and not record
+            # A checkpoint runs the forward pass again, with gradients, on the same tensors.
+            and not any([getattr(t, "requires_grad", False) for t in (given, *extras)])
+            and self._overwrites(
+                extras[place], extras_read[place], dtype, (*inputs, *params_read, *extras_read)
+            )
+        )
+        if overwrites:
             y = extras[place]
             torch.autograd.graph.increment_version(y)
         else:
@@ -511,7 +593,7 @@ class Segment(FusedOperation):
             )
         blocks = layout.saved_tensors(device)
         memory = [0] * ready.count
-        tensors = [x, y, *params_read, *extras_read, *made]
+        tensors = [*inputs, y, *params_read, *extras_read, *made]
         for i, t in zip(ready.tensors, tensors, strict=True):
             memory[i] = t.data_ptr()
         for i, of in zip(ready.extra_out, ready.made_as, strict=True):
@@ -525,9 +607,9 @@ class Segment(FusedOperation):
             for i, t in state:
                 memory[i] = t.data_ptr()
         if ready.rng is not None:
-            random = random_state(ready.dropout_cols, x)
+            random = random_state(ready.dropout_cols, y)
             memory[ready.rng] = random.data_ptr()
-        layout.run(FORWARD, memory, x, {})
+        layout.run(FORWARD, memory, y, {})
         if not record:
             return y, made, [], None
         run = _Run()
@@ -611,9 +693,7 @@ class Segment(FusedOperation):
 
         def allocate(at: int) -> None:
             if at in shapes:
-                t = known[at] = torch.empty(
-                    shapes[at], dtype=ready.grad_dtypes[at], device=device
-                )
+                t = known[at] = torch.empty(shapes[at], dtype=ready.grad_dtypes[at], device=device)
                 memory[at] = t.data_ptr()
 
         def gradient(at: int | None, shape: Sequence[int]) -> torch.Tensor | None:
@@ -691,10 +771,7 @@ class Segment(FusedOperation):
         basic_op_kwargs: list[dict[str, Any]],
     ) -> Any:
         """(output, extra outputs), or the stages that the call is cut into."""
-        if not isinstance(input_, torch.Tensor) and isinstance(self.ops[0], BasicLinear):
-            # A linear multiplies the codes that it is given.
-            return self._stages([(0, 1), (1, len(self.ops))])
-        x = _kernels.plain(input_)
+        x = input_ if isinstance(input_, QuantizedTensor) else _kernels.plain(input_)
         params = self.parameters_of(basic_op_ctxs)
         extras = [basic_op_extra_inputs[i][slot] for i, slot in self.given]
         wanted = [
@@ -703,7 +780,10 @@ class Segment(FusedOperation):
         ]
         first, last = basic_op_ctxs[0], basic_op_ctxs[-1]
         input_grad = first.requires_grad and first.input_requires_grad
-        ready = self.find(x, params, extras, last.requires_grad, input_grad, wanted)
+        encoding = None if isinstance(x, torch.Tensor) else x.plan_encoding()
+        ready = self.find(
+            x, params, extras, last.requires_grad, input_grad, wanted, encoding=encoding
+        )
         if isinstance(ready, list):
             return ready
         y, made, saved, run = self.forward_pass(ready, x, params, extras, last.requires_grad)
@@ -727,9 +807,8 @@ class Segment(FusedOperation):
     ) -> BackwardResult:
         ctx = basic_op_ctxs[-1]
         grads_made = [basic_op_grad_extra_outputs[i][slot] for i, slot in self.made]
-        dx, of_params, of_extras = self.backward_pass(
-            ctx.run, list(ctx.saved_tensors), grad_output, grads_made
-        )
+        saved, ctx.saved_tensors = list(ctx.saved_tensors), ()
+        dx, of_params, of_extras = self.backward_pass(ctx.run, saved, grad_output, grads_made)
         if dx is not None:
             dx = _kernels.encode(dx, ctx.grad_quantizer)
         params: list[list[Any]] = [[] for _ in self.ops]
@@ -741,21 +820,34 @@ class Segment(FusedOperation):
         return dx, params, extras
 
     def explain(
-        self, cols: int, dtype: torch.dtype, on_cpu: bool, backward: bool, input_grad: bool
-    ) -> Plan | list[Stage]:
+        self,
+        cols: int,
+        dtype: torch.dtype,
+        on_cpu: bool,
+        backward: bool,
+        input_grad: bool,
+        encoding: Encoding | None = None,
+    ) -> Plan | Cut:
         """The plan for inputs of this kind, with gradients of all extra inputs."""
         device = "cpu" if on_cpu else "cuda"
         x = torch.empty(1, cols, dtype=dtype, device="meta")
         _kernels.compute_dtype(self.told(), x)
         extras = [x] * len(self.given)
         wanted = [backward] * len(extras)
-        found = self.find(x, self.parameters_of(), extras, backward, input_grad, wanted, device)
-        return found if isinstance(found, list) else found.plan
+        params = self.parameters_of()
+        found = self.find(x, params, extras, backward, input_grad, wanted, device, encoding)
+        return found if isinstance(found, Cut) else found.plan
 
-    def _overwrites(self, extra: torch.Tensor, read: torch.Tensor, dtype: torch.dtype) -> bool:
+    def _overwrites(
+        self, extra: torch.Tensor, read: torch.Tensor, dtype: torch.dtype, tensors: Sequence[Any]
+    ) -> bool:
+        """Whether the output may be written over an extra input: no other tensor shares memory."""
         last = self.ops[-1]
         in_place = isinstance(last, AddExtraInput) and last.in_place
-        return in_place and extra is read and extra.dtype == dtype
+        if not in_place or extra is not read or extra.dtype != dtype:
+            return False
+        own = extra.untyped_storage().data_ptr()
+        return sum(t.untyped_storage().data_ptr() == own for t in tensors) == 1
 
     def told(self) -> str:
         return self._told
@@ -813,10 +905,6 @@ def _readable(told: str, t: torch.Tensor) -> None:
         )
 
 
-# Older torch keeps saved tensors until the node has run.
-_clears = hasattr(torch._C._FunctionBase, "maybe_clear_saved_tensors")
-
-
 class _Node(torch.autograd.Function):
     """A segment as one node. Parameters are inputs, so that autograd sees them."""
 
@@ -825,9 +913,7 @@ class _Node(torch.autograd.Function):
         ctx: Any, segment: Segment, ready: _Ready, hidden: Any, x: Any, *tensors: Any
     ) -> Any:
         count = len(segment.given)
-        y, made, saved, run = segment.forward_pass(
-            ready, x, tensors[count:], tensors[:count], True
-        )
+        y, made, saved, run = segment.forward_pass(ready, x, tensors[count:], tensors[:count], True)
         ctx.save_for_backward(*saved)
         ctx.segment, ctx.run, ctx.hidden = segment, run, hidden
         ctx.set_materialize_grads(False)
@@ -848,7 +934,7 @@ class _Node(torch.autograd.Function):
             leaves = [node.variable for node in nodes if hasattr(node, "variable")]
             watched = (*grads, *saved, *leaves, *ctx.hidden)
             return (None, None, None, *once(str(segment), compute, watched))
-        if _clears:
+        if _saved.CLEARS:
             ctx.maybe_clear_saved_tensors()  # does nothing if the graph is kept
         return (None, None, None, *compute())
 

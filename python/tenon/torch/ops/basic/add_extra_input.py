@@ -18,8 +18,9 @@ __all__ = ["AddExtraInput"]
 class AddExtraInput(BasicOperation):
     """y = x + e. The extra input e has the shape of x. Both gradients are g.
 
-    With `in_place`, y is e itself, overwritten, if this is the last op, no gradient is recorded and
-    the caller provided e.
+    With `in_place`, y is e itself, overwritten, if this is the last op, no gradient is recorded, no
+    tensor of the call requires one, and the caller provided e. A checkpoint that runs the op twice
+    needs a fresh e each time.
     """
 
     op_name = "add"

@@ -25,7 +25,9 @@ class BasicLinear(PartOperation):
     It computes in the dtype of W, or of autocast. Forward quantizers 0 and 1 encode x and W,
     backward quantizer 0 encodes g. The products then use the encoded values. W is encoded in every
     forward pass. With `accumulate_into_main_grad`, dW is added to `weight.main_grad` and rounded
-    only to its dtype. `weight.grad` is not changed.
+    only to its dtype. `weight.grad` is not changed. Every backward pass through the op adds dW,
+    also that of `torch.autograd.grad` with other inputs. `accumulate="fast"` lets the tensor cores
+    of Hopper sum products of FP8 operands, with about 14 bits.
     """
 
     op_name = "linear"
@@ -44,6 +46,7 @@ class BasicLinear(PartOperation):
         rng_state_tracker_function: Any = None,
         accumulate_into_main_grad: bool = False,
         userbuffers_options: dict[str, Any] | None = None,
+        accumulate: str = "precise",
     ) -> None:
         super().__init__()
         if tensor_parallel_mode is not None or sequence_parallel or userbuffers_options:
@@ -56,6 +59,11 @@ class BasicLinear(PartOperation):
         self.in_features = in_features
         self.out_features = out_features
         self.accumulate_into_main_grad = accumulate_into_main_grad
+        if accumulate not in ("precise", "fast"):
+            raise ValueError(
+                f"BasicLinear: accumulate={accumulate!r}; it must be 'precise' or 'fast'"
+            )
+        self.accumulate = accumulate
         self._rng_state_tracker_function = rng_state_tracker_function
         weight = torch.empty(out_features, in_features, device=device, dtype=dtype)
         if weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -80,7 +88,8 @@ class BasicLinear(PartOperation):
         return 2 if mode == "forward" else 1
 
     def plan_text(self) -> str:
-        return f"linear({self.in_features},{self.out_features})"
+        how = "" if self.accumulate == "precise" else f",accumulate={self.accumulate}"
+        return f"linear({self.in_features},{self.out_features}{how})"
 
     def plan_quantizers(self) -> dict[str, Quantizer] | None:
         forward, backward = self._quantizers["forward"], self._quantizers["backward"]
