@@ -179,7 +179,8 @@ struct PlanRun {
   // The backward pass may overwrite saved buffers, so that it needs less workspace. A second
   // backward pass is then not possible.
   bool overwrite_saved = false;
-  // All addresses are multiples of kAligned. The run then needs only the workspace for such calls.
+  // All addresses are multiples of kCallAligned. The run then needs only the workspace for such
+  // calls.
   bool aligned = false;
   // Workspace buffers have addresses of their own, like other buffers. The workspace then only has
   // the memory of kernels.
@@ -188,8 +189,12 @@ struct PlanRun {
   // allocate buffers that later steps write, and free those that no later step uses.
   size_t first_step = 0, end_step = SIZE_MAX;
   void* stream = nullptr;
+  // cuda: lends the memory for timing, as in Options.
+  void* (*allocate)(void* user, size_t bytes) = nullptr;
+  void* user = nullptr;
 };
-inline constexpr int64_t kAligned = 256;  // bytes: the largest alignment that a kernel needs
+// Bytes: the alignment of an aligned run, and the largest alignment that a kernel distinguishes.
+inline constexpr int64_t kCallAligned = 16, kAligned = 256;
 
 // The peak speed of a device, if known. A step takes at least bytes ÷ gbps and FLOPs ÷ gflops.
 // gflops is the rate of 16-bit operands. FP8 products count at twice that rate.

@@ -411,7 +411,8 @@ typedef struct tenon_plan_request {
 typedef struct tenon_plan tenon_plan;
 
 /* Builds a plan. Equal texts and requests share one plan. Free each handle. All data that the
-   request points to are copied. `user` pointers are copied as pointers. */
+   request points to are copied. `user` pointers are copied as pointers. Runs take
+   the memory for timing on cuda from `allocate` of the options. */
 TENON_API int tenon_plan_build(const char* chain, const tenon_plan_request* request,
                                const tenon_options* options, tenon_plan** plan);
 TENON_API void tenon_plan_free(tenon_plan* plan);
@@ -468,7 +469,7 @@ TENON_API int tenon_plan_sizes(const tenon_plan* plan, int64_t rows, int64_t* by
 enum tenon_pass { TENON_FORWARD = 0, TENON_BACKWARD = 1, TENON_BACKWARD_LAST = 2 };
 /* Flags of a run, to be added. WEIGHTS_UNCHANGED: the weights are not quantised again. NO_TUNING:
    the run times no algorithms, so that it takes no memory and does not wait for the stream.
-   ALIGNED: all addresses are multiples of 256 bytes, so that less workspace is enough on cuda.
+   ALIGNED: all addresses are multiples of 16 bytes, so that less workspace is enough on cuda.
    SEPARATE: workspace buffers have addresses of their own in `memory`. The workspace then only has
    the memory of kernels. */
 enum tenon_run {

@@ -20,6 +20,7 @@ from ._lib import (
     DTYPES,
     ROLES,
     GradRequest,
+    Options,
     PlanRequest,
     byref,
     check,
@@ -140,6 +141,7 @@ class Plan:
         device: str = "cpu",
         target: str | None = None,
         rows: int = 256,
+        allocate: Any = None,
     ) -> None:
         plain = [("dtype", dtype)]
         plain += [("parameter_dtype", parameter_dtype or dtype)]
@@ -178,6 +180,14 @@ class Plan:
         )
         handle = ctypes.c_void_p()
         chosen = options(precision, rounding, device)
+        if allocate is not None:
+            self._allocate = allocate  # the plan calls it in its runs
+            chosen = Options(
+                precision=chosen.precision,
+                rounding=chosen.rounding,
+                device=chosen.device,
+                allocate=allocate,
+            )
         text = encoded(chain, "plan: the chain")
         check(lib.tenon_plan_build(text, request, chosen, byref(handle)))
         self._handle = handle
@@ -247,7 +257,7 @@ class Plan:
         """Runs one pass. `memory` is an array of c_void_p with one address per used buffer.
 
         Without `tune` a run on CUDA uses the first algorithm of each product that is not timed yet.
-        `aligned` states that all addresses are multiples of 256 bytes: less workspace is enough.
+        `aligned` states that all addresses are multiples of 16 bytes: less workspace is enough.
         With `step` only that step runs, and workspace buffers have addresses of their own in
         `memory`; the workspace is then that of `separate`.
         """

@@ -1109,7 +1109,7 @@ def test_deterministic_algorithms_are_not_timed(monkeypatch, deterministic):
             self.tune, self.aligned, self.step = tune, aligned, step
 
     plan = Recorder()
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(_cuda, "_current_device", lambda: 0)
     monkeypatch.setattr(_cuda, "_raw_stream", lambda device: 0)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(deterministic)

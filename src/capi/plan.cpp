@@ -10,6 +10,8 @@
 
 struct tenon_plan {
   tenon::Plan plan;
+  tenon_allocate allocate;  // of the options
+  void* user;
 };
 
 namespace {
@@ -210,6 +212,8 @@ void run_plan(const char* name, const tenon_plan* plan, int32_t pass, int64_t ro
               void* const* memory, size_t count, void* workspace, tenon::PlanRun run) {
   const tenon::Plan& p = plan_of(plan, name);
   require(memory || count == 0, name, ": memory is NULL; give an address for each buffer");
+  run.allocate = plan->allocate;
+  run.user = plan->user;
   p.run(pass_of(pass, name), rows, {memory, count}, workspace, run);
 }
 
@@ -258,7 +262,8 @@ int tenon_plan_build(const char* chain, const tenon_plan_request* request,
     if (r.collectives) wanted.collectives = std::make_shared<Group>(*r.collectives, kName);
     wanted.options = options(given, kName);
     if (r.target) wanted.target = r.target;
-    *plan = new tenon_plan{tenon::Plan::build(text(chain, kName, "chain"), wanted)};
+    *plan = new tenon_plan{tenon::Plan::build(text(chain, kName, "chain"), wanted),
+                           wanted.options.allocate, wanted.options.user};
   });
 }
 

@@ -19,6 +19,9 @@ class Extras::Tap {
     flow.side([this, &flow, name = std::move(name)](Assembly& a) {
       if (readers_ <= 0) return;
       const Operand plain(planner_.request().dtype);
+      // The step may store the value already, e.g. as the saved input of the next op.
+      stored_ = flow.stored(value_, plain.format.dtype);
+      if (stored_) return;
       stored_ = &planner_.tensor(name, Role::workspace, plain, value_->cols, rows_);
       a.store(*stored_, flow.pieces(a, value_));
     });

@@ -232,6 +232,7 @@ void Flow::close(const StoredTensor& to) {
   const char* alone = "quantize";
   if (to.plain() && from)
     alone = !from->plain() ? "decode" : from->operand.format == to.operand.format ? "copy" : "cast";
+  if (to.plain()) stored_.emplace_back(value_, &to);
   emit([&](Assembly& a) { a.store(to, pieces(a, value_)); }, alone);
   begin(to);
   later_now();

@@ -24,7 +24,10 @@ Planner::Planner(Chain chain, const PlanRequest& request, std::vector<Cut> cuts)
   data_->chain = std::move(chain);
   data_->request = request;
   data_->target = &target_of(request);
-  data_->request.options.device = data_->target->device;
+  // A cached plan serves callers with other streams and memory.
+  data_->request.options = {.precision = request.options.precision,
+                            .rounding = request.options.rounding,
+                            .device = data_->target->device};
 }
 
 const Cut* Planner::cut(Pass pass, size_t op) const {

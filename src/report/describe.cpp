@@ -520,7 +520,22 @@ std::string Plan::describe(int64_t rows, const Speed& speed) const {
   out += str("\nsaved   ", saved_bytes(rows), " bytes\n");
   for (const Buffer& b : d.buffers)
     if (b.role == Role::saved) out += str("  ", b.name, "  ", b.bytes(rows), "\n");
-  out += str("workspace ", workspace_bytes(rows), " bytes\n");
+  // Weights that the forward pass encodes or casts, also for the backward pass.
+  const std::vector<BufferUse> used = uses();
+  for (size_t b = 0; b < d.buffers.size(); ++b) {
+    const Buffer& buffer = d.buffers[b];
+    const bool kept = used[b].writes[0] && used[b].reads[1] && !used[b].writes[1];
+    if (buffer.role == Role::state && kept)
+      out += str("  ", buffer.name, "  ", buffer.bytes(rows), ", of the weights\n");
+  }
+  const PlanRun aligned{.aligned = true};
+  int64_t least = workspace_bytes(rows, Pass::forward, aligned);
+  if (!d.backward.empty()) least = std::max(least, workspace_bytes(rows, Pass::backward, aligned));
+  const int64_t most = workspace_bytes(rows);
+  out +=
+      str("workspace ", least, " bytes",
+          most == least ? "" : str(", ", most, " if addresses are no multiples of ", kCallAligned),
+          "\n");
   return out;
 }
 

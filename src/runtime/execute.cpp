@@ -48,6 +48,8 @@ void run(const Step& step, const Chosen& chosen, RunArgs args, const Options& op
            " bytes of workspace; free some, or give fewer rows");
   }
   args.stream = options.stream;
+  args.allocate = options.allocate;
+  args.user = options.user;
   const bool log = logging();
   if (!observer && !log) return chosen.kernel->run(args);
   double microseconds = 0;

@@ -106,7 +106,8 @@ void Plan::prepare(int64_t rows, void* memory, void* stream) const {
     const auto address = [&](int buffer) -> void* { return begin + places.at(buffer); };
     fill(d, s.in, rows, address, in);
     fill(d, s.out, rows, address, out);
-    RunArgs args{.rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters};
+    RunArgs args{
+        .rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters, .scratch = true};
     if (s.random != kNoBuffer) args.random = static_cast<const uint64_t*>(address(s.random));
     args.workspace = begin + places.workspace();
     execute(s.step, s.chosen, args, options);

@@ -20,8 +20,6 @@ constexpr int64_t kSlotAlignment = kAligned;
 int64_t kernel_bytes(const PlanData& d, const WorkspaceKey& key) {
   const int64_t rows = key.rows;
   if (d.request.options.device == Device::cpu) return 0;
-  // An aligned address that is never used: it only decides which kernels a call takes.
-  void* const somewhere = reinterpret_cast<void*>(uintptr_t{1} << 20);
   size_t most = 0;
   std::vector<View> in, out;
   for (const PlanStep& s : d.steps(key.pass)) {
@@ -30,12 +28,17 @@ int64_t kernel_bytes(const PlanData& d, const WorkspaceKey& key) {
       most = std::max(most, s.chosen.kernel->workspace(s.rows(rows)));
       continue;
     }
-    fill(
-        d, s.in, rows, [&](int) { return somewhere; }, in);
-    fill(
-        d, s.out, rows, [&](int) { return somewhere; }, out);
-    const RunArgs call{.rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters};
-    most = std::max(most, s.chosen.kernel->workspace_for(call));
+    // Addresses that are never used: they only decide which kernels a call takes. A larger
+    // alignment than the required one may be decisive too.
+    for (int64_t alignment = kCallAligned; alignment <= kAligned; alignment *= 2) {
+      const auto somewhere = [&](int) {
+        return reinterpret_cast<void*>(static_cast<uintptr_t>((int64_t{1} << 20) + alignment));
+      };
+      fill(d, s.in, rows, somewhere, in);
+      fill(d, s.out, rows, somewhere, out);
+      const RunArgs call{.rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters};
+      most = std::max(most, s.chosen.kernel->workspace_for(call));
+    }
   }
   return static_cast<int64_t>(most);
 }
@@ -166,8 +169,8 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
             "' itself; give both the same address, or none for '", d.buffers[b].name, "'");
   }
   for (size_t b = 0; b < d.buffers.size() && how.aligned; ++b)
-    require(reinterpret_cast<uintptr_t>(memory[b]) % kAligned == 0, "plan: the address of '",
-            d.buffers[b].name, "' is not a multiple of ", kAligned,
+    require(reinterpret_cast<uintptr_t>(memory[b]) % kCallAligned == 0, "plan: the address of '",
+            d.buffers[b].name, "' is not a multiple of ", kCallAligned,
             ", as an aligned run needs; run without `aligned` and with its larger workspace");
   const std::vector<PlanStep>& steps = d.steps(pass);
   const size_t end_step = std::min(how.end_step, steps.size());
@@ -198,6 +201,8 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
   };
   Options options = d.request.options;
   options.stream = how.stream;
+  options.allocate = how.allocate;
+  options.user = how.user;
   if (d.rng != kNoBuffer && pass == Pass::forward && how.first_step == 0)
     backend_for(options.device)
         .draw(static_cast<uint64_t*>(needed(d.rng, "dropout")),

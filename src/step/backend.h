@@ -28,7 +28,11 @@ struct RunArgs {
   const uint64_t* random = nullptr;  // the state of random loads: five numbers
   void* workspace = nullptr;         // at least workspace(rows) bytes
   void* stream = nullptr;
-  bool tune = true;  // the first call of a class of products may time algorithms
+  bool tune = true;      // the first call of a class of products may time algorithms
+  bool scratch = false;  // results are scratch memory: the timing may overwrite them
+  // Lends memory to the call, in stream order. Null: the memory comes from the device's pool.
+  void* (*allocate)(void* user, size_t bytes) = nullptr;
+  void* user = nullptr;
 };
 
 class Kernel {

@@ -128,13 +128,16 @@ Step with_rounded_product(const Step& step, DType dtype) {
   return made;
 }
 
-Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype) {
+Shape operand_shape(const Step& step, Matrix Gemm::*operand) {
   const Gemm& g = *step.gemm();
-  const Matrix& m = g.*operand;
-  // The shape of the tensor. 0 rows: the rows of the call.
-  int64_t rows = operand == &Gemm::a ? step.rows : g.inner;
-  int64_t cols = operand == &Gemm::a ? g.inner : g.cols;
-  if (m.transposed) std::swap(rows, cols);
+  Shape s = operand == &Gemm::a ? Shape{step.rows, g.inner} : Shape{g.inner, g.cols};
+  if ((g.*operand).transposed) std::swap(s.rows, s.cols);
+  return s;
+}
+
+Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype) {
+  const Matrix& m = step.gemm()->*operand;
+  const auto [rows, cols] = operand_shape(step, operand);
   assert(cols > 0);
   Split s{.first = step,
           .second = step,

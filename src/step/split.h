@@ -18,6 +18,9 @@ const Load* stored_sum(const Step& step);
 // Whether the step only stores its product, rounded once to the dtype of the store.
 bool is_bare_product(const Step& step);
 
+// The shape of the tensor that is an operand of the product. 0: the rows of the call.
+Shape operand_shape(const Step& step, Matrix Gemm::*operand);
+
 // The first step decodes or casts an operand of the product to `dtype`. The second step multiplies
 // the result.
 Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype);

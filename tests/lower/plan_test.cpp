@@ -1212,6 +1212,17 @@ TEST(Plan, WeightsAreEncodedByThePassThatReadsThem) {
   EXPECT_EQ(codes, 4) << p.describe(64);
 }
 
+// A channel and the saved or materialised input of the next op are one tensor.
+TEST(Plan, AChannelIsStoredOnce) {
+  for (const char* chain : {"silu make_extra_output>c gelu linear(64,64) add<c",
+                            "silu make_extra_output>c linear(64,64) add<c",
+                            "silu make_extra_output>c rmsnorm(64) add<c"}) {
+    const Plan p = Plan::build(chain, {.cols = 64, .dtype = DType::bf16});
+    EXPECT_TRUE(std::ranges::none_of(p.buffers(), [](const Buffer& b) { return b.name == "c"; }))
+        << p.describe(64);
+  }
+}
+
 // A product with its bias is stored once, as the saved input of the activation.
 TEST(Plan, AProductIsStoredWithItsBias) {
   PlanRequest r{.dtype = DType::bf16, .recipe = recipe("delayed"), .target = "sm_90a"};

@@ -42,6 +42,9 @@ def _lend(device: int | None, size: int) -> int | None:
 
 _allocate = _lib.Allocate(_lend)
 
+# For the runs of plans, in which the GPU of the tensors is current. It lends memory for timing.
+allocate_here = _lib.Allocate(lambda _, size: _lend(torch.cuda.current_device(), size))
+
 
 def _stream(device: int) -> int:
     """The handle of the current stream."""
@@ -50,6 +53,10 @@ def _stream(device: int) -> int:
 
 # A private function that torch's generated code also uses. It creates no Python object.
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream)
+
+
+# Likewise: the public function first checks whether CUDA was started.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 def options(given: _lib.Options | None, device: int) -> _lib.Options:
@@ -107,12 +114,15 @@ def run_plan(
 
     The result of a timing may differ between two processes.
     """
-    if torch.cuda.current_device() != device:
+    if _current_device() != device:
         with torch.cuda.device(device):
             return run_plan(plan, device, pass_, rows, memory, workspace, aligned, step)
     tune = not torch.are_deterministic_algorithms_enabled()
     stream = _raw_stream(device)
     plan.run(pass_, rows, memory, workspace, stream, tune=tune, aligned=aligned, step=step)
+    # Without memory nothing is timed, which is no error.
+    if _lent.tensors or _lent.error is not None:
+        _lent.tensors, _lent.error = [], None
 
 
 def index(tensors: Iterable[tuple[str, Any]]) -> int:

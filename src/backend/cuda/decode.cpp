@@ -37,8 +37,10 @@ Attempt make_decode(const Step& step, const Target& target) {
   const DType dtype = decoded_dtype(step);
   for (Matrix Gemm::*const operand : {&Gemm::a, &Gemm::b}) {
     const Matrix& m = step.gemm()->*operand;
-    if (m.format.scaling != Scaling::none || m.format.dtype != dtype)
-      return split_before_product(step, operand, dtype);
+    if (m.format.scaling == Scaling::none && m.format.dtype == dtype) continue;
+    if (operand_shape(step, operand).cols == 0)
+      return Refusal{"an operand has as many columns as the call has rows"};
+    return split_before_product(step, operand, dtype);
   }
   return Refusal{"both operands have one plain dtype already"};
 }

@@ -42,8 +42,8 @@ std::string load_eight(const Step& step, size_t i, const std::string& raw) {
     case Load::From::random:
       return str("tenon_random8(random, row, column, ", l.arg, ", ", to);
     case Load::From::block:
-      return str("tenon_block8<", format(l.dtype), ", ", block_arguments(l), ">(", at,
-                 ", row, column, ", to);
+      return str("tenon_block8<", format(l.dtype), ", ", block_arguments(l), ", ",
+                 flag(l.columns.contiguous()), ">(", at, ", row, column, ", to);
     case Load::From::column:
     case Load::From::scalar:
       return str("tenon_spread8(tenon_load<", format(l.dtype), ">(", at, ", tenon_", kind, "(", at,

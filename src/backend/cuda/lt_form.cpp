@@ -56,7 +56,7 @@ class LtKernel final : public Kernel {
     if (is_empty(*product) || !here_) return true;
     const CurrentContext context;
     const Lt& lt = cublaslt().lt;
-    return choose(lt, handle_in(lt, context.id()), context.id(), *product).found;
+    return choose(lt, handle_in(lt, context.id()), context.id(), least_aligned(*product)).found;
   }
   [[nodiscard]] bool fits_all() const override { return false; }
   [[nodiscard]] const Step* computes() const override { return &form_.computed(); }
@@ -80,14 +80,32 @@ class LtKernel final : public Kernel {
     const StreamMemory own(args.workspace ? 0 : kLtWorkspace, stream);
     void* const memory = args.workspace ? aligned(args.workspace) : own.data();
     LtChoice choice = choose(lt, handle, context.id(), product);
+    if (!choice.found) choice = choose(lt, handle, context.id(), least_aligned(product));
     if (choice.found && !choice.tuned && args.tune)
-      choice = tuned(lt, handle, context, product, form_.varies(), memory, stream);
+      choice = tuned(lt, handle, context, product, form_.varies(), memory, args);
     if (!choice.found || !multiply(lt, handle, choice, product, memory, stream))
       fail(Code::runtime, "cublaslt: it has no kernel for a product that it had one for; ",
            "TENON_CUBLASLT=none does without cuBLASLt");
   }
 
  private:
+  // The product with the smallest alignment of its matrices for all of them. What decides about a
+  // call is then one number, and a plan can state the workspace for it.
+  static LtProduct least_aligned(LtProduct p) {
+    uint32_t least = kLtAlignment;
+    for (const void* data :
+         {static_cast<const void*>(p.a.data), static_cast<const void*>(p.b.data),
+          static_cast<const void*>(p.c.data), static_cast<const void*>(p.d.data)})
+      least = std::min(least, alignment(data));
+    for (LtMatrix* m : {&p.a, &p.b, &p.c, &p.d}) {
+      if (!m->data) continue;
+      // Whole elements, if the matrix itself has them.
+      const auto element = static_cast<uint32_t>(info(m->dtype).bytes);
+      const uint32_t own = std::max(least, std::min(element, alignment(m->data)));
+      m->data = reinterpret_cast<void*>(uintptr_t{own});
+    }
+    return p;
+  }
   static bool is_empty(const LtProduct& p) { return p.d.rows == 0 || p.d.cols == 0; }
   static void* aligned(void* p) {
     const auto address = reinterpret_cast<uintptr_t>(p);

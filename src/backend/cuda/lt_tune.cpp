@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -103,20 +102,33 @@ LtChoice fastest(const Lt& lt, LtHandle handle, const std::vector<LtChoice>& cho
   return choices[static_cast<size_t>(std::ranges::min_element(least) - least.begin())];
 }
 
-// Memory for a second result. Null if the device has none.
-std::unique_ptr<StreamMemory> second_result(const LtMatrix& d, Stream stream) {
-  try {
+// Memory for a second result. Empty if there is none.
+class SecondResult {
+ public:
+  SecondResult(const LtMatrix& d, const RunArgs& call) {
     const auto bytes = static_cast<size_t>(d.ld * d.cols * info(d.dtype).bytes);
-    return std::make_unique<StreamMemory>(bytes, stream);
-  } catch (const Error&) {
-    return nullptr;
+    if (call.scratch)
+      data_ = d.data;
+    else if (call.allocate)
+      data_ = call.allocate(call.user, bytes);
+    else
+      try {
+        data_ = own_.emplace(bytes, static_cast<Stream>(call.stream)).data();
+      } catch (const Error&) {  // the pool is empty
+      }
   }
-}
+  [[nodiscard]] void* data() const { return data_; }
+
+ private:
+  std::optional<StreamMemory> own_;
+  void* data_ = nullptr;
+};
 
 }  // namespace
 
 LtChoice tuned(const Lt& lt, LtHandle handle, const CurrentContext& context,
-               const LtProduct& product, char varies, void* workspace, Stream stream) {
+               const LtProduct& product, char varies, void* workspace, const RunArgs& call) {
+  const auto stream = static_cast<Stream>(call.stream);
   const LtChoice first = choose(lt, handle, context.id(), product);
   if (!allowed()) return first;
   const CacheKey key = class_of(context, product, varies);
@@ -130,10 +142,15 @@ LtChoice tuned(const Lt& lt, LtHandle handle, const CurrentContext& context,
     if (all.size() > 1) {
       // No lock is held: the stream may wait for work that another thread has yet to enqueue. Two
       // threads may then time one class.
-      const std::unique_ptr<StreamMemory> result = second_result(product.d, stream);
-      if (!result) return first;
+      const SecondResult result(product.d, call);
+      if (!result.data()) {
+        // Trying again in every call would cost more than it may gain.
+        best.tuned = true;
+        remember(context.id(), product, best);
+        return best;
+      }
       LtProduct timed = product;
-      timed.d.data = result->data();
+      timed.d.data = result.data();
       best = fastest(lt, handle, all, timed, workspace, stream);
     }
     Cache::shared().keep(

@@ -2,14 +2,16 @@
 #pragma once
 
 #include "backend/cuda/cublaslt.h"
+#include "step/backend.h"
 
 namespace tenon::cuda {
 
 // The best choice for a product. A class is everything that the choice depends on, with the varying
 // dimension ('m' or 'k') rounded up to a power of two. The first call of a class times eight
 // heuristics, on the operands of the call and a separate result. In a captured stream and with
-// TENON_TUNE=0 nothing is timed, and the first heuristic is used.
+// TENON_TUNE=0 nothing is timed, and the first heuristic is used. So it is, from then on, if there
+// is no memory for the result.
 LtChoice tuned(const Lt& lt, LtHandle handle, const CurrentContext& context,
-               const LtProduct& product, char varies, void* workspace, Stream stream);
+               const LtProduct& product, char varies, void* workspace, const RunArgs& call);
 
 }  // namespace tenon::cuda

@@ -346,6 +346,7 @@ class _Alone:
             input_grad=input_grad,
             parameter_grads=wanted or (),
             device=device,
+            allocate=None if device == "cpu" else _cuda.allocate_here,
         )
         op = text.partition("(")[0] + "0."
         self.names = [b.name.replace(op, "") for b in self.plan.buffers]

@@ -19,6 +19,7 @@ __all__ = ["ALIGNED", "TYPES", "Layout", "PlanMemory"]
 
 TYPES = {DTYPES[number]: dtype for dtype, number in _call.DTYPES.items()} | {"u64": torch.int64}
 ALIGNED = 256  # bytes: the largest alignment that cuBLASLt distinguishes
+_CALL_ALIGNED = 16  # bytes: the alignment of an aligned run
 _MOST = 64  # cached row counts per plan
 # Bytes from which on a pass on CUDA runs step by step, so that each buffer lives as short as
 # possible. Smaller passes are bound by the host.
@@ -127,7 +128,7 @@ class Layout:
         `gradient` allocates a gradient and enters its address in `memory`.
         """
         # On CUDA, calls with unaligned addresses take slower kernels with more workspace.
-        aligned = not self._on_cpu and reduce(operator.or_, memory) % ALIGNED == 0
+        aligned = not self._on_cpu and reduce(operator.or_, memory) % _CALL_ALIGNED == 0
         plan, rows = self._memory.plan, self._rows
         size = self._workspace.get((pass_, aligned))
         if size is None:

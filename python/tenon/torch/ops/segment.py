@@ -86,20 +86,25 @@ class _Ready:
             [at.get("d" + names[i]) for i in group]
             for group in (self.params, self.extra_in, self.extra_out)
         )
-        self.grad_dtypes = {i: TYPES[plan.buffers[i].dtype] for i in of.get("grad", [])}
-        # The buffer that holds a gradient: itself, dy, that of an extra output, another gradient.
-        self.owners = {
-            i: i if same is None else same
-            for i in of.get("grad", [])
-            for same in (plan.buffers[i].same_as,)
-        }
+        # Gradients of the input, of the parameters and of the extra inputs: the buffer that holds
+        # each, which may be dy, the gradient of an extra output or another gradient. None: none.
+        self.results: list[int | None] = []
+        for made in (self.dx, *self.dparams, *self.dextra_in):
+            same = None if made is None else plan.buffers[made].same_as
+            self.results.append(made if same is None else same)
+        # Those that a backward pass writes: result, buffer, dtype.
+        self.written: list[tuple[int, int, torch.dtype]] = []
+        taken = {self.dy, *self.dextra_out}
+        for k, made in enumerate(self.results):
+            if made is not None and made not in taken:
+                taken.add(made)
+                self.written.append((k, made, TYPES[plan.buffers[made].dtype]))
         # The tensors of a forward call, and which of them the backward pass reads.
         # The input. An encoded one has several buffers.
         inputs = [i for i in of["input"] if names[i].partition(".")[0] == "x"]
         self.parts = {names[i]: plan.buffers[i] for i in inputs}
         others = (*self.params, *self.extra_in, *self.extra_out)
         self.tensors = [*inputs, *of["output"], *others]
-        self.read_extra_out = [i for i in self.dextra_out if i is not None]
         self.dtypes = [TYPES[plan.buffers[i].dtype] for i in self.tensors]
         self.kept = [k for k, i in enumerate(self.tensors) if plan.buffers[i].reads_backward]
         matrices = [m for op in ops if op.parameter_names for m in _MATRICES[op.op_name or ""]]
@@ -350,6 +355,7 @@ class Segment(FusedOperation):
             extra_dtypes=[_NAMES[t.dtype] for t in extras],
             op_formats=[of_ops.get(i) for i in quantising],
             training=modes != {False},
+            allocate=None if request["device"] == "cpu" else _cuda.allocate_here,
             **request,
         )
         return _Ready(plan, self, cols, dtype)
@@ -654,84 +660,78 @@ class Segment(FusedOperation):
         layout = ready.memory.layout(run.rows, device.type == "cpu")
         _saved.check_blocks(self.told(), layout.blocks, blocks, device)
         memory = [0] * ready.count
-
-        def read(at: int, given: Any, shape: Sequence[int], told: str) -> torch.Tensor:
-            if given is None:
-                given = torch.zeros(shape, dtype=dtype, device=device)
-            else:
-                _saved.check_gradient(self.told(), told, given, shape, device)
-            t = _tensor(_kernels.plain(given), dtype)
-            memory[at] = t.data_ptr()
-            return t
-
         for i, t in run.state:
             memory[i] = t.data_ptr()
-        alive = [read(ready.dy, grad, run.output, "its output")]
-        for at, given, shape in zip(ready.dextra_out, grads_made, run.made, strict=True):
+        # By buffer: dy and the gradients of extra outputs, which may be handed on, then those that
+        # are written.
+        known: dict[int, torch.Tensor] = {}
+        told = "its output"
+        outputs = (ready.dy, *ready.dextra_out), (grad, *grads_made), (run.output, *run.made)
+        for at, g, shape in zip(*outputs, strict=True):
             if at is not None:
-                alive.append(read(at, given, shape, "an extra output"))
+                if g is None:
+                    g = torch.zeros(shape, dtype=dtype, device=device)
+                else:
+                    _saved.check_gradient(self.told(), told, g, shape, device)
+                    g = _tensor(_kernels.plain(g), dtype)
+                known[at] = g
+                memory[at] = g.data_ptr()
+            told = "an extra output"
         last = _saved.overwritable(run.blocks_at, blocks)
         held: dict[int, torch.Tensor] = {}
-        for k, t in zip(ready.kept, kept, strict=True):
-            # Hooks may have changed the strides.
-            t = held[ready.tensors[k]] = _call.contiguous(t)
-            memory[ready.tensors[k]] = t.data_ptr()
+        # No other variable may refer to these tensors, so that they can be freed.
+        for n, k in enumerate(ready.kept):
+            i = ready.tensors[k]
+            held[i] = _call.contiguous(kept[n])  # hooks may have changed the strides
+            memory[i] = held[i].data_ptr()
         for i, block, begin in layout.places:
-            memory[i] = blocks[block].data_ptr() + begin
             held[i] = blocks[block]
+            memory[i] = held[i].data_ptr() + begin
         kept.clear()
         blocks.clear()
 
-        # By buffer: dy and the gradients of extra outputs, which may be handed on, then those that
-        # are written. No function here refers to itself: such a cycle would keep the tensors.
-        known = dict(zip((ready.dy, *ready.read_extra_out), alive, strict=False))
-        shapes: dict[int, Sequence[int]] = {}
-
-        def wanted(at: int | None, shape: Sequence[int]) -> None:
-            if at is not None and ready.owners[at] not in known:
-                shapes.setdefault(ready.owners[at], shape)
-
-        def allocate(at: int) -> None:
-            if at in shapes:
-                t = known[at] = torch.empty(shapes[at], dtype=ready.grad_dtypes[at], device=device)
-                memory[at] = t.data_ptr()
-
-        def gradient(at: int | None, shape: Sequence[int]) -> torch.Tensor | None:
-            if at is None:
-                return None
-            made = known[ready.owners[at]]
-            return made if made.shape == shape else made.view(shape)
-
-        direct = {
-            k: op.target_of_grad(w, ready.grad_dtypes[at])
-            for k, op, w in run.main_grads
-            if (at := ready.dparams[k]) is not None
-        }
-        of_params = list(zip(ready.dparams, ready.shapes, strict=True))
-        of_extras = [
-            (at, shape) for at, (shape, _) in zip(ready.dextra_in, run.extras, strict=True)
-        ]
-        wanted(ready.dx, run.input[0])
-        for k, (at, shape) in enumerate(of_params):
-            if at is not None and k in direct:
-                memory[at] = direct[k].data_ptr()
-                of_params[k] = None, shape
-            else:
-                wanted(at, shape)
-        for at, shape in of_extras:
-            wanted(at, shape)
-        if not layout.separate:
-            for at in shapes:
-                allocate(at)
-        run.overwritten = last
-        layout.run(BACKWARD_LAST if last else BACKWARD, memory, alive[0], held, allocate)
+        shapes = [run.input[0], *ready.shapes, *[shape for shape, _ in run.extras]]
+        results = list(ready.results)
+        direct: list[tuple[BasicLinear, torch.Tensor, torch.Tensor]] = []
         for k, op, weight in run.main_grads:
-            op.delivered(weight, direct[k])
-        return (
-            _as(gradient(ready.dx, run.input[0]), run.input[1]),
-            [_as(gradient(*g), t) for g, t in zip(of_params, run.params, strict=True)],
-            [_as(gradient(*g), t) for g, (_, t) in zip(of_extras, run.extras, strict=True)],
-        )
+            at = results[k + 1]
+            if at is not None:
+                target = op.target_of_grad(weight, TYPES[ready.plan.buffers[at].dtype])
+                memory[at] = target.data_ptr()
+                direct.append((op, weight, target))
+                results[k + 1] = None
+        waiting = [(i, shapes[k], kind) for k, i, kind in ready.written if results[k] is not None]
+        if layout.separate:
+            later = {i: (shape, kind) for i, shape, kind in waiting}
+
+            def allocate(i: int) -> None:
+                if i in later:
+                    shape, kind = later[i]
+                    known[i] = torch.empty(shape, dtype=kind, device=device)
+                    memory[i] = known[i].data_ptr()
+
+            write: Any = allocate
+        else:
+            write = None
+            for i, shape, kind in waiting:
+                made = known[i] = torch.empty(shape, dtype=kind, device=device)
+                memory[i] = made.data_ptr()
+        run.overwritten = last
+        layout.run(BACKWARD_LAST if last else BACKWARD, memory, known[ready.dy], held, write)
+        for op, weight, target in direct:
+            op.delivered(weight, target)
+        found: list[torch.Tensor | None] = []
+        types = [run.input[1], *run.params, *[kind for _, kind in run.extras]]
+        for at, shape, kind in zip(results, shapes, types, strict=True):
+            if at is None:
+                found.append(None)
+                continue
+            made = known[at]
+            if made.shape != shape:
+                made = made.view(shape)
+            found.append(made if made.dtype == kind else made.to(kind))
+        params = len(run.params) + 1
+        return found[0], found[1:params], found[params:]
 
     def call(self, x: torch.Tensor, *extras: torch.Tensor) -> Any:
         """Runs the segment as a node of the autograd graph. NotImplemented if it must be cut."""
@@ -887,10 +887,6 @@ def _tensor(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if t.dtype != dtype:
         t = t.detach().to(dtype)
     return t.contiguous() if not t.is_neg() else t.resolve_neg().contiguous()
-
-
-def _as(grad: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    return grad if grad is None or grad.dtype == dtype else grad.to(dtype)
 
 
 def _readable(told: str, t: torch.Tensor) -> None:

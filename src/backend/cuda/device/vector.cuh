@@ -155,12 +155,19 @@ __device__ inline void tenon_spread8(float value, float (&v)[8]) {
 }
 
 // The scales of eight adjacent elements. They share one, or each column has its own.
-template <class Scale, int rows, int cols, bool transposed, bool swizzled, bool rowwise>
+template <class Scale, int rows, int cols, bool transposed, bool swizzled, bool rowwise,
+          bool contiguous>
 __device__ inline void tenon_block8(const TenonAccess& a, TenonU32 row, TenonU32 column,
                                     float (&v)[8]) {
   static_assert(cols % 8 == 0 || (cols == 1 && !transposed), "eight scales are one vector");
-  const auto at = [&](TenonU32 c) {
-    return tenon_block<rows, cols, transposed, swizzled, rowwise>(a, row, c);
+  // In 32 bits: 64-bit divisions cost more than the load.
+  const auto at = [&](TenonU32 c) -> TenonI64 {
+    const TenonU32 i = row / rows;
+    const TenonU32 j =
+        (static_cast<TenonU32>(a.offset) + (contiguous ? c : tenon_blocks8(a, c))) / cols;
+    if (swizzled) return tenon_scale_at<transposed, swizzled, rowwise>(i, j, a.stride, a.tiles);
+    const TenonU32 stride = static_cast<TenonU32>(a.stride);
+    return static_cast<TenonI64>(transposed ? tenon_wide(j, stride, i) : tenon_wide(i, stride, j));
   };
   if (cols % 8 == 0)
     tenon_spread8(tenon_load<Scale>(a, at(column)), v);
