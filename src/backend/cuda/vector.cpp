@@ -39,8 +39,8 @@ bool dense(const Step& step, std::span<const TenonAccess> at) {
 
 // Rules for the launch size:
 // - With one or two loads and a short formula: as many threads as the registers allow.
-// - One-byte results and random numbers: two vectors per thread. Random rounds depend on each
-//   other.
+// - One-byte inputs or results, and random numbers: two vectors per thread. Random rounds depend on
+//   each other.
 // - Amax-only kernels use a small persistent grid: their tail dominates.
 // - Strict polynomials without a division (a call): more threads, because each line depends on the
 //   line before it.
@@ -59,6 +59,7 @@ VectorProgram::Size VectorProgram::size_of(const Step& step, const std::string& 
   if (few && stores_to(step, Store::To::amax).size() == step.stores.size())
     return {1024, 2, 2, true};
   if (narrow) return {128, 2, !few ? 8U : bytes <= 2 ? 16U : 12U, false};
+  if (few && bytes == 1) return {128, 2, 16, false};
   const auto random = [](const Load& l) { return l.from == Load::From::random; };
   if (few && bytes <= 2 && std::ranges::any_of(step.loads, random)) return {128, 2, 12, false};
   return {256, 1, few ? 8U : 4U, false};
