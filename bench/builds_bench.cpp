@@ -154,6 +154,24 @@ std::shared_ptr<tenon_plan> built(const Build& b, const char* chain, const Call&
   return {made, b.find(&tenon_plan_free, "tenon_plan_free")};
 }
 
+// By buffer: whether it is another tensor, so that it has no address of its own. Read from the JSON
+// text, which all builds have in common.
+std::vector<bool> other_tensors(const Build& b, const tenon_plan* plan, int64_t rows) {
+  auto* const describe = b.find(&tenon_plan_describe, "tenon_plan_describe");
+  size_t size = 0;
+  b.check(describe(plan, rows, "json", nullptr, 0, &size));
+  std::string json(size, '\0');
+  b.check(describe(plan, rows, "json", json.data(), size, nullptr));
+  std::vector<bool> list;
+  const size_t end = json.rfind(']');
+  for (size_t at = json.find('{', json.find("\"buffers\":[")); at < end;
+       at = json.find('{', at + 1)) {
+    const std::string one = json.substr(at, json.find('}', at) - at);
+    list.push_back(one.find("\"same_as\"") != std::string::npos);
+  }
+  return list;
+}
+
 // Both passes of a plan.
 Case plan(const char* kind, const char* chain, const Call& c, const char* recipe = "none",
           const char* keep = "input") {
@@ -169,8 +187,10 @@ Case plan(const char* kind, const char* chain, const Call& c, const char* recipe
           bytes.push_back(0);
           if (bytes.size() > 1000) b.check(TENON_RUNTIME);
         }
+        const std::vector<bool> other = other_tensors(b, made.get(), c.rows);
         std::vector<void*> memory;
-        for (const int64_t n : bytes) memory.push_back(b.arena->take(n, c.dtype));
+        for (const int64_t n : bytes)
+          memory.push_back(other[memory.size()] ? nullptr : b.arena->take(n, c.dtype));
         void* const work = b.arena->take(workspace, c.dtype);
         auto* const run = b.find(&tenon_plan_run, "tenon_plan_run");
         return [=, &b] {

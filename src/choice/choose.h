@@ -52,8 +52,13 @@ class Choice final : public Kernel {
       : step_(std::move(step)),
         backend_(backend),
         ways_(std::move(ways)),
-        refused_(std::move(refused)) {}
+        refused_(std::move(refused)) {
+    const Way& first = ways_.front();
+    if (first.kernel && first.fits_all && first.least_rows == 0) only_ = first.kernel.get();
+  }
 
+  // The kernel of all calls if there is only one, else this choice: saves a small call the search.
+  [[nodiscard]] const Kernel& direct() const { return only_ ? *only_ : *this; }
   [[nodiscard]] const std::vector<Way>& ways() const { return ways_; }
   // The refusals of the makers before the first way.
   [[nodiscard]] const std::vector<Refused>& refused() const { return refused_; }
@@ -85,6 +90,7 @@ class Choice final : public Kernel {
   const Backend& backend_;
   std::vector<Way> ways_;
   std::vector<Refused> refused_;
+  const Kernel* only_ = nullptr;
 };
 
 struct Chosen {

@@ -37,25 +37,25 @@ Memo<std::shared_ptr<const Prepared>>& prepared_steps() {
 void run(const Step& step, const Chosen& chosen, RunArgs args, const Options& options) {
   const FpMode ieee;
   const bool on_cpu = options.device == Device::cpu;
-  const Scratch scratch(on_cpu ? chosen.kernel->workspace(args.rows) : 0);
+  const Kernel& kernel = chosen.kernel->direct();
+  const Scratch scratch(on_cpu ? kernel.workspace(args.rows) : 0);
   if (on_cpu) {
     args.workspace = scratch.data();
   } else if (!args.workspace && options.allocate) {
-    const size_t bytes = chosen.kernel->workspace(args.rows);
+    const size_t bytes = kernel.workspace(args.rows);
     if (bytes) args.workspace = options.allocate(options.user, bytes);
     if (bytes && !args.workspace)
       fail(Code::runtime, step.name, ": the caller's allocate gave no memory for ", bytes,
            " bytes of workspace; free some, or give fewer rows");
   }
   args.stream = options.stream;
-  args.allocate = options.allocate;
-  args.user = options.user;
+  if (!on_cpu) args.options = &options;
   const bool log = logging();
-  if (!observer && !log) return chosen.kernel->run(args);
+  if (!observer && !log) return kernel.run(args);
   double microseconds = 0;
   const auto go = [&] {
     const auto start = std::chrono::steady_clock::now();
-    chosen.kernel->run(args);
+    kernel.run(args);
     const auto time = std::chrono::steady_clock::now() - start;
     microseconds = std::chrono::duration<double, std::micro>(time).count();
   };

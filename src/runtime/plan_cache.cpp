@@ -31,18 +31,14 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
     key.add(list.size());
     for (const GradRequest& g : list) key.add(g.wanted).add(g.dtype).add(g.accumulate);
   };
-  const auto add_encoding = [&](const std::optional<GivenEncoding>& e) {
-    key.add(e.has_value());
-    if (e) key.add(operand(*e));
-  };
-  key.add(r.cols).add(r.dtype).add(r.input_dtype).add(r.parameter_dtype);
-  add_encoding(r.input_encoding);
-  key.add(r.output_encoded);
-  for (const auto* list : {&r.parameter_dtypes, &r.extra_dtypes}) {
-    key.add(list->size());
-    for (const std::optional<DType>& t : *list) key.add(t);
-  }
-  key.add(r.training).add(r.backward).add(r.input_grad).add(r.keep);
+  const bool lists = !r.parameter_dtypes.empty() || !r.extra_dtypes.empty() ||
+                     !r.op_requests.empty() || !r.parameter_grads.empty() || !r.extra_grads.empty();
+  size_t bits = 0;
+  for (const bool bit : {r.training, r.backward, r.input_grad, r.output_encoded,
+                         r.input_encoding.has_value(), lists})
+    bits = 2 * bits + bit;
+  key.add(r.cols).add(r.dtype).add(r.input_dtype).add(r.parameter_dtype).add(bits).add(r.keep);
+  if (r.input_encoding) key.add(operand(*r.input_encoding));
   key.add(r.options.precision).add(r.options.rounding);
   key.add(r.target).add(reinterpret_cast<uintptr_t>(&target_of(r)));
   const auto add_recipe = [&](const Recipe& q) {
@@ -50,11 +46,17 @@ std::string key_of(std::string_view chain, const PlanRequest& r) {
     for (const Format* f : {&q.input, &q.weight, &q.gradient}) add(*f);
   };
   add_recipe(r.recipe);
+  if (!lists) return std::string(key.text()).append(chain);
+  for (const auto* list : {&r.parameter_dtypes, &r.extra_dtypes}) {
+    key.add(list->size());
+    for (const std::optional<DType>& t : *list) key.add(t);
+  }
   key.add(r.op_requests.size());
   for (const OpRequest& o : r.op_requests) {
     key.add(o.recipe.has_value());
     if (o.recipe) add_recipe(*o.recipe);
-    add_encoding(o.weight);
+    key.add(o.weight.has_value());
+    if (o.weight) key.add(operand(*o.weight));
     key.add(o.rowwise).add(o.columnwise);
   }
   add_all(r.parameter_grads);

@@ -70,6 +70,9 @@ WorkspaceKey key_of(Pass pass, int64_t rows, const PlanRun& how) {
 // Kernels take time to find their size, so it is kept.
 std::shared_ptr<const Workspace> workspace_of(const PlanData& d, const WorkspaceKey& key) {
   constexpr size_t kMost = 64;
+  // A small plan on the CPU has no workspace. It saves the lock.
+  static const auto& kNone = *new std::shared_ptr<const Workspace>(new Workspace);
+  if (d.slots == 0 && d.request.options.device == Device::cpu) return kNone;
   {
     const std::lock_guard lock(d.known->lock);
     if (const auto found = d.known->workspaces.find(key); found != d.known->workspaces.end())
@@ -163,8 +166,8 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
   require(memory.size() == d.buffers.size(), "plan: ", memory.size(), " addresses; it has ",
           d.buffers.size(), " buffers");
   for (size_t b = 0; b < d.buffers.size(); ++b) {
+    if (d.same_as[b] == kNoBuffer || !memory[b]) continue;
     const size_t of = owner(b);
-    if (of == b || !memory[b]) continue;
     require(memory[b] == memory[of], "plan: '", d.buffers[b].name, "' is '", d.buffers[of].name,
             "' itself; give both the same address, or none for '", d.buffers[b].name, "'");
   }

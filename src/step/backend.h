@@ -30,9 +30,8 @@ struct RunArgs {
   void* stream = nullptr;
   bool tune = true;      // the first call of a class of products may time algorithms
   bool scratch = false;  // results are scratch memory: the timing may overwrite them
-  // Lends memory to the call, in stream order. Null: the memory comes from the device's pool.
-  void* (*allocate)(void* user, size_t bytes) = nullptr;
-  void* user = nullptr;
+  // Those of the call, whose `allocate` lends memory. Null: it comes from the device's pool.
+  const Options* options = nullptr;
 };
 
 class Kernel {

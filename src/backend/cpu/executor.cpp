@@ -23,9 +23,11 @@ class Executor final : public Kernel {
   void run(const RunArgs& args) const override {
     const Grid g = make_grid(step_, args.rows);
     Leftovers left = no_leftovers(step_, g, static_cast<float*>(args.workspace));
-    parallel_for(g.items(), [&](int64_t begin, int64_t end) {
+    const auto work = [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) body_->run(args, g, i, left);
-    });
+    };
+    // One reference fits in a std::function without heap memory.
+    parallel_for(g.items(), [&work](int64_t begin, int64_t end) { work(begin, end); });
     finish(step_, loops_, args, g, left);
   }
 

@@ -120,8 +120,12 @@ size_t leftover_floats(const Step& step, const Grid& grid) {
 
 Leftovers no_leftovers(const Step& step, const Grid& grid, float* memory) {
   Leftovers left;
-  left.amax = std::vector<std::atomic<uint32_t>>(step.stores.size());
-  left.forests.resize(step.stores.size());
+  // A small call takes as long as a few allocations.
+  const auto any = [&](Store::To to) {
+    return std::ranges::count(step.stores, to, &Store::to) > 0;
+  };
+  if (any(Store::To::amax)) left.amax = std::vector<std::atomic<uint32_t>>(step.stores.size());
+  if (any(Store::To::sum)) left.forests.resize(step.stores.size());
   left.health = std::vector<std::array<std::atomic<uint64_t>, 3>>(step.encoders.size());
   for (size_t k = 0; k < step.stores.size(); ++k) {
     left.partials.push_back(memory);

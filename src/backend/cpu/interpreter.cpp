@@ -404,6 +404,7 @@ void Item::close() {
       std::memcpy(leftovers_.partials[k] + block_ * grid_.cols + col_begin_, wide_,
                   width * sizeof(float));
     }
+    if (step_.stores[k].to != Store::To::amax) continue;
     std::atomic<uint32_t>& amax = leftovers_.amax[k];
     uint32_t seen = amax.load(std::memory_order_relaxed);
     while (most_[k] > seen && !amax.compare_exchange_weak(seen, most_[k])) {

@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "backend/cpu/sums.h"
+#include "core/few.h"
 
 namespace tenon::cpu {
 
 struct Leftovers {
-  std::vector<float*> partials;              // column sums: blocks x cols; row sums: rows x chunks
-  std::vector<std::vector<Forest>> forests;  // total sums: one per item
-  std::vector<std::atomic<uint32_t>> amax;
+  Few<float*, 4> partials;  // by store: column sums: blocks x cols; row sums: rows x chunks
+  std::vector<std::vector<Forest>> forests;  // by store, if there are total sums: one per item
+  std::vector<std::atomic<uint32_t>> amax;   // by store, if there is an amax
   std::vector<std::array<std::atomic<uint64_t>, 3>> health;  // by encoder
 };
 

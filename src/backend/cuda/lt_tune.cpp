@@ -109,8 +109,8 @@ class SecondResult {
     const auto bytes = static_cast<size_t>(d.ld * d.cols * info(d.dtype).bytes);
     if (call.scratch)
       data_ = d.data;
-    else if (call.allocate)
-      data_ = call.allocate(call.user, bytes);
+    else if (call.options && call.options->allocate)
+      data_ = call.options->allocate(call.options->user, bytes);
     else
       try {
         data_ = own_.emplace(bytes, static_cast<Stream>(call.stream)).data();
