@@ -37,7 +37,7 @@ struct Target {
   }
   // Why no library multiplies codes of `a` by codes of `b`. Empty: one does.
   [[nodiscard]] std::string codes_refusal(const Format& a, const Format& b) const;
-  // Whether products read transposed codes as quickly as others.
+  // Whether transposed codes are decoded as quickly as others.
   [[nodiscard]] bool reads_transposed_codes() const { return device != Device::cuda; }
   bool here = false;  // this process runs on it; kernels for others are only described
 };

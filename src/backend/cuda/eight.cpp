@@ -49,6 +49,8 @@ std::string load_eight(const Step& step, size_t i, const std::string& raw) {
       return str("tenon_spread8(tenon_load<", format(l.dtype), ">(", at, ", tenon_", kind, "(", at,
                  ", row, column)), ", to);
     default:
+      if (l.transposed)
+        return str("tenon_turned8<", format(l.dtype), ">(", at, ", row, column, ", to);
       if (!raw.empty()) return str("tenon_unpack8<", format(l.dtype), ">(", raw, ", ", to);
       return str("tenon_load8<", format(l.dtype), ">(", at, ", ",
                  element_eight(kind, l.columns, at), ", ", to);
@@ -300,7 +302,8 @@ Accesses accesses_of(const Step& step, const Singles& singles, const RunArgs& ar
     all.push_back(a);
   };
   for (const Load& l : step.loads)
-    add(load_access(l, args), l.dtype, l.from == Load::From::tile || l.from == Load::From::row);
+    add(load_access(l, args), l.dtype,
+        (l.from == Load::From::tile && !l.transposed) || l.from == Load::From::row);
   if (singles.formulas)
     for (const float v : singles.values(single_loads(step, args))) all.push_back({.value = v});
   for (const Store& s : step.stores) {
@@ -354,8 +357,8 @@ bool suits_eights(const Step& step, const Singles& singles, const RunArgs& args)
   for (size_t i = 0; i < step.loads.size(); ++i) {
     const Load& l = step.loads[i];
     const bool tile = l.from == Load::From::tile;
-    if ((tile || l.from == Load::From::row) && !aligned(all[i], info(l.dtype).bytes, tile))
-      return false;
+    const bool vector = (tile && !l.transposed) || l.from == Load::From::row;
+    if (vector && !aligned(all[i], info(l.dtype).bytes, tile)) return false;
     if (l.from == Load::From::block && !suits_block8(l, all[i])) return false;
   }
   for (size_t k = 0; k < step.stores.size(); ++k) {

@@ -20,8 +20,11 @@ constexpr const char* kClear = "tenon_vector_clear";
 TenonVectorHead divided_by(uint32_t d) {
   const auto shift = static_cast<uint32_t>(std::bit_width(d - 1));
   const auto magic = static_cast<uint32_t>((uint64_t{1} << (31 + shift)) / d + 1);
-  return {.vectors = d, .magic = magic, .shift = shift};
+  return {.divisor = d, .magic = magic, .shift = shift};
 }
+
+// Whether the step reads a transposed tensor.
+bool tall(const Step& step) { return std::ranges::any_of(step.loads, &Load::transposed); }
 
 // Whether rows are contiguous and the column of an element does not matter.
 bool dense(const Step& step, std::span<const TenonAccess> at) {
@@ -41,11 +44,13 @@ bool dense(const Step& step, std::span<const TenonAccess> at) {
 // - With one or two loads and a short formula: as many threads as the registers allow.
 // - One-byte inputs or results, and random numbers: two vectors per thread. Random rounds depend on
 //   each other.
+// - Transposed inputs: two adjacent vectors, so that a thread writes whole sectors.
 // - Amax-only kernels use a small persistent grid: their tail dominates.
 // - Strict polynomials without a division (a call): more threads, because each line depends on the
 //   line before it.
 VectorProgram::Size VectorProgram::size_of(const Step& step, const std::string& formula) {
   constexpr int64_t kPolynomial = 20;  // lines of the shortest transcendental function
+  if (tall(step)) return {128, 2, 8, false};
   const int64_t bytes = held_bytes(step);
   const int64_t lines = std::ranges::count(formula, '\n');
   const bool native = step.effective_precision() == Precision::native;
@@ -68,7 +73,8 @@ VectorProgram::Size VectorProgram::size_of(const Step& step, const std::string& 
 std::string VectorProgram::refusal(const Step& step) {
   if (!step.is_map()) return str("the vector map has no ", step.head_name(), " head");
   for (const Load& l : step.loads)
-    if (l.transposed) return "the vector map does not read transposed tensors";
+    if (l.transposed && !l.columns.contiguous())
+      return "the vector map reads adjacent columns of transposed tensors";
   for (const Store& s : step.stores)
     if (s.to != Store::To::tile && s.to != Store::To::amax && s.to != Store::To::encoded)
       return str("the vector map has no ", kStoreNames[static_cast<size_t>(s.to)]);
@@ -117,7 +123,7 @@ VectorProgram::VectorProgram(const Step& step) : step_(step) {
       indented(finish_lines(step, true)), "  }\n};\nextern \"C\" __launch_bounds__(", size.threads,
       ", ", size.blocks, ") __global__ void ", kEntry,
       "(const __grid_constant__ Arguments a) {\n  tenon_vectors<Body, ", size.vectors, ", ",
-      flag(size.walks), ">(a);\n}\n");
+      flag(size.walks), ", ", flag(tall(step)), ">(a);\n}\n");
   const std::string clear = clear_lines(step);
   if (clear.empty()) return;
   entries_.emplace_back(kClear);
@@ -139,14 +145,16 @@ std::vector<Launch> VectorProgram::launches(const RunArgs& args) const {
     vectors = 1;
     for (TenonAccess& a : at) a.stride = kEight;
   }
-  TenonVectorHead head = divided_by(vectors);
-  head.all = all;
+  const auto rows = static_cast<uint32_t>(args.rows);
+  TenonVectorHead head = divided_by(tall(step_) ? rows : vectors);
+  head.all = tall(step_) ? rows * static_cast<uint32_t>(cdiv(vectors, size_.vectors)) : all;
+  head.across = vectors;
   head.random = random_state(args);
   Places places;
   for (const Encoder& e : step_.encoders)
     for (const TenonPlace& p : encoder_places(e, args)) places.push_back(p);
-  Launch l = launch_of(number(kEntry), cdiv(head.all, int64_t{size_.threads} * size_.vectors),
-                       size_.threads, head, at, places);
+  const int64_t of_block = int64_t{size_.threads} * (tall(step_) ? 1 : size_.vectors);
+  Launch l = launch_of(number(kEntry), cdiv(head.all, of_block), size_.threads, head, at, places);
   if (size_.walks) l.per_multiprocessor = size_.blocks;
   std::vector<Launch> list;
   if (entries_.size() > 1) {

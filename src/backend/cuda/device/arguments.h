@@ -58,14 +58,17 @@ struct TenonPlainHead {
 };
 static_assert(sizeof(TenonPlainHead) == 56, "size");
 
-// The vector map. The row of the 31-bit vector index v is the high word of 2v·magic, >> shift.
+// The vector map. The quotient of a 31-bit index v by `divisor` is the high word of 2v·magic,
+// >> shift.
 struct TenonVectorHead {
-  TenonU32 vectors = 0;  // vectors per row
+  TenonU32 divisor = 0;  // vectors per row; in a tall call, rows
   TenonU32 magic = 0, shift = 0;
-  TenonU32 all = 0;  // vectors of the call
+  TenonU32 all = 0;     // vectors of the call; in a tall call, threads
+  TenonU32 across = 0;  // vectors per row
+  TenonU32 unused = 0;
   const TenonU64* random = nullptr;
 };
-static_assert(sizeof(TenonVectorHead) == 24, "size");
+static_assert(sizeof(TenonVectorHead) == 32, "size");
 
 // The tiled map and the block map.
 struct TenonTileHead {

@@ -1,5 +1,7 @@
 // The vector map: a thread has 8 adjacent elements of a row, one or more times. All loads come
-// first. Supports only whole, aligned vectors. Follows plain.cuh.
+// first. Supports only whole, aligned vectors. If it reads a transposed tensor it is tall: the
+// threads of a warp have adjacent rows, whose elements are adjacent in that tensor. Follows
+// plain.cuh.
 
 // Two values of a 16-bit or 8-bit format at once. Uses hardware conversions if they give the same
 // bits.
@@ -146,6 +148,15 @@ template <class Format>
 __device__ inline void tenon_load8(const TenonAccess& a, TenonI64 element, float (&v)[8]) {
   TenonEight<Format>::load(a.data + element * Format::bytes, v);
 }
+// Eight columns of a row of a transposed tensor.
+template <class Format>
+__device__ inline void tenon_turned8(const TenonAccess& a, TenonU32 row, TenonU32 column,
+                                     float (&v)[8]) {
+  const TenonU32 stride = static_cast<TenonU32>(a.stride);
+  const TenonU32 first = static_cast<TenonU32>(a.offset) + column;
+  for (int e = 0; e < 8; ++e)
+    v[e] = tenon_load<Format>(a, static_cast<TenonI64>(tenon_wide(first + e, stride, row)));
+}
 template <class Format>
 __device__ inline void tenon_store8(const TenonAccess& a, TenonI64 element, const float (&v)[8]) {
   TenonEight<Format>::store(a.data + element * Format::bytes, v);
@@ -277,9 +288,9 @@ __device__ inline void tenon_random8(const TenonU64* from, TenonI64 row, TenonI6
   }
 }
 
-// The row of the vector index v of a call.
+// The quotient of an index by the divisor of the head.
 template <class Arguments>
-__device__ inline TenonU32 tenon_vector_row(const Arguments& a, TenonU32 v) {
+__device__ inline TenonU32 tenon_quotient(const Arguments& a, TenonU32 v) {
   return static_cast<TenonU32>(tenon_wide(v + v, a.magic) >> 32) >> a.shift;
 }
 
@@ -303,23 +314,33 @@ __device__ inline void tenon_join_amax(TenonU8* slot, TenonU32 most, TenonU32 be
 }
 
 // Body is printed: kLoads, kStores, kAmax, kEncoders (their number), start (reads slots and
-// scales), load, compute, store, finish. The kVectors of a thread are one block width apart.
-// `walks`: thread blocks loop over the rest of the call. `flat`: a row is one vector.
-template <class Body, int kVectors, bool walks, bool flat, class Arguments>
+// scales), load, compute, store, finish. The kVectors of a thread are one block width apart, or
+// adjacent if `tall`. `walks`: thread blocks loop over the rest of the call. `flat`: a row is one
+// vector.
+template <class Body, int kVectors, bool walks, bool flat, bool tall, class Arguments>
 __device__ inline void tenon_vectors_of(const Arguments& a) {
   TenonU32 before[Body::kAmax + 1];
   TenonU32 most[Body::kAmax + 1] = {};
   float multiplier[Body::kEncoders + 1];
-  const TenonU32 width = kVectors * blockDim.x;
+  const TenonU32 width = (tall ? 1 : kVectors) * blockDim.x;
   TenonU32 first = blockIdx.x * width + threadIdx.x;
   do {
     float in[kVectors][Body::kLoads + 1][8];
     TenonU32 rows[kVectors], columns[kVectors];
+    bool inside[kVectors];
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
-      const TenonU32 v = first + n * blockDim.x < a.all ? first + n * blockDim.x : 0;
-      rows[n] = flat ? v : tenon_vector_row(a, v);
-      columns[n] = flat ? 0 : (v - rows[n] * a.vectors) * 8;
+      const TenonU32 index = first + (tall ? 0 : n * blockDim.x);
+      inside[n] = index < a.all;
+      const TenonU32 v = inside[n] ? index : 0;
+      const TenonU32 quotient = flat ? v : tenon_quotient(a, v);
+      rows[n] = tall ? v - quotient * a.divisor : quotient;
+      columns[n] = flat ? 0 : tall ? quotient * kVectors + n : v - quotient * a.divisor;
+      if (tall && columns[n] >= a.across) {
+        inside[n] = false;
+        columns[n] = 0;
+      }
+      columns[n] *= 8;
       Body::load(a.at, a.random, rows[n], columns[n], in[n]);
     }
     if (!walks) Body::start(a, before, multiplier);
@@ -327,8 +348,7 @@ __device__ inline void tenon_vectors_of(const Arguments& a) {
     for (int n = 0; n < kVectors; ++n) {
       // The branch keeps all loads before the first use. A walk has no branch, so its vectors
       // overlap.
-      const bool there = first + n * blockDim.x < a.all;
-      if (!walks && !there) continue;
+      if (!walks && !inside[n]) continue;
       float out[Body::kStores][8];
       for (int e = 0; e < 8; ++e) {
         float x[Body::kLoads + 1];
@@ -337,7 +357,7 @@ __device__ inline void tenon_vectors_of(const Arguments& a) {
         Body::compute(x, y);
         for (int i = 0; i < Body::kStores; ++i) out[i][e] = y[i];
       }
-      if (there) Body::store(a, rows[n], columns[n], out, multiplier, most);
+      if (inside[n]) Body::store(a, rows[n], columns[n], out, multiplier, most);
     }
     first += gridDim.x * width;
   } while (walks && first - threadIdx.x < a.all);
@@ -345,10 +365,10 @@ __device__ inline void tenon_vectors_of(const Arguments& a) {
   Body::finish(a, most, before);
 }
 // A walk is limited by instructions, not by memory, so it has a path without divisions.
-template <class Body, int kVectors, bool walks, class Arguments>
+template <class Body, int kVectors, bool walks, bool tall, class Arguments>
 __device__ inline void tenon_vectors(const Arguments& a) {
-  if (walks && a.vectors == 1)
-    tenon_vectors_of<Body, kVectors, walks, true>(a);
+  if (walks && !tall && a.divisor == 1)
+    tenon_vectors_of<Body, kVectors, walks, true, false>(a);
   else
-    tenon_vectors_of<Body, kVectors, walks, false>(a);
+    tenon_vectors_of<Body, kVectors, walks && !tall, false, tall>(a);
 }
