@@ -14,6 +14,7 @@ struct Golden {
   int64_t cols;
   const char* recipe = "none";
   bool input_grad = true;
+  Keep keep = Keep::input;
 };
 
 inline void PrintTo(const Golden& g, std::ostream* out) { *out << g.file; }
@@ -24,6 +25,7 @@ inline PlanRequest request_of(const Golden& g, Device device) {
   r.dtype = DType::bf16;
   r.recipe = recipe(g.recipe);
   r.input_grad = g.input_grad;
+  r.keep = g.keep;
   r.options.device = device;
   return r;
 }
@@ -34,6 +36,8 @@ inline constexpr Golden kGoldenPlans[] = {
     {"activation_quantise", "silu linear(96,64)", 96, "mxfp8"},
     {"bias_dropout_add", "bias dropout(0.1) add", 96},
     {"linear_bias_activation", "linear(64,128) bias gelu", 64},
+    {"linear_bias_activation_kept", "linear(64,128) bias gelu linear(128,64)", 64, "none", true,
+     Keep::fp8},
     {"linear_bias_gated_quantise", "linear(512,2048) bias swiglu linear(1024,512)", 512, "delayed"},
     {"linear_bias_activation_current", "linear(64,128) bias gelu linear(128,64)", 64, "current"},
     {"linear_bias_activation_block", "linear(64,256) bias gelu linear(256,64)", 64, "block"},

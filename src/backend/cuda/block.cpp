@@ -118,9 +118,7 @@ std::string encoder_text(const Step& step) {
 std::string BlockProgram::refusal(const Step& step) {
   if (!step.is_map()) return str("the block map has no ", step.head_name(), " head");
   for (const Load& l : step.loads)
-    if (l.from == Load::From::block || l.transposed)
-      return str("the block map does not read ",
-                 l.transposed ? "transposed tensors" : "scales of blocks");
+    if (l.transposed) return "the block map does not read transposed tensors";
   for (const Store& s : step.stores) {
     if (s.to == Store::To::row_sum || s.to == Store::To::sum || s.to == Store::To::column)
       return str("the block map has no ", kStoreNames[static_cast<size_t>(s.to)]);

@@ -85,9 +85,7 @@ EncodedText encoded_text(const Step& step) {
 std::string TileProgram::refusal(const Step& step) {
   if (!step.is_map()) return str("the tiled map has no ", step.head_name(), " head");
   for (const Load& l : step.loads)
-    if (l.from == Load::From::block || l.transposed)
-      return str("the tiled map does not read ",
-                 l.transposed ? "transposed tensors" : "scales of blocks");
+    if (l.transposed) return "the tiled map does not read transposed tensors";
   for (const Store& s : step.stores) {
     if (s.to == Store::To::row_sum || s.to == Store::To::sum || s.to == Store::To::column)
       return str("the tiled map has no ", kStoreNames[static_cast<size_t>(s.to)]);

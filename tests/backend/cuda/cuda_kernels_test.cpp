@@ -581,8 +581,15 @@ TEST_F(Emulated, GivesTheBitsOfPlans) {
     int64_t rows, cols;
     DType dtype;
     const char* recipe;
+    Keep keep = Keep::input;
   };
   const Case cases[] = {
+      // Steps with sums and columnwise results that read scales of blocks.
+      {"bias gelu", 150, 272, DType::bf16, "none", Keep::fp8},
+      {"bias swiglu", 33, 272, DType::bf16, "none", Keep::fp8},
+      {"linear(128,256) bias gelu", 150, 128, DType::bf16, "delayed", Keep::fp8},
+      {"linear(128,256) bias swiglu", 150, 128, DType::bf16, "mxfp8", Keep::fp8},
+      {"linear(128,256) bias silu", 140, 128, DType::f32, "block", Keep::fp8},
       {"rmsnorm(70) linear(70,33) bias gelu", 41, 70, DType::f32, "none"},
       {"layernorm(300) linear(300,64) swiglu linear(32,17)", 150, 300, DType::bf16, "none"},
       {"l2norm bias dropout(0.25) add", 37, 45, DType::f16, "none"},
@@ -601,6 +608,7 @@ TEST_F(Emulated, GivesTheBitsOfPlans) {
     request.dtype = c.dtype;
     request.cols = c.cols;
     request.recipe = recipe(c.recipe);
+    request.keep = c.keep;
     request.options.precision = Precision::strict;
     Session s(c.chain, request, c.rows);
     for (const Buffer& b : s.plan.buffers()) {
@@ -615,6 +623,14 @@ TEST_F(Emulated, GivesTheBitsOfPlans) {
   }
   set_observer({});
   check();
+  const auto tiles_read_blocks = std::ranges::count_if(calls, [](const Call& c) {
+    const auto reads = [](const Load& l) { return l.from == Load::From::block; };
+    return std::ranges::any_of(c.step->loads, reads) &&
+           !cuda::VectorProgram::refusal(*c.step).empty() &&
+           (cuda::TileProgram::refusal(*c.step).empty() ||
+            cuda::BlockProgram::refusal(*c.step).empty());
+  });
+  EXPECT_GE(tiles_read_blocks, 5);
 }
 
 // One text with every kind of kernel, for every relevant generation.
