@@ -7,6 +7,7 @@
 #include <set>
 
 #include "choice/backends.h"
+#include "step/split.h"
 #include "tenon/error.h"
 
 namespace tenon {
@@ -83,6 +84,21 @@ std::optional<BufferView> product_tensor(const PlanStep& whole, Split& split) {
   return std::nullopt;
 }
 
+// The steps with some of the results each, if one of them has a kernel that does not repeat the
+// body.
+std::optional<std::pair<Step, Step>> better_halves(const PlanStep& step, const Target& target) {
+  const Way& way = step.chosen.kernel->ways().front();
+  if (!way.kernel || !way.kernel->repeats_body()) return std::nullopt;
+  std::optional<std::pair<Step, Step>> halves = split_results(step.step);
+  if (!halves) return std::nullopt;
+  const auto repeats = [&](const Step& half) {
+    const Way& first = kernel_for(half, target).kernel->ways().front();
+    return first.kernel && first.kernel->repeats_body();
+  };
+  if (repeats(halves->first) && repeats(halves->second)) return std::nullopt;
+  return halves;
+}
+
 std::string free_name(const PlanData& d, const std::string& base) {
   std::string name = base;
   for (int n = 2; std::ranges::find(d.buffers, name, &Buffer::name) != d.buffers.end(); ++n)
@@ -105,6 +121,20 @@ const Target& target_of(const PlanRequest& request) {
 void append(Planner& planner, Pass pass, PlanStep step) {
   step.chosen = kernel_for(step.step, *planner.data().target);
   const Way& way = step.chosen.kernel->ways().front();
+  if (const auto halves = better_halves(step, *planner.data().target)) {
+    PlanStep first = half_of(planner.data(), step, halves->first, "");
+    PlanStep second = half_of(planner.data(), step, halves->second, ".encode");
+    constexpr const char* kWhy =
+        "no fast kernel writes all results, so several steps write some each";
+    if (first.why.find(kWhy) == std::string::npos)
+      first.why += str(first.why.empty() ? "" : "; ", kWhy);
+    const auto& refused = step.chosen.kernel->refused();
+    first.refused.insert(first.refused.end(), refused.begin(), refused.end());
+    second.why.clear();
+    append(planner, pass, std::move(first));
+    append(planner, pass, std::move(second));
+    return;
+  }
   if (way.kernel) {
     if (const Step* const as = way.kernel->computes()) {
       std::string name = std::move(step.step.name);

@@ -46,6 +46,9 @@ class Kernel {
   [[nodiscard]] virtual size_t workspace(int64_t /*rows*/) const { return 0; }
   // Memory traffic beyond each input and output once: partial sums, and inputs that are read again.
   [[nodiscard]] virtual int64_t extra_bytes(int64_t /*rows*/) const { return 0; }
+  // Whether it computes the body again for each result. Two steps with some of the results each are
+  // then as fast.
+  [[nodiscard]] virtual bool repeats_body() const { return false; }
   // The step as the kernel computes it, if native precision allows it more roundings. Null: the
   // step itself.
   [[nodiscard]] virtual const Step* computes() const { return nullptr; }

@@ -171,6 +171,32 @@ Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype)
   return s;
 }
 
+std::optional<std::pair<Step, Step>> split_results(const Step& step) {
+  if (!step.is_map() || step.encoders.empty()) return std::nullopt;
+  const auto last = static_cast<uint32_t>(step.encoders.size() - 1);
+  std::set<uint32_t> encoded;  // values
+  for (const Store& s : step.stores)
+    if (s.to == Store::To::encoded && s.arg == last) encoded.insert(s.value);
+  const auto in_second = [&](const Store& s) {
+    return s.to == Store::To::encoded ? s.arg == last
+                                      : s.to == Store::To::amax && encoded.contains(s.value);
+  };
+  Step first = step, second = step;
+  std::erase_if(first.stores, in_second);
+  std::erase_if(second.stores, [&](const Store& s) { return !in_second(s); });
+  if (first.stores.empty() || second.stores.empty()) return std::nullopt;
+  first.encoders.pop_back();
+  second.encoders = {step.encoders[last]};
+  for (Store& s : second.stores)
+    if (s.to == Store::To::encoded) s.arg = 0;
+  for (Step* half : {&first, &second}) {
+    // What follows must not depend on which of the two steps computes it.
+    half->precision = step.effective_precision();
+    half->drop_unused_loads();
+  }
+  return std::pair{std::move(first), std::move(second)};
+}
+
 Split split_after_totals(const Step& step) {
   Split s{.first = step,
           .second = step,

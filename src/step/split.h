@@ -1,6 +1,9 @@
 // Splits a step in two at its head, for makers that need two kernels.
 #pragma once
 
+#include <optional>
+#include <utility>
+
 #include "step/backend.h"
 
 namespace tenon {
@@ -27,6 +30,11 @@ Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype)
 
 // The step with its product rounded to `dtype` before the body reads it.
 Step with_rounded_product(const Step& step, DType dtype);
+
+// A map as two maps from the same inputs: the second one writes the last encoded result with its
+// amax, the first one all others. Both halves of the result are steps without memory between them.
+// Empty if a half would write nothing.
+std::optional<std::pair<Step, Step>> split_results(const Step& step);
 
 // The first step stores the row totals. The second step is a map that reads them and does the rest.
 Split split_after_totals(const Step& step);

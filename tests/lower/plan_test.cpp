@@ -1,12 +1,15 @@
 // Tests of plans against the same chain in float64, and against their ops run one by one.
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <random>
 #include <set>
 
 #include "lower/data.h"
 #include "runtime/execute.h"
+#include "step/split.h"
 #include "support/plan_support.h"
+#include "support/support.h"
 #include "tenon/error.h"
 
 namespace tenon::test {
@@ -1210,6 +1213,54 @@ TEST(Plan, WeightsAreEncodedByThePassThatReadsThem) {
     EXPECT_NE(uses[b].first[0] < 0, uses[b].first[1] < 0) << p.buffers()[b].name;
   }
   EXPECT_EQ(codes, 4) << p.describe(64);
+}
+
+// Where no fast kernel writes all results of a map, two maps write some of them each.
+TEST(Plan, HalvesOfTheResultsGiveTheSameBits) {
+  size_t compared = 0;
+  bool inside = false;
+  const auto observe = [&](const Step& step, const RunArgs& args, const Options& options,
+                           const std::function<void()>& go) {
+    const auto halves = inside ? std::nullopt : split_results(step);
+    if (!halves) return go();
+    const auto contents = [&] {
+      std::vector<std::vector<std::byte>> all;
+      for (const View& v : args.out) {
+        const auto* const at = static_cast<const std::byte*>(v.data);
+        all.emplace_back(at, at + (v.data ? span_bytes(v) : 0));
+      }
+      return all;
+    };
+    const auto before = contents();
+    go();
+    const auto want = contents();
+    for (size_t i = 0; i < before.size(); ++i)
+      if (!before[i].empty()) std::memcpy(args.out[i].data, before[i].data(), before[i].size());
+    inside = true;
+    execute(halves->first, args, options);
+    execute(halves->second, args, options);
+    inside = false;
+    EXPECT_EQ(contents(), want) << step.describe();
+    ++compared;
+  };
+  for (const char* recipe : {"delayed", "mxfp8", "block"})
+    for (const Keep keep : {Keep::fp8, Keep::input})
+      for (const Precision precision : {Precision::strict, Precision::native}) {
+        Session s("bias swiglu dropout(0.3) bias gelu quantize",
+                  {.cols = 256,
+                   .dtype = DType::bf16,
+                   .recipe = tenon::recipe(recipe),
+                   .keep = keep,
+                   .options = {.precision = precision}},
+                  70);
+        std::map<std::string, Numbers> values;
+        fill(s, values);
+        set_observer(observe);
+        s.run(Pass::forward);
+        s.run(Pass::backward);
+        set_observer({});
+      }
+  EXPECT_GE(compared, 12U);
 }
 
 // A channel and the saved or materialised input of the next op are one tensor.

@@ -38,6 +38,8 @@ inline constexpr Golden kGoldenPlans[] = {
     {"linear_bias_activation", "linear(64,128) bias gelu", 64},
     {"linear_bias_activation_kept", "linear(64,128) bias gelu linear(128,64)", 64, "none", true,
      Keep::fp8},
+    {"gated_mlp_recomputed", "linear(64,256) bias swiglu linear(128,64)", 64, "mxfp8", true,
+     Keep::recompute},
     {"linear_bias_gated_quantise", "linear(512,2048) bias swiglu linear(1024,512)", 512, "delayed"},
     {"linear_bias_activation_current", "linear(64,128) bias gelu linear(128,64)", 64, "current"},
     {"linear_bias_activation_block", "linear(64,256) bias gelu linear(256,64)", 64, "block"},

@@ -152,6 +152,12 @@ inline void expect_element(const Mat& m, int64_t r, int64_t c, float value, std:
                   << std::hex << m.code(r, c) << ", expected " << expected;
 }
 
+// The bytes from the first to the last element of a view.
+inline int64_t span_bytes(const View& v) {
+  if (v.rows == 0 || v.cols == 0) return 0;
+  return ((v.rows - 1) * v.stride + v.cols) * info(v.dtype).bytes;
+}
+
 // The gated layouts. `separate` is two tensors.
 enum class Gate : uint8_t { stacked, swapped, by1, by8, by32, separate };
 inline constexpr Gate kGates[] = {Gate::stacked, Gate::swapped, Gate::by1,

@@ -12,6 +12,7 @@ class PlainProgram final : public Program {
   [[nodiscard]] bool fits_all() const override { return true; }
   [[nodiscard]] size_t workspace(int64_t rows) const override;
   [[nodiscard]] int64_t extra_bytes(int64_t rows) const override;
+  [[nodiscard]] bool repeats_body() const override { return bodies_ > 1; }
   [[nodiscard]] std::vector<Launch> launches(const RunArgs& args) const override;
 
  private:

@@ -29,6 +29,8 @@ class ProgramKernel final : public Kernel {
     return program_->extra_bytes(rows);
   }
 
+  [[nodiscard]] bool repeats_body() const override { return program_->repeats_body(); }
+
   void prepare() const override {
     const CurrentContext context;
     for (const Source& s : sources_) s.load(context);

@@ -59,6 +59,7 @@ class Program {
   [[nodiscard]] virtual int64_t extra_bytes(int64_t rows) const {
     return 2 * static_cast<int64_t>(workspace(rows));
   }
+  [[nodiscard]] virtual bool repeats_body() const { return false; }
   // In order. `args.workspace` holds at least workspace(args.rows) bytes.
   [[nodiscard]] virtual std::vector<Launch> launches(const RunArgs& args) const = 0;
 

@@ -21,12 +21,6 @@
 namespace tenon::test {
 namespace {
 
-// Bytes of a view from its first to its last element.
-int64_t span_bytes(const View& v) {
-  if (v.rows == 0 || v.cols == 0) return 0;
-  return ((v.rows - 1) * v.stride + v.cols) * info(v.dtype).bytes;
-}
-
 // A run of a step: its inputs and outputs.
 struct Call {
   std::shared_ptr<Step> step;
