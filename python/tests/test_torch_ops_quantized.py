@@ -396,7 +396,7 @@ def test_training_with_a_quantised_weight_follows_the_weight(fused):
 
 
 _FSDP = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 import tenon.torch.ops as ops
@@ -430,6 +430,8 @@ alone, apart = losses(model()), losses(sharded(model()))
 dist.destroy_process_group()
 assert len(set(alone)) == 8
 torch.testing.assert_close(torch.tensor(apart), torch.tensor(alone), rtol=1e-5, atol=0)
+# Threads of torch sometimes abort a busy interpreter that ends. The results are compared by now.
+os._exit(0)
 """
 
 

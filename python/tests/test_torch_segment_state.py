@@ -111,6 +111,60 @@ def test_a_checkpoint_keeps_the_sum_that_it_adds_to():
         assert model(x.detach(), given).data_ptr() == given.data_ptr()
 
 
+@pytest.mark.parametrize("kind", ["alone", "sequential", "fused", "cut", "cut segment"])
+def test_a_sum_in_place_in_a_reentrant_checkpoint(kind):
+    add = ops.AddExtraInput(in_place=True)
+    model = {
+        "alone": add,
+        "sequential": ops.Sequential(add),
+        "fused": ops.Sequential(ops.Linear(24, 24), add),
+        "cut": ops.Sequential(ops.Linear(24, 24).bfloat16(), add),
+        "cut segment": ops.Sequential(ops.Linear(24, 24).bfloat16(), ops.Linear(24, 24), add),
+    }[kind]
+    x, e = torch.randn(5, 24, requires_grad=True), torch.ones(5, 24)
+    want = torch.autograd.grad((model(x, e.clone()) ** 2).sum(), x)[0]
+    checkpoint(lambda a, b: (model(a, b) ** 2).sum(), x, e, use_reentrant=True).backward()
+    assert torch.equal(e, torch.ones(5, 24))
+    torch.testing.assert_close(x.grad, want, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_sum_in_place_keeps_what_is_not_its_own():
+    add, x = ops.AddExtraInput(in_place=True), torch.randn(4, 8)
+    for model in (add, ops.Sequential(ops.Bias(8), add)):
+        row = torch.ones(1, 8).expand(4, 8)
+        torch.testing.assert_close(model(x, row), x + 1)
+        assert model(x, torch.ones(4, 8).half()).dtype == torch.float32
+        p = torch.nn.Parameter(torch.ones(4, 8))
+        model(x, p)
+        assert torch.equal(p, torch.ones(4, 8))
+        kept = x.clone()
+        torch.testing.assert_close(model(x, x), 2 * x)
+        assert torch.equal(x, kept)
+
+
+def test_a_subclass_with_its_own_parameter():
+    class Twice(ops.Bias):
+        def parameter(self, ctx, name):
+            return super().parameter(ctx, name) * 2
+
+    bias, x = Twice(64), torch.randn(5, 64)
+    torch.nn.init.normal_(bias.bias)
+    for model in (bias, ops.Sequential(bias), ops.Sequential(bias, ops.ConstantScale(1.0))):
+        torch.testing.assert_close(model(x), x + 2 * bias.bias)
+
+
+def test_a_subclass_without_quantizers():
+    class Plain(ops.BasicLinear):
+        def num_quantizers(self, mode):
+            return 0
+
+    linear, x = Plain(16, 8), torch.randn(3, 16, requires_grad=True)
+    y = ops.Sequential(linear, ops.ReLU())(x)
+    torch.testing.assert_close(y, torch.relu(x @ linear.weight.t()))
+    y.sum().backward()
+
+
 def test_explain_shows_copies_and_encoded_inputs():
     model = ops.Sequential(ops.Linear(64, 32), ops.GELU())
     assert "copy:" in explain(model, torch.randn(64, 8).t())

@@ -71,6 +71,9 @@ class Call:
         ctxs = self.ctxs = [OperationContext() for _ in ops]
         for ctx in ctxs[: self.first]:
             ctx.requires_grad = ctx.input_requires_grad = False
+        wanted = any([t.requires_grad for t in (input_, *extra_inputs)])
+        for i in fuser._in_place:
+            ctxs[i]._wanted = wanted
         for i, found in self.given.items():
             ctxs[i]._given = found
         for i, named in self.computed.items():

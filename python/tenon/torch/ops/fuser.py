@@ -23,7 +23,7 @@ from ._registry import (
     unregister_forward_fusion,
 )
 from ._routes import Routes
-from .basic import Quantize
+from .basic import AddExtraInput, Quantize
 from .op import (
     BasicOperation,
     FusedOperation,
@@ -110,6 +110,9 @@ class OperationFuser:
             op
             for op in self._basic_ops
             if type(op).pre_fuser_forward is not FusibleOperation.pre_fuser_forward
+        ]
+        self._in_place = [
+            i for i, op in enumerate(self._basic_ops) if isinstance(op, AddExtraInput)
         ]
         # Only these ops can have a quantizer for an encoding.
         self._encoded_inputs = [_may_have(op, "get_input_quantizer") for op in self._basic_ops]

@@ -57,6 +57,8 @@ class OperationContext:
     requires_grad: bool = True
     input_requires_grad: bool = True
     prev_op_grad_output_quantizer: Quantizer | None = None
+    # Whether a tensor given to the call requires a gradient, also while none is recorded.
+    _wanted: bool = True
     # Parameters computed by a parametrization or a hook: one tensor for the whole call.
     _computed: dict[str, torch.Tensor] | None = None
     # The parameters of the op as read by the call, in the order of `parameter_names`.
@@ -224,6 +226,10 @@ class BasicOperation(FusibleOperation, abc.ABC):
             self._check_quantizer(mode, index)
             return None
         return quantizers.get(index)
+
+    def quantizer_of(self, mode: str, index: int) -> Quantizer | None:
+        """The same. None if the op has fewer quantizers, e.g. because a subclass says so."""
+        return self.get_quantizer(mode, index) if index < self.num_quantizers(mode) else None
 
     def set_quantizer(self, mode: str, index: int, quantizer: Quantizer | None) -> None:
         """Sets or, with None, removes a quantizer of the op."""
@@ -625,7 +631,10 @@ _OWN = (
     "fuser_forward",
     "fuser_backward",
     "get_quantizer",
+    "get_input_quantizer",
+    "get_grad_output_quantizer",
     "num_quantizers",
+    "parameter",
     "_activation_forward_impl",
     "_activation_backward_impl",
 )

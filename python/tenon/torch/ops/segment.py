@@ -530,10 +530,14 @@ class Segment(FusedOperation):
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
         record: bool,
+        keep_extras: bool = False,
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], _Run | None]:
-        """(output, extra outputs, tensors to save, data for the backward pass)."""
+        """(output, extra outputs, tensors to save, data for the backward pass).
+
+        With `keep_extras` no extra input is overwritten.
+        """
         try:
-            return self._forward_pass(ready, x, params, extras, record)
+            return self._forward_pass(ready, x, params, extras, record, keep_extras)
         except (RuntimeError, TypeError, ValueError):
             # Kinds of tensors that no plan reads are checked for a new plan only.
             self._check_operands(x, params, extras)
@@ -546,6 +550,7 @@ class Segment(FusedOperation):
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
         record: bool,
+        keep_extras: bool,
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], _Run | None]:
         given: Any = x
         device, dtype = x.device, ready.dtype
@@ -578,11 +583,8 @@ class Segment(FusedOperation):
         overwrites = (
             place >= 0
             and not record
-            # A checkpoint runs the forward pass again, with gradients, on the same tensors.
-            and not any([getattr(t, "requires_grad", False) for t in (given, *extras)])
-            and self._overwrites(
-                extras[place], extras_read[place], dtype, (*inputs, *params_read, *extras_read)
-            )
+            and not keep_extras
+            and self._overwrites(place, given, extras, (*inputs, *params_read, *extras_read), dtype)
         )
         if overwrites:
             y = extras[place]
@@ -786,7 +788,9 @@ class Segment(FusedOperation):
         )
         if isinstance(ready, list):
             return ready
-        y, made, saved, run = self.forward_pass(ready, x, params, extras, last.requires_grad)
+        y, made, saved, run = self.forward_pass(
+            ready, x, params, extras, last.requires_grad, keep_extras=last._wanted
+        )
         if run is not None:
             last.save_for_backward(*saved)
             last.run, last.grad_quantizer = run, prev_op_grad_output_quantizer
@@ -839,15 +843,23 @@ class Segment(FusedOperation):
         return found if isinstance(found, Cut) else found.plan
 
     def _overwrites(
-        self, extra: torch.Tensor, read: torch.Tensor, dtype: torch.dtype, tensors: Sequence[Any]
+        self,
+        place: int,
+        x: torch.Tensor | QuantizedTensor,
+        extras: Sequence[torch.Tensor],
+        read: Sequence[torch.Tensor],
+        dtype: torch.dtype,
     ) -> bool:
-        """Whether the output may be written over an extra input: no other tensor shares memory."""
-        last = self.ops[-1]
-        in_place = isinstance(last, AddExtraInput) and last.in_place
-        if not in_place or extra is not read or extra.dtype != dtype:
+        """Whether the output may be written over extra input `place`: see `AddExtraInput`."""
+        last, extra = self.ops[-1], extras[place]
+        assert isinstance(last, AddExtraInput)
+        if not last.in_place or any([t.requires_grad for t in (x, *extras)]):
             return False
+        # Of the tensors that are read, only the extra input itself may have its memory.
         own = extra.untyped_storage().data_ptr()
-        return sum(t.untyped_storage().data_ptr() == own for t in tensors) == 1
+        if sum(t.untyped_storage().data_ptr() == own for t in read) != 1:
+            return False
+        return last.overwrites(torch.empty(0), extra, dtype)
 
     def told(self) -> str:
         return self._told

@@ -36,6 +36,21 @@ class AddExtraInput(BasicOperation):
     def plan_text(self) -> str:
         return "add"
 
+    def overwrites(self, x: torch.Tensor, extra: torch.Tensor, dtype: torch.dtype) -> bool:
+        """Whether the sum, of `dtype`, may be written over the extra input.
+
+        No other tensor may have its memory. A checkpoint runs the forward pass again, with
+        gradients, on the same tensors.
+        """
+        return (
+            self.in_place
+            and extra.dtype == dtype
+            and extra.is_contiguous()
+            and not extra.is_neg()
+            and not (x.requires_grad or extra.requires_grad)
+            and x.untyped_storage().data_ptr() != extra.untyped_storage().data_ptr()
+        )
+
     @staticmethod
     def check(x: Any, extra: torch.Tensor) -> None:
         """Raises an error if x and the extra input do not match."""
@@ -61,7 +76,12 @@ class AddExtraInput(BasicOperation):
         x = _kernels.plain(input_)
         # The tensor of a channel belongs to another op and may be the caller's input.
         own = 0 not in self._input_channels
-        if self.in_place and own and not basic_op_ctxs[0].requires_grad:
+        recorded = basic_op_ctxs[0].requires_grad or basic_op_ctxs[0]._wanted
+        if (
+            own
+            and not recorded
+            and self.overwrites(x, extra, torch.promote_types(x.dtype, extra.dtype))
+        ):
             y = extra.add_(x)
         else:
             y = x + extra

@@ -115,10 +115,10 @@ class BasicLinear(PartOperation):
             )
         dtype = _kernels.compute_dtype("BasicLinear", weight, input_)
         # An encoded operand stays encoded and is decoded for each product.
-        x = _kernels.encode(input_, self.get_quantizer("forward", 0))
+        x = _kernels.encode(input_, self.quantizer_of("forward", 0))
         # W is encoded in every forward pass. Its address and version do not prove that it is
         # unchanged: fused optimisers, FSDP and writes to .data change neither.
-        quantizer = self.get_quantizer("forward", 1)
+        quantizer = self.quantizer_of("forward", 1)
         w: Any = weight if quantizer is None else quantizer(weight.detach())
         x_plain, w_plain = _kernels.plain(x, dtype), _kernels.plain(w, dtype)
         _cuda.same("BasicLinear: the input", x_plain, "BasicLinear: weight", w_plain)
@@ -148,7 +148,7 @@ class BasicLinear(PartOperation):
     ) -> tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]:
         x, w = ctx.saved_tensors
         dtype: torch.dtype = w.dtype
-        dy = _kernels.plain(_kernels.encode(grad_output, self.get_quantizer("backward", 0)), dtype)
+        dy = _kernels.plain(_kernels.encode(grad_output, self.quantizer_of("backward", 0)), dtype)
         weight = self.parameter(ctx, "weight")
         target = None
         if x is not None and weight.requires_grad and self.accumulate_into_main_grad:
