@@ -31,9 +31,9 @@ Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype)
 // The step with its product rounded to `dtype` before the body reads it.
 Step with_rounded_product(const Step& step, DType dtype);
 
-// A map as two maps from the same inputs: the second one writes the last encoded result with its
-// amax, the first one all others. Both halves of the result are steps without memory between them.
-// Empty if a half would write nothing.
+// A map as two maps with the same inputs, and no memory between them. The second one writes the
+// last encoded result and its amax, the first one all other results. Empty if one would write
+// nothing.
 std::optional<std::pair<Step, Step>> split_results(const Step& step);
 
 // The first step stores the row totals. The second step is a map that reads them and does the rest.
