@@ -2,6 +2,7 @@
 saved.
 """
 
+import signal
 import subprocess
 import sys
 
@@ -396,7 +397,7 @@ def test_training_with_a_quantised_weight_follows_the_weight(fused):
 
 
 _FSDP = """
-import os, sys, torch, torch.distributed as dist
+import sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 import tenon.torch.ops as ops
@@ -430,8 +431,7 @@ alone, apart = losses(model()), losses(sharded(model()))
 dist.destroy_process_group()
 assert len(set(alone)) == 8
 torch.testing.assert_close(torch.tensor(apart), torch.tensor(alone), rtol=1e-5, atol=0)
-# Threads of torch sometimes abort a busy interpreter that ends. The results are compared by now.
-os._exit(0)
+print("compared", file=sys.stderr)
 """
 
 
@@ -443,7 +443,10 @@ def test_a_sharded_weight_is_encoded_in_every_forward(tmp_path):
     options = {"stderr": subprocess.PIPE, "text": True}
     ranks = [subprocess.Popen([*command, rank], **options) for rank in ("0", "1")]
     told = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], told[0][-3000:] + told[1][-3000:]
+    assert all("compared" in text for text in told), told[0][-3000:] + told[1][-3000:]
+    # After the comparison the end of the interpreter sometimes aborts, with torch alone too.
+    ends = {rank.returncode for rank in ranks}
+    assert ends <= {0, -signal.SIGABRT}, told[0][-3000:] + told[1][-3000:]
 
 
 def test_quantizers_are_checked():
