@@ -2,6 +2,9 @@
 
 Run it with `python python/bench/host_time.py`, on CUDA if there is a GPU. Each line has the least
 time of a step on the host and the ratio to eager. It asserts nothing.
+
+"node" is the time of the least Python node of autograd with the same parameters: it allocates the
+results of both passes and computes nothing. "C" is the time inside of the library.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 import tenon.torch.ops as ops
 import torch
 import torch.nn.functional as F
+from tenon._lib import lib
 from torch import nn
 
 WIDTH, HIDDEN, ROWS = 64, 128, 16
@@ -54,6 +58,47 @@ def block() -> nn.Module:
     added.set_extra_input_channel(0, "residual")
     mlp = ops.Linear(WIDTH, HIDDEN), ops.GELU(), ops.Linear(HIDDEN, WIDTH)
     return ops.Sequential(residual, ops.LayerNorm(WIDTH), *mlp, added)
+
+
+class Node(torch.autograd.Function):
+    """Allocates the result of each pass and what a plan saves: one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, *params, x.new_empty(ROWS, 2 * HIDDEN))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, *params, _ = ctx.saved_tensors
+        return torch.empty_like(x), *(torch.empty_like(p) for p in params)
+
+
+class Least(nn.Module):
+    """A module of one `Node`."""
+
+    def __init__(self, like: nn.Module) -> None:
+        super().__init__()
+        self.params = list(like.parameters())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Node.apply(x, *self.params)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter(self.params)
+
+
+class Timed:
+    """A function of the library with a clock."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call, self.seconds = call, 0.0
+
+    def __call__(self, *args: Any) -> Any:
+        begin = time.perf_counter()
+        result = self.call(*args)
+        self.seconds += time.perf_counter() - begin
+        return result
 
 
 def microseconds(call: Callable[[], Any], cuda: bool, number: int = 100) -> float:
@@ -102,17 +147,29 @@ def main() -> None:
         with torch.no_grad():
             model(x)
 
+    timed = Timed(lib.tenon_plan_run)
     for name, pair in models.items():
-        each = [(m.to(**kind), list(m.parameters())) for m in pair]
+        like, ours = (m.to(**kind) for m in pair)
+        each: list[tuple[nn.Module, list[torch.Tensor]]] = [
+            (m, list(m.parameters())) for m in (like, ours, Least(like))
+        ]
         for what, call in (("step", step), ("forward, no_grad", forward)):
-            times: list[list[float]] = [[], []]
+            times: list[list[float]] = [[], [], []]
             for _ in range(args.rounds):
                 for (model, params), found in zip(each, times, strict=True):
                     found.append(microseconds(lambda: call(model, params), cuda))  # noqa: B023
-            eager, ours = min(times[0]), min(times[1])
+            eager, tenon, node = (min(t) for t in times)
+            lib.tenon_plan_run = timed
+            microseconds(lambda: call(ours, each[1][1]), cuda)  # noqa: B023
+            inside = [0.0] * 10
+            for k in range(len(inside)):
+                timed.seconds = 0.0
+                microseconds(lambda: call(ours, each[1][1]), cuda)  # noqa: B023
+                inside[k] = timed.seconds / 100 * 1e6
+            lib.tenon_plan_run = timed.call
             print(
-                f"{name:28}{what:18}eager {eager:7.1f} us  tenon {ours:7.1f} us  "
-                f"ratio {ours / eager:.2f}",
+                f"{name:28}{what:18}eager {eager:7.1f} us  tenon {tenon:7.1f} us  "
+                f"ratio {tenon / eager:.2f}  node {node:7.1f} us  C {min(inside):6.1f} us",
                 flush=True,
             )
 

@@ -2,7 +2,8 @@
 
 Run it with `python python/bench/train_steps.py` on a machine with a GPU. Each line has the median
 time of a step (forward, loss, backward), the speedup over eager and over torch.compile, and the
-peak memory above parameters and inputs. It asserts nothing.
+peak memory above parameters and inputs. The line of the runner "products" has the time of the
+matrix products of a step alone, which bounds every bf16 step. It asserts nothing.
 """
 
 from __future__ import annotations
@@ -156,6 +157,26 @@ def step(
     model(x).backward(dy)
 
 
+class Products(nn.Module):
+    """The three products of each linear of a training step, and nothing else."""
+
+    def __init__(self, like: nn.Module, rows: int) -> None:
+        super().__init__()
+        self.weights = [m.weight.detach() for m in like.modules() if isinstance(m, nn.Linear)]
+        self.x = [torch.randn(rows, w.shape[1], **KIND) for w in self.weights]
+        self.dy = [torch.randn(rows, w.shape[0], **KIND) for w in self.weights]
+
+    def forward(self, x: torch.Tensor) -> Products:
+        for each, w in zip(self.x, self.weights, strict=True):
+            torch.mm(each, w.t())
+        return self
+
+    def backward(self, dy: torch.Tensor) -> None:
+        for each, gradient, w in zip(self.x, self.dy, self.weights, strict=True):
+            torch.mm(gradient, w)
+            torch.mm(gradient.t(), each)
+
+
 def measure(name: str, models: dict[str, nn.Module], x: torch.Tensor, rounds: int) -> None:
     dy = torch.randn_like(x)
     params = {k: list(m.parameters()) for k, m in models.items()}
@@ -199,7 +220,7 @@ def measure(name: str, models: dict[str, nn.Module], x: torch.Tensor, rounds: in
                     "ms": round(median[k], 3),
                     **{
                         f"over_{o}": round(median[o] / median[k], 3)
-                        for o in ("eager", "compile", "tenon", "scaled_mm")
+                        for o in ("eager", "compile", "tenon", "scaled_mm", "products")
                         if o in median and o != k
                     },
                     "peak_mb": round(peaks[k]),
@@ -242,7 +263,12 @@ def main() -> None:
         compiled = cuda(make())
         measure(
             kind,
-            {"eager": like, "compile": torch.compile(compiled), "tenon": ours(like)},
+            {
+                "eager": like,
+                "compile": torch.compile(compiled),
+                "tenon": ours(like),
+                "products": Products(like, args.rows),
+            },
             x,
             args.rounds,
         )
