@@ -649,6 +649,28 @@ def test_main_grad(overwrite, runs):
     assert weight.grad is None and weight.grad_added_to_main_grad and runs == [False, True]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", ["one plan", "several calls", "no plan"])
+def test_main_grad_of_a_shared_weight_is_overwritten_once(kind, dtype, monkeypatch):
+    """A backward pass replaces main_grad by the sum of the gradients of all ops."""
+    if kind == "no plan":
+        without_plans(monkeypatch)
+    first, last = (ops.BasicLinear(8, 8, accumulate_into_main_grad=True) for _ in range(2))
+    weight = last.weight = first.weight
+    parts = [first, ops.GELU(), last]
+    if kind == "several calls":
+        parts.insert(2, torch.nn.Identity())
+    model = ops.Sequential(*parts)
+    weight.main_grad = torch.full((8, 8), 5.0, dtype=dtype)
+    weight.overwrite_main_grad = True
+    for _ in range(2):
+        x, g = torch.randn(5, 8), torch.randn(5, 8)
+        (w64,) = doubled([weight])
+        F.linear(gelu(F.linear(x.double(), w64)), w64).backward(g.double())
+        model(x).backward(g)
+        close(weight.main_grad, w64.grad, torch.float32, 16)
+
+
 @pytest.mark.parametrize("planned", [True, False])
 def test_main_grad_of_another_dtype(planned, monkeypatch):
     """It gets the sum in its own dtype, without rounding to the dtype of the weight."""

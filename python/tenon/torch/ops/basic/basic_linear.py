@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...._lib import DTYPES
 from ... import _call, _cuda
@@ -18,6 +19,23 @@ if TYPE_CHECKING:
 
 __all__ = ["BasicLinear"]
 
+# A private function of torch. Without it every gradient overwrites.
+_running_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+# The backward pass that last overwrote the main_grad of a weight. Not an attribute of the weight,
+# because other processes may load it, with passes of their own.
+_overwritten: Any = WeakTensorKeyDictionary()
+
+
+def _begins(weight: torch.Tensor) -> bool:
+    """Whether dW overwrites main_grad. Other ops of this backward pass may share the weight."""
+    if not getattr(weight, "overwrite_main_grad", False):
+        return False
+    now = _running_pass()
+    if now >= 0 and _overwritten.get(weight) == now:
+        return False
+    _overwritten[weight] = now
+    return True
+
 
 class BasicLinear(PartOperation):
     """y = x·Wᵀ with W of shape [out_features, in_features]; dx = g·W, dW = gᵀ·x.
@@ -26,8 +44,10 @@ class BasicLinear(PartOperation):
     backward quantizer 0 encodes g. The products then use the encoded values. W is encoded in every
     forward pass. With `accumulate_into_main_grad`, dW is added to `weight.main_grad` and rounded
     only to its dtype. `weight.grad` is not changed. Every backward pass through the op adds dW,
-    also that of `torch.autograd.grad` with other inputs. `accumulate="fast"` lets the tensor cores
-    of Hopper sum products of FP8 operands, with about 14 bits.
+    also that of `torch.autograd.grad` with other inputs. If `weight.overwrite_main_grad` is set, a
+    backward pass first clears main_grad; ops that share the weight still add to each other.
+    `accumulate="fast"` lets the tensor cores of Hopper sum products of FP8 operands, with about 14
+    bits.
     """
 
     op_name = "linear"
@@ -204,7 +224,7 @@ class BasicLinear(PartOperation):
         main_grad = self.main_grad(weight)
         if main_grad.dtype != dtype or not main_grad.is_contiguous() or main_grad.is_neg():
             return torch.zeros(weight.shape, dtype=dtype, device=weight.device)
-        if getattr(weight, "overwrite_main_grad", False):
+        if _begins(weight):
             main_grad.zero_()
         return main_grad
 
@@ -213,7 +233,7 @@ class BasicLinear(PartOperation):
         main_grad = self.main_grad(weight)
         if target is main_grad:
             torch.autograd.graph.increment_version(main_grad)
-        elif getattr(weight, "overwrite_main_grad", False):
+        elif _begins(weight):
             main_grad.copy_(target)
         else:
             main_grad.add_(target)
