@@ -65,10 +65,14 @@ void run(const Step& step, const Chosen& chosen, RunArgs args, const Options& op
     go();
   if (!log) return;
   const std::string_view maker = chosen.kernel->way(args).maker;
+  int64_t bytes = 0;
+  chosen.kernel->each(args, [&](const Step& part, const Kernel& k, const RunArgs& call) {
+    bytes += part.bytes(call.rows) + k.extra_bytes(call.rows);
+  });
   std::fprintf(stderr, "tenon: %s rows=%lld maker=%.*s bytes=%lld time_us=%.1f\n",
                step.describe().c_str(), static_cast<long long>(args.rows),
                static_cast<int>(maker.size()), maker.data(),
-               static_cast<long long>(step.bytes(args.rows)), microseconds);
+               static_cast<long long>(bytes), microseconds);
 }
 
 }  // namespace

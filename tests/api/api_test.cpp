@@ -2,7 +2,10 @@
 #include <cstdlib>
 #include <functional>
 
+#include "choice/backends.h"
+#include "lazy/builder.h"
 #include "runtime/execute.h"
+#include "step/split.h"
 #include "support/support.h"
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -359,6 +362,36 @@ TEST(ApiDeathTest, TheLogHasALineForEachStep) {
       run_with("1"), ::testing::ExitedWithCode(0),
       "^tenon: map silu [^\n]* rows=8 maker=executor bytes=512 time_us=[^\n]*\ntenon: [^\n]*\n$");
   EXPECT_EXIT(run_with("0"), ::testing::ExitedWithCode(0), "^$");
+}
+
+// The two steps of a split call also write and read the memory between them.
+TEST(ApiDeathTest, TheLogCountsTheBytesOfBothSteps) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  StepBuilder build("square", 8, Precision::native);
+  const Expr product = build.load({.from = Load::From::product});
+  build.store({}, product * product);
+  Step step = build.finish();
+  step.head = Gemm{{.arg = 0}, {.arg = 1}, 8, 3};
+  const Split split = split_after_product(step, [](const Step&, DType) { return false; });
+  const Way way{.maker = "halves",
+                .halves = std::make_shared<const Way::Halves>(
+                    Way::Halves{split, kernel_for(split.first, Device::cpu).kernel,
+                                kernel_for(split.second, Device::cpu).kernel})};
+  const Chosen chosen{
+      std::make_shared<const Choice>(step, backend_for(Device::cpu), std::vector{way},
+                                     std::vector<Choice::Refused>{}),
+      way.maker};
+  const auto logged = [&] {
+    const Mat a = Mat(DType::f32, 5, 3).fill(1), b = Mat(DType::f32, 3, 8).fill(2);
+    const Mat y(DType::f32, 5, 8);
+    const std::vector<View> in{a.view(), b.view()}, out{y.view()};
+    setenv("TENON_LOG", "1", 1);
+    execute(step, chosen, {.rows = 5, .in = in, .out = out, .parameters = {}}, {});
+    std::exit(0);
+  };
+  // a, b, and a product that is written, read, squared and written.
+  EXPECT_EXIT(logged(), ::testing::ExitedWithCode(0),
+              str("^tenon: gemm square [^\n]* maker=halves bytes=", 4 * (15 + 24 + 3 * 40), " "));
 }
 
 #if defined(__x86_64__)
