@@ -82,7 +82,7 @@ class LtKernel final : public Kernel {
     LtChoice choice = choose(lt, handle, context.id(), product);
     if (!choice.found) choice = choose(lt, handle, context.id(), least_aligned(product));
     if (choice.found && !choice.tuned && args.tune)
-      choice = tuned(lt, handle, context, product, form_.varies(), memory, args);
+      choice = tuned(lt, handle, context, choice, product, form_.varies(), memory, args);
     if (!choice.found || !multiply(lt, handle, choice, product, memory, stream))
       fail(Code::runtime, "cublaslt: it has no kernel for a product that it had one for; ",
            "TENON_CUBLASLT=none does without cuBLASLt");

@@ -126,10 +126,9 @@ class SecondResult {
 
 }  // namespace
 
-LtChoice tuned(const Lt& lt, LtHandle handle, const CurrentContext& context,
+LtChoice tuned(const Lt& lt, LtHandle handle, const CurrentContext& context, const LtChoice& first,
                const LtProduct& product, char varies, void* workspace, const RunArgs& call) {
   const auto stream = static_cast<Stream>(call.stream);
-  const LtChoice first = choose(lt, handle, context.id(), product);
   if (!allowed()) return first;
   const CacheKey key = class_of(context, product, varies);
   LtChoice best;

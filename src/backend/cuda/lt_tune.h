@@ -10,8 +10,8 @@ namespace tenon::cuda {
 // dimension ('m' or 'k') rounded up to a power of two. The first call of a class times eight
 // heuristics, on the operands of the call and a separate result. In a captured stream and with
 // TENON_TUNE=0 nothing is timed, and the first heuristic is used. So it is, from then on, if there
-// is no memory for the result.
-LtChoice tuned(const Lt& lt, LtHandle handle, const CurrentContext& context,
+// is no memory for the result. `first` is the choice without timing.
+LtChoice tuned(const Lt& lt, LtHandle handle, const CurrentContext& context, const LtChoice& first,
                const LtProduct& product, char varies, void* workspace, const RunArgs& call);
 
 }  // namespace tenon::cuda
