@@ -101,6 +101,20 @@ TEST(Registry, EveryOpBetweenProducts) {
   }
 }
 
+// A session updates the scales for the format of the codes, also those of an encoded output.
+TEST(Registry, SessionsUpdateTheScalesOfEveryFormat) {
+  for (const DType d : {DType::e4m3, DType::e5m2}) {
+    const Format f{.dtype = d, .scaling = Scaling::delayed};
+    PlanRequest r{.cols = kCols, .op_requests = {{.recipe = Recipe{"own", f, {}, f}}}};
+    Session s(Plan::build("quantize", r), kRows);
+    std::fill_n(static_cast<float*>(s.at("x")), kRows * kCols, 0.5F);
+    s.run(Pass::forward);
+    s.update_scales();
+    EXPECT_EQ(*static_cast<const float*>(s.at("quantize0.scale")), info(d).max / 0.5F)
+        << info(d).name;
+  }
+}
+
 TEST(Registry, TheCAbiListsEveryOp) {
   size_t count = 0;
   ASSERT_EQ(tenon_ops(nullptr, 0, &count), TENON_OK);

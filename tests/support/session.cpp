@@ -32,6 +32,17 @@ std::shared_ptr<void> allocate(std::string_view what, int64_t bytes, Device devi
   }
 }
 
+// The dtype of the codes that the multiplier in a buffer is for. The codes of an output have another
+// name than their scale.
+DType format_scaled_by(const PlanData& d, int buffer) {
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const PlanStep& s : d.steps(pass))
+      for (const Encoder& e : s.step.encoders)
+        if (info(e.format.scaling).scale_given && s.in[e.scale].buffer == buffer)
+          return e.format.dtype;
+  return DType::e4m3;  // no step encodes with it
+}
+
 }  // namespace
 
 void* Runner::at(std::string_view name) const {
@@ -64,9 +75,7 @@ Session::Session(Plan plan, int64_t rows)
               .scale = static_cast<float*>(at(name)),
               .history = std::vector<float>(kHistory)};
     *d.scale = 1;
-    for (const std::string& data : {of, of + ".t"})
-      if (const auto it = numbers_.find(data); it != numbers_.end())
-        d.dtype = buffers[it->second].dtype;
+    d.dtype = format_scaled_by(data_of(plan_), static_cast<int>(number));
     delayed_.push_back(std::move(d));
   }
 }
