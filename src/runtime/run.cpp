@@ -28,17 +28,12 @@ int64_t kernel_bytes(const PlanData& d, const WorkspaceKey& key) {
       most = std::max(most, s.chosen.kernel->workspace(s.rows(rows)));
       continue;
     }
-    // Addresses that are never used: they only decide which kernels a call takes. A larger
-    // alignment than the required one may be decisive too.
-    for (int64_t alignment = kCallAligned; alignment <= kAligned; alignment *= 2) {
-      const auto somewhere = [&](int) {
-        return reinterpret_cast<void*>(static_cast<uintptr_t>((int64_t{1} << 20) + alignment));
-      };
-      fill(d, s.in, rows, somewhere, in);
-      fill(d, s.out, rows, somewhere, out);
-      const RunArgs call{.rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters};
-      most = std::max(most, s.chosen.kernel->workspace_for(call));
-    }
+    // A larger alignment than the required one may be decisive, and so may an output in place of an
+    // input.
+    for (int64_t alignment = kCallAligned; alignment <= kAligned; alignment *= 2)
+      for (const bool apart : {true, false})
+        most = std::max(most, s.chosen.kernel->workspace_for(
+                                  imagined_call(d, s, rows, alignment, apart, in, out)));
   }
   return static_cast<int64_t>(most);
 }

@@ -7,6 +7,7 @@
 
 #include "lower/data.h"
 #include "runtime/execute.h"
+#include "runtime/views.h"
 #include "step/split.h"
 #include "support/plan_support.h"
 #include "support/support.h"
@@ -1156,6 +1157,37 @@ TEST(Plan, AlignedCallsNeedLessWorkspace) {
     EXPECT_LE(aligned, all - kRows * (pass == Pass::forward ? 256 : 512) * 2) << p.describe(kRows);
     EXPECT_GT(aligned, 0);
   }
+}
+
+// Kernels that take no calls in place take calls whose tensors are apart, with memory of their own.
+TEST(Plan, AlignedCallsHaveTheWorkspaceOfTheirKernels) {
+  size_t summed = 0;
+  for (const char* const name : {"none", "delayed", "mxfp8", "block"})
+    for (const char* const target : {"sm_80", "sm_90a", "sm_100a"}) {
+      PlanRequest r{.dtype = DType::bf16, .recipe = recipe(name), .target = target};
+      r.options = {.precision = Precision::strict, .device = Device::cuda};
+      const Plan p = Plan::build("linear(256,256) bias add gelu linear(256,64)", r);
+      for (const int64_t rows : {128, 256, 384})
+        for (const Pass pass : {Pass::forward, Pass::backward}) {
+          const auto bytes = static_cast<size_t>(
+              p.workspace_bytes(rows, pass, {.aligned = true, .separate = true}));
+          for (const PlanStep& s : data_of(p).steps(pass)) {
+            const auto address = [](int buffer) -> void* {
+              return reinterpret_cast<void*>(static_cast<uintptr_t>(buffer + 1) << 30);
+            };
+            std::vector<View> in, out;
+            fill(data_of(p), s.in, rows, address, in);
+            fill(data_of(p), s.out, rows, address, out);
+            const RunArgs call{
+                .rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters};
+            EXPECT_LE(s.chosen.kernel->workspace_for(call), bytes)
+                << name << " " << target << " " << s.step.name << "\n" << p.describe(rows);
+            summed += s.chosen.kernel->way(call).maker == "block map" &&
+                      s.chosen.kernel->workspace_for(call) > 0;
+          }
+        }
+    }
+  EXPECT_GT(summed, 0U);
 }
 
 // Steps that run one by one, each buffer at an address of its own and poisoned outside of its life.
