@@ -530,7 +530,7 @@ std::string Plan::describe(int64_t rows, const Speed& speed) const {
   }
   const PlanRun aligned{.aligned = true};
   int64_t least = workspace_bytes(rows, Pass::forward, aligned);
-  if (!d.backward.empty()) least = std::max(least, workspace_bytes(rows, Pass::backward, aligned));
+  if (d.has_backward) least = std::max(least, workspace_bytes(rows, Pass::backward, aligned));
   const int64_t most = workspace_bytes(rows);
   out +=
       str("workspace ", least, " bytes",

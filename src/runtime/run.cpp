@@ -80,6 +80,12 @@ std::shared_ptr<const Workspace> workspace_of(const PlanData& d, const Workspace
   return made;
 }
 
+void check_pass(const PlanData& d, Pass pass) {
+  require(pass == Pass::forward || d.has_backward, "plan: it has no backward pass, since ",
+          d.request.backward ? "no gradient is wanted; ask for one"
+                             : "it was planned for the forward pass alone; plan both");
+}
+
 [[noreturn]] void too_large(const Buffer& b, int64_t rows) {
   fail(Code::invalid_argument, "plan: with '", b.name, "' of ", b.cols,
        " columns its tensors have more than ", kMostBytes,
@@ -108,12 +114,14 @@ std::vector<size_t> Plan::with(Role role) const {
 }
 
 int64_t Plan::workspace_bytes(int64_t rows) const {
-  check_rows(rows);
-  return std::max(workspace_bytes(rows, Pass::forward), workspace_bytes(rows, Pass::backward));
+  const int64_t forward = workspace_bytes(rows, Pass::forward);
+  if (!data_->has_backward) return forward;
+  return std::max(forward, workspace_bytes(rows, Pass::backward));
 }
 
 int64_t Plan::workspace_bytes(int64_t rows, Pass pass, const PlanRun& run) const {
   check_rows(rows);
+  check_pass(*data_, pass);
   return workspace_of(*data_, key_of(pass, rows, run))->bytes;
 }
 
@@ -155,9 +163,7 @@ void Plan::run(Pass pass, int64_t rows, std::span<void* const> memory, void* wor
   require(d.request.target.empty(), "plan: it was made for the target '", d.request.target,
           "', to be described; plan without a target to run it here");
   check_rows(rows);
-  require(pass == Pass::forward || d.has_backward, "plan: it has no backward pass, since ",
-          d.request.backward ? "no gradient is wanted; ask for one"
-                             : "it was planned for the forward pass alone; plan both");
+  check_pass(d, pass);
   require(memory.size() == d.buffers.size(), "plan: ", memory.size(), " addresses; it has ",
           d.buffers.size(), " buffers");
   for (size_t b = 0; b < d.buffers.size(); ++b) {

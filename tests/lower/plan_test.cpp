@@ -944,6 +944,13 @@ TEST(Mistakes, PassesThatAreNotPlanned) {
           "plan: it has no backward pass, since no gradient is wanted; ask for one");
 }
 
+TEST(Mistakes, WorkspacesOfPassesThatAreNotPlanned) {
+  const Plan p = Plan::build("linear(4,8) bias", {.backward = false});
+  EXPECT_GE(p.workspace_bytes(2), p.workspace_bytes(2, Pass::forward));
+  expect_error([&] { return p.workspace_bytes(2, Pass::backward); }, Code::invalid_argument,
+               {"plan: it has no backward pass", "planned for the forward pass alone"});
+}
+
 TEST(Mistakes, NoAddressOfTheRandomState) {
   Session s("dropout(0.5)", {.cols = 4}, 2);
   std::map<std::string, Numbers> given;
