@@ -10,6 +10,7 @@
 #include "core/fp_mode.h"
 #include "core/text.h"
 #include "lower/parameters.h"
+#include "runtime/views.h"
 #include "tenon/error.h"
 
 namespace tenon {
@@ -223,14 +224,14 @@ class Describer {
                     return str(w.name, " (", format_of(w.operand), ")");
                   }) +
            "\n";
-    out += str("       maker  ", s.chosen.maker, ", ", bytes_of(d_, s, rows_), " bytes");
+    out += str("       maker  ", maker_of(d_, s, rows_), ", ", bytes_of(d_, s, rows_), " bytes");
     if (const int64_t flops = s.step.flops(s.rows(rows_))) out += str(", ", flops, " flops");
     if (const auto floor = floor_us(d_, s, rows_, speed_))
       out += str(", floor ", fixed(*floor, 2), " us");
     out += "\n";
     for (const Choice::Refused& r : refused_makers(s))
       out += str("       not    ", r.maker, ": ", r.refusal.why, "\n");
-    for (const Alternative& a : alternatives(s, rows_))
+    for (const Alternative& a : alternatives(d_, s, rows_))
       out += str("       or     ", a.maker, " ", a.when, ": ",
                  joined(a.steps, ", then ",
                         [](const AlternativeStep& p) {
@@ -257,7 +258,7 @@ class Describer {
     const auto line = [](const std::string& t) { return t; };
     std::string out = str("{\"name\":", quoted(s.step.name), ",\"head\":", quoted(head_name(s)),
                           ",\"ops\":[", joined(s.ops, ",", [](size_t i) { return str(i); }),
-                          "],\"maker\":", quoted(s.chosen.maker),
+                          "],\"maker\":", quoted(maker_of(d_, s, rows_)),
                           ",\"body\":", quoted(joined(body_lines(d_, s), "; ", line)),
                           ",\"reads\":[", joined(reads_of(d_, s), ",", [](const Read& r) {
                             const bool row = r.side == Orientation::rowwise;
@@ -278,7 +279,7 @@ class Describer {
       return str("{\"maker\":", quoted(r.maker), ",\"why\":", quoted(r.refusal.why), "}");
     });
     out += "],\"alternatives\":[";
-    out += joined(alternatives(s, rows_), ",", [](const Alternative& a) {
+    out += joined(alternatives(d_, s, rows_), ",", [](const Alternative& a) {
       return str("{\"maker\":", quoted(a.maker), ",\"when\":", quoted(a.when), ",\"steps\":[",
                  joined(a.steps, ",",
                         [](const AlternativeStep& p) {
@@ -329,6 +330,8 @@ std::vector<Read> reads_of(const PlanData& d, const PlanStep& s) {
         list, [&](const Read& r) { return r.name == name && r.side == view.orientation; });
     if (!known) list.push_back({std::move(name), view.buffer, view.orientation});
   }
+  if (s.random != kNoBuffer)
+    list.push_back({d.buffers[static_cast<size_t>(s.random)].name, s.random});
   return list;
 }
 
@@ -388,43 +391,71 @@ std::vector<Choice::Refused> refused_makers(const PlanStep& s) {
 
 namespace {
 
+// The call with these rows, at aligned addresses. `f` gets the call and the way that it takes.
+template <class F>
+void with_call(const PlanData& d, const PlanStep& s, int64_t rows, const F& f) {
+  std::vector<View> in, out;
+  const RunArgs call = imagined_call(d, s, rows, kAligned, true, in, out);
+  f(call, s.chosen.kernel->way(call));
+}
+
 // Adds the steps of a way, in order. The steps of a Split may be split again.
-void add_steps(const Way& way, const Step& step, const std::string& name, int64_t rows,
-               std::vector<AlternativeStep>& steps) {
+void add_steps(const Choice& choice, const Way& way, const Step& step, const std::string& name,
+               const RunArgs& call, std::vector<AlternativeStep>& steps) {
   if (way.kernel) {
-    steps.push_back({name, step.head_name(), step.bytes(rows) + way.kernel->extra_bytes(rows)});
+    steps.push_back({name, step.head_name(),
+                     step.bytes(call.rows) + way.kernel->extra_bytes(call.rows)});
     return;
   }
-  const Way::Halves& h = *way.halves;
-  const Split& split = h.split;
-  add_steps(h.first->ways().front(), split.first, str(name, split.suffix),
-            h.rows(split.first, rows), steps);
-  add_steps(h.second->ways().front(), split.second, name, h.rows(split.second, rows), steps);
+  const Split& split = way.halves->split;
+  bool first = true;
+  choice.each_half(*way.halves, call, [&](const Choice& half, const RunArgs& args) {
+    add_steps(half, half.way(args), first ? split.first : split.second,
+              first ? str(name, split.suffix) : name, args, steps);
+    first = false;
+  });
 }
 
 }  // namespace
 
-std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows) {
+std::string_view maker_of(const PlanData& d, const PlanStep& s, int64_t rows) {
+  std::string_view maker = s.chosen.maker;
+  if (s.chosen.kernel)
+    with_call(d, s, rows, [&](const RunArgs&, const Way& taken) { maker = taken.maker; });
+  return maker;
+}
+
+std::vector<Alternative> alternatives(const PlanData& d, const PlanStep& s, int64_t rows) {
   std::vector<Alternative> list;
   if (!s.chosen.kernel) return list;
-  int64_t least = 0;
-  bool picky = false;
-  std::string_view before;
-  for (const Way& w : s.chosen.kernel->ways()) {
-    // Kernels of one maker are variants for some calls.
-    const std::string_view last = std::exchange(before, w.maker);
-    const bool other = w.halves || w.maker != last;
-    if (other && (least > 0 || picky)) {
-      Alternative& a = list.emplace_back();
-      a.maker = w.maker;
-      if (least > 0) a.when = str("below ", least, " rows");
-      if (picky)
-        a.when += str(a.when.empty() ? "" : ", or ", "where addresses or sizes do not fit");
-      add_steps(w, s.step, s.step.name, s.rows(rows), a.steps);
+  const Choice& choice = *s.chosen.kernel;
+  with_call(d, s, rows, [&](const RunArgs& call, const Way& taken) {
+    int64_t least = 0;
+    bool picky = false;
+    const Way* before = nullptr;
+    for (const Way& w : choice.ways()) {
+      // Kernels of one maker are variants for some calls.
+      const auto variant_of = [&](const Way* other) {
+        return other && w.kernel && other->kernel && w.maker == other->maker;
+      };
+      const bool shown = !variant_of(std::exchange(before, &w)) && !variant_of(&taken);
+      const bool earlier = &w < &taken;  // this call does not take it
+      if (shown && &w != &taken && (earlier || least > 0 || picky)) {
+        Alternative& a = list.emplace_back();
+        a.maker = w.maker;
+        if (earlier)
+          a.when = w.least_rows > call.rows ? str("from ", w.least_rows, " rows")
+                                            : "where the sizes fit";
+        else if (least > 0)
+          a.when = str("below ", least, " rows");
+        if (picky && !earlier)
+          a.when += str(a.when.empty() ? "" : ", or ", "where addresses or sizes do not fit");
+        add_steps(choice, w, s.step, s.step.name, call, a.steps);
+      }
+      least = w.least_rows > 0 ? std::max(least, w.least_rows) : 0;
+      picky = picky || !w.fits_all;
     }
-    least = w.least_rows > 0 ? std::max(least, w.least_rows) : 0;
-    picky = picky || !w.fits_all;
-  }
+  });
   return list;
 }
 
@@ -438,6 +469,17 @@ std::string target_text(const PlanData& d) {
 
 int64_t bytes_of(const PlanData& d, const PlanStep& s, int64_t rows) {
   int64_t total = 0;
+  if (s.chosen.kernel) {
+    std::vector<AlternativeStep> parts;
+    with_call(d, s, rows, [&](const RunArgs& call, const Way& taken) {
+      if (taken.kernel)
+        total = taken.kernel->extra_bytes(call.rows);
+      else
+        add_steps(*s.chosen.kernel, taken, s.step, s.step.name, call, parts);
+    });
+    for (const AlternativeStep& part : parts) total += part.bytes;
+    if (!parts.empty()) return total;
+  }
   if (s.random != kNoBuffer) total += d.buffers[static_cast<size_t>(s.random)].bytes(rows);
   for (const auto* list : {&s.in, &s.out}) {
     std::set<int> counted;  // a product's operand may also be a load
@@ -445,9 +487,6 @@ int64_t bytes_of(const PlanData& d, const PlanStep& s, int64_t rows) {
       if (view.buffer != kNoBuffer && counted.insert(view.buffer).second)
         total += view_bytes(view, rows);
   }
-  if (s.chosen.kernel)
-    if (const Way& way = s.chosen.kernel->ways().front(); way.kernel)
-      total += way.kernel->extra_bytes(s.rows(rows));
   return total;
 }
 

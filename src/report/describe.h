@@ -37,13 +37,17 @@ struct AlternativeStep {
   std::string_view head;
   int64_t bytes = 0;
 };
-// Another way to run a step, as several steps: the condition of such calls, and the bytes moved.
+// Another way to run a step: the condition of such calls, the steps, and the bytes moved.
 struct Alternative {
   std::string_view maker;
   std::string when;
   std::vector<AlternativeStep> steps;
 };
-[[nodiscard]] std::vector<Alternative> alternatives(const PlanStep& s, int64_t rows);
+[[nodiscard]] std::vector<Alternative> alternatives(const PlanData& d, const PlanStep& s,
+                                                    int64_t rows);
+
+// The maker that a call with `rows` rows at aligned addresses takes.
+[[nodiscard]] std::string_view maker_of(const PlanData& d, const PlanStep& s, int64_t rows);
 
 // "target sm_90a, " if the plan is for another machine.
 [[nodiscard]] std::string target_text(const PlanData& d);

@@ -244,7 +244,7 @@ class Page {
                           : "<span class=\"soft\">–</span>");
     if (const auto us = floor_us(d_, *s.step, rows_, speed_))
       out += cell("floor", "n", fixed(*us, 1) + " µs");
-    out += cell("maker", "", escaped(s.step->chosen.maker));
+    out += cell("maker", "", escaped(maker_of(d_, *s.step, rows_)));
     return out + "</tr>\n" + more(s, columns) + "</tbody>\n";
   }
 
@@ -256,7 +256,7 @@ class Page {
     for (const Choice::Refused& r : refused_makers(*s.step))
       out += tag("p", "class=\"why\"",
                  str("<b>refused</b> ", escaped(r.maker), ": ", escaped(r.refusal.why)));
-    for (const Alternative& a : alternatives(*s.step, rows_)) {
+    for (const Alternative& a : alternatives(d_, *s.step, rows_)) {
       std::string parts;
       for (const AlternativeStep& p : a.steps)
         parts += str(parts.empty() ? "" : ", then ", code(p.name), " ", bytes_text(p.bytes));

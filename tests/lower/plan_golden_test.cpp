@@ -65,7 +65,7 @@ TEST(Targets, AreDescribedAndDoNotRun) {
   expect_error([&] { p.run(Pass::forward, 256, memory, nullptr); }, Code::invalid_argument,
                {"sm_100a", "without a target"});
   r.target = "sm_90a";
-  const std::string text = Plan::build("linear(512,2048) bias gelu", r).describe(256);
+  const std::string text = Plan::build("linear(512,2048) bias gelu", r).describe(4096);
   EXPECT_NE(text.find("or     cublaslt below "), std::string::npos) << text;
   r.target = "sm_91";
   expect_error([&] { Plan::build("gelu", r); }, Code::invalid_argument, {"sm_91", "sm_90a"});

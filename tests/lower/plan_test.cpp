@@ -1151,6 +1151,40 @@ TEST(Plan, AProductIsStoredOnce) {
   EXPECT_TRUE(find(Plan::build("linear(256,508) swiglu linear(254,128)", r), "linear0.product"));
 }
 
+TEST(Plan, DescriptionsListTheRandomState) {
+  const Plan p = Plan::build("bias(8) dropout(0.5)", {});
+  for (const std::string& text : {p.describe(4), p.json(4), p.html(4)}) {
+    size_t found = 0;
+    for (size_t at = text.find("rng.saved"); at != std::string::npos;
+         at = text.find("rng.saved", at + 1))
+      ++found;
+    EXPECT_GE(found, 2U) << text;
+  }
+  EXPECT_NE(p.describe(4).find("reads  x, bias0.bias, rng.saved\n"), std::string::npos)
+      << p.describe(4);
+  EXPECT_NE(p.json(4).find(R"("reads":["dy:row","rng.saved:row"])"), std::string::npos)
+      << p.json(4);
+}
+
+// The maker and the bytes are those of a call with these rows.
+TEST(Plan, DescriptionsShowTheMakerOfTheRows) {
+  PlanRequest r{.dtype = DType::bf16, .backward = false, .target = "sm_90a"};
+  r.options.device = Device::cuda;
+  const Plan p = Plan::build("linear(512,2048) bias swiglu", r);
+  const auto has = [&](int64_t rows, const std::string& part) {
+    const std::string text = p.describe(rows);
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+  };
+  has(4096, "maker  gemm, ");
+  has(4096, "or     cublaslt below 513 rows, or where addresses or sizes do not fit: ");
+  const int64_t inputs = 2 * (64 * 512 + 2048 * 512 + 2048), product = 2 * 64 * 2048;
+  const int64_t bytes = inputs + 2 * product + product / 2;
+  has(64, str("maker  cublaslt, ", bytes, " bytes, "));
+  has(64, "or     gemm from 513 rows: gemm linear+bias+swiglu, ");
+  EXPECT_EQ(p.describe(64).find("below 513 rows"), std::string::npos);
+  EXPECT_NE(p.json(64).find(R"("maker":"cublaslt")"), std::string::npos) << p.json(64);
+}
+
 // Calls with aligned addresses need no memory for the kernels of other calls.
 TEST(Plan, AlignedCallsNeedLessWorkspace) {
   PlanRequest r{.dtype = DType::bf16, .recipe = recipe("delayed"), .target = "sm_90a"};
