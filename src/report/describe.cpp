@@ -229,15 +229,17 @@ class Describer {
     if (const auto floor = floor_us(d_, s, rows_, speed_))
       out += str(", floor ", fixed(*floor, 2), " us");
     out += "\n";
+    const auto listed = [](const std::vector<AlternativeStep>& steps) {
+      return joined(steps, ", then ", [](const AlternativeStep& p) {
+        return str(p.head, " ", p.name, ", ", p.bytes, " bytes");
+      });
+    };
+    if (const auto steps = steps_of(d_, s, rows_); !steps.empty())
+      out += str("       steps  ", listed(steps), "\n");
     for (const Choice::Refused& r : refused_makers(s))
       out += str("       not    ", r.maker, ": ", r.refusal.why, "\n");
     for (const Alternative& a : alternatives(d_, s, rows_))
-      out += str("       or     ", a.maker, " ", a.when, ": ",
-                 joined(a.steps, ", then ",
-                        [](const AlternativeStep& p) {
-                          return str(p.head, " ", p.name, ", ", p.bytes, " bytes");
-                        }),
-                 "\n");
+      out += str("       or     ", a.maker, " ", a.when, ": ", listed(a.steps), "\n");
     if (!s.why.empty()) out += "       why    " + s.why + "\n";
     return out;
   }
@@ -278,15 +280,16 @@ class Describer {
     out += joined(refused_makers(s), ",", [](const Choice::Refused& r) {
       return str("{\"maker\":", quoted(r.maker), ",\"why\":", quoted(r.refusal.why), "}");
     });
-    out += "],\"alternatives\":[";
-    out += joined(alternatives(d_, s, rows_), ",", [](const Alternative& a) {
+    const auto listed = [](const std::vector<AlternativeStep>& steps) {
+      return joined(steps, ",", [](const AlternativeStep& p) {
+        return str("{\"name\":", quoted(p.name), ",\"head\":", quoted(p.head),
+                   ",\"bytes\":", p.bytes, "}");
+      });
+    };
+    out += str("],\"steps\":[", listed(steps_of(d_, s, rows_)), "],\"alternatives\":[");
+    out += joined(alternatives(d_, s, rows_), ",", [&](const Alternative& a) {
       return str("{\"maker\":", quoted(a.maker), ",\"when\":", quoted(a.when), ",\"steps\":[",
-                 joined(a.steps, ",",
-                        [](const AlternativeStep& p) {
-                          return str("{\"name\":", quoted(p.name), ",\"head\":", quoted(p.head),
-                                     ",\"bytes\":", p.bytes, "}");
-                        }),
-                 "]}");
+                 listed(a.steps), "]}");
     });
     return out + "]}";
   }
@@ -403,8 +406,8 @@ void with_call(const PlanData& d, const PlanStep& s, int64_t rows, const F& f) {
 void add_steps(const Choice& choice, const Way& way, const Step& step, const std::string& name,
                const RunArgs& call, std::vector<AlternativeStep>& steps) {
   if (way.kernel) {
-    steps.push_back({name, step.head_name(),
-                     step.bytes(call.rows) + way.kernel->extra_bytes(call.rows)});
+    steps.push_back(
+        {name, step.head_name(), step.bytes(call.rows) + way.kernel->extra_bytes(call.rows)});
     return;
   }
   const Split& split = way.halves->split;
@@ -423,6 +426,15 @@ std::string_view maker_of(const PlanData& d, const PlanStep& s, int64_t rows) {
   if (s.chosen.kernel)
     with_call(d, s, rows, [&](const RunArgs&, const Way& taken) { maker = taken.maker; });
   return maker;
+}
+
+std::vector<AlternativeStep> steps_of(const PlanData& d, const PlanStep& s, int64_t rows) {
+  std::vector<AlternativeStep> steps;
+  if (!s.chosen.kernel) return steps;
+  with_call(d, s, rows, [&](const RunArgs& call, const Way& taken) {
+    if (taken.halves) add_steps(*s.chosen.kernel, taken, s.step, s.step.name, call, steps);
+  });
+  return steps;
 }
 
 std::vector<Alternative> alternatives(const PlanData& d, const PlanStep& s, int64_t rows) {
@@ -469,17 +481,12 @@ std::string target_text(const PlanData& d) {
 
 int64_t bytes_of(const PlanData& d, const PlanStep& s, int64_t rows) {
   int64_t total = 0;
-  if (s.chosen.kernel) {
-    std::vector<AlternativeStep> parts;
+  for (const AlternativeStep& part : steps_of(d, s, rows)) total += part.bytes;
+  if (total > 0) return total;
+  if (s.chosen.kernel)
     with_call(d, s, rows, [&](const RunArgs& call, const Way& taken) {
-      if (taken.kernel)
-        total = taken.kernel->extra_bytes(call.rows);
-      else
-        add_steps(*s.chosen.kernel, taken, s.step, s.step.name, call, parts);
+      if (taken.kernel) total = taken.kernel->extra_bytes(call.rows);
     });
-    for (const AlternativeStep& part : parts) total += part.bytes;
-    if (!parts.empty()) return total;
-  }
   if (s.random != kNoBuffer) total += d.buffers[static_cast<size_t>(s.random)].bytes(rows);
   for (const auto* list : {&s.in, &s.out}) {
     std::set<int> counted;  // a product's operand may also be a load

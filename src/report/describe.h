@@ -46,6 +46,10 @@ struct Alternative {
 [[nodiscard]] std::vector<Alternative> alternatives(const PlanData& d, const PlanStep& s,
                                                     int64_t rows);
 
+// The steps of a call with `rows` rows at aligned addresses, if its maker takes several.
+[[nodiscard]] std::vector<AlternativeStep> steps_of(const PlanData& d, const PlanStep& s,
+                                                    int64_t rows);
+
 // The maker that a call with `rows` rows at aligned addresses takes.
 [[nodiscard]] std::string_view maker_of(const PlanData& d, const PlanStep& s, int64_t rows);
 

@@ -256,13 +256,17 @@ class Page {
     for (const Choice::Refused& r : refused_makers(*s.step))
       out += tag("p", "class=\"why\"",
                  str("<b>refused</b> ", escaped(r.maker), ": ", escaped(r.refusal.why)));
-    for (const Alternative& a : alternatives(d_, *s.step, rows_)) {
+    const auto listed = [](const std::vector<AlternativeStep>& steps) {
       std::string parts;
-      for (const AlternativeStep& p : a.steps)
+      for (const AlternativeStep& p : steps)
         parts += str(parts.empty() ? "" : ", then ", code(p.name), " ", bytes_text(p.bytes));
+      return parts;
+    };
+    if (const auto steps = steps_of(d_, *s.step, rows_); !steps.empty())
+      out += tag("p", "class=\"why\"", "<b>steps</b> " + listed(steps));
+    for (const Alternative& a : alternatives(d_, *s.step, rows_))
       out += tag("p", "class=\"why\"",
-                 str("<b>or</b> ", escaped(a.maker), " ", escaped(a.when), ": ", parts));
-    }
+                 str("<b>or</b> ", escaped(a.maker), " ", escaped(a.when), ": ", listed(a.steps)));
     for (const Read& r : reads_of(d_, *s.step))
       reads += (reads.empty() ? "" : ", ") +
                code(str(r.name, r.side == Orientation::columnwise ? ":col" : ""));

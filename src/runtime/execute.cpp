@@ -71,8 +71,8 @@ void run(const Step& step, const Chosen& chosen, RunArgs args, const Options& op
   });
   std::fprintf(stderr, "tenon: %s rows=%lld maker=%.*s bytes=%lld time_us=%.1f\n",
                step.describe().c_str(), static_cast<long long>(args.rows),
-               static_cast<int>(maker.size()), maker.data(),
-               static_cast<long long>(bytes), microseconds);
+               static_cast<int>(maker.size()), maker.data(), static_cast<long long>(bytes),
+               microseconds);
 }
 
 }  // namespace

@@ -43,9 +43,9 @@ void fill(const PlanData& d, const std::vector<BufferView>& list, int64_t rows,
   }
 }
 
-// A call at addresses of this alignment that are never used: they only decide which kernels it takes.
-// `apart`: each buffer has its own address. Otherwise all are in place of each other. `in` and `out`
-// hold the views.
+// A call at addresses of this alignment that are never used: they only decide which kernels it
+// takes. `apart`: each buffer has its own address. Otherwise all are in place of each other. `in`
+// and `out` hold the views.
 inline RunArgs imagined_call(const PlanData& d, const PlanStep& s, int64_t rows, int64_t alignment,
                              bool apart, std::vector<View>& in, std::vector<View>& out) {
   const auto somewhere = [&](int buffer) {

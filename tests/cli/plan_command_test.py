@@ -23,7 +23,7 @@ RECIPES = ["none", "delayed", "current", "mxfp8", "block"]
 PLAN = ["format", "tenon", "chain", "dtype", "recipe", "device", "target", "rows", "options", "forward",
         "backward", "buffers", "saved_bytes", "workspace_bytes"]
 STEP = ["name", "head", "ops", "maker", "body", "reads", "writes", "bytes", "flops", "floor_us",
-        "when", "why", "refused", "alternatives"]
+        "when", "why", "refused", "steps", "alternatives"]
 BUFFER = ["name", "role", "dtype", "rows", "cols", "inner", "bytes"]
 HEADS = {"map", "gemm", "norm", "norm_grad", "copy", "collective", "opaque"}
 ROLES = {"input", "output", "param", "grad", "extra_in", "extra_out", "saved", "state",

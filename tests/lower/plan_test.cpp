@@ -1177,9 +1177,11 @@ TEST(Plan, DescriptionsShowTheMakerOfTheRows) {
   };
   has(4096, "maker  gemm, ");
   has(4096, "or     cublaslt below 513 rows, or where addresses or sizes do not fit: ");
-  const int64_t inputs = 2 * (64 * 512 + 2048 * 512 + 2048), product = 2 * 64 * 2048;
-  const int64_t bytes = inputs + 2 * product + product / 2;
+  const int64_t inputs = 2 * (64 * 512 + 2048 * 512), product = 2 * 64 * 2048, bias = 2 * 2048;
+  const int64_t bytes = inputs + bias + 2 * product + product / 2;
   has(64, str("maker  cublaslt, ", bytes, " bytes, "));
+  has(64, str("steps  gemm linear+bias+swiglu.product, ", inputs + product,
+              " bytes, then map linear+bias+swiglu, ", bias + product + product / 2, " bytes\n"));
   has(64, "or     gemm from 513 rows: gemm linear+bias+swiglu, ");
   EXPECT_EQ(p.describe(64).find("below 513 rows"), std::string::npos);
   EXPECT_NE(p.json(64).find(R"("maker":"cublaslt")"), std::string::npos) << p.json(64);
@@ -1222,7 +1224,8 @@ TEST(Plan, AlignedCallsHaveTheWorkspaceOfTheirKernels) {
             const RunArgs call{
                 .rows = s.rows(rows), .in = in, .out = out, .parameters = s.parameters};
             EXPECT_LE(s.chosen.kernel->workspace_for(call), bytes)
-                << name << " " << target << " " << s.step.name << "\n" << p.describe(rows);
+                << name << " " << target << " " << s.step.name << "\n"
+                << p.describe(rows);
             summed += s.chosen.kernel->way(call).maker == "block map" &&
                       s.chosen.kernel->workspace_for(call) > 0;
           }

@@ -32,8 +32,8 @@ std::shared_ptr<void> allocate(std::string_view what, int64_t bytes, Device devi
   }
 }
 
-// The dtype of the codes that the multiplier in a buffer is for. The codes of an output have another
-// name than their scale.
+// The dtype of the codes that the multiplier in a buffer is for. The codes of an output have
+// another name than their scale.
 DType format_scaled_by(const PlanData& d, int buffer) {
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const PlanStep& s : d.steps(pass))
