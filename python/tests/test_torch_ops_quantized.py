@@ -2,6 +2,7 @@
 saved.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -440,13 +441,16 @@ def test_a_sharded_weight_is_encoded_in_every_forward(tmp_path):
     if not torch.distributed.is_available():
         pytest.skip("torch without torch.distributed")
     command = [sys.executable, "-c", _FSDP, str(tmp_path / "store")]
-    options = {"stderr": subprocess.PIPE, "text": True}
+    # The library starts no threads of its own, so a thread that is left at the end is torch's.
+    environment = {**os.environ, "TENON_THREADS": "1"}
+    options = {"stderr": subprocess.PIPE, "text": True, "env": environment}
     ranks = [subprocess.Popen([*command, rank], **options) for rank in ("0", "1")]
     told = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert all("compared" in text for text in told), told[0][-3000:] + told[1][-3000:]
-    # After the comparison the end of the interpreter sometimes aborts, with torch alone too.
-    ends = {rank.returncode for rank in ranks}
-    assert ends <= {0, -signal.SIGABRT}, told[0][-3000:] + told[1][-3000:]
+    # After the comparison torch sometimes ends with a running thread, also without this library.
+    left = "compared\nterminate called without an active exception\n"
+    for rank, text in zip(ranks, told, strict=True):
+        aborted = rank.returncode == -signal.SIGABRT and text.endswith(left)
+        assert aborted or (rank.returncode == 0 and "compared" in text), text[-3000:]
 
 
 def test_quantizers_are_checked():
