@@ -169,6 +169,8 @@ def test_explain_shows_copies_and_encoded_inputs():
     model = ops.Sequential(ops.Linear(64, 32), ops.GELU())
     assert "copy:" in explain(model, torch.randn(64, 8).t())
     assert "copy:" not in explain(model, torch.randn(8, 64))
+    model[0].weight = torch.nn.Parameter(torch.randn(64, 32).t())
+    assert "copy: weight of BasicLinear is strided" in explain(model, torch.randn(8, 64))
     q = MXFP8Quantizer("e4m3")
     told = str(explain(model, q(torch.randn(8, 64))))
     assert "8 x 64 e4m3 mxfp8 rowcol, computed in f32" in told

@@ -75,6 +75,9 @@ def explain(module: torch.nn.Module, input: torch.Tensor | QuantizedTensor | Non
                 continue
             if plan is not None:
                 lines.append(_line("plan    ", stage))
+                assert isinstance(stage.op, Segment)
+                for name in stage.op.strided():
+                    lines.append(f"    copy: {name} is strided, and plans read contiguous tensors")
                 told = plan.describe(rows).rstrip().split("\n")
                 lines += [("    " + line).rstrip() for line in told]
             else:

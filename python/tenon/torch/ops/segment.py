@@ -265,6 +265,15 @@ class Segment(FusedOperation):
                     found[k] = computed[name]
         return found
 
+    def strided(self) -> list[str]:
+        """The parameters that every call copies, because a plan reads contiguous ones."""
+        params = zip(self._named, self.parameters_of(), strict=True)
+        return [
+            f"{name} of {type(self.ops[i]).__name__}"
+            for (i, name), p in params
+            if not p.is_contiguous()
+        ]
+
     def find(
         self,
         x: torch.Tensor | QuantizedTensor,
