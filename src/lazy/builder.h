@@ -1,7 +1,6 @@
 // Collects the loads and stores of a step.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -16,13 +15,6 @@ struct Piece {
   ColumnMap columns;
 };
 using Pieces = std::vector<Piece>;
-
-// The loads of an element of an operand whose views start at `arg`: the code, and its scale.
-struct OperandLoads {
-  Load codes;
-  std::optional<Load> scale = {};
-};
-OperandLoads loads_of(const Operand& o, uint32_t arg, const ColumnMap& columns);
 
 class StepBuilder {
  public:

@@ -1,6 +1,9 @@
 // The encoding of a tensor of a call: everything about the tensor that a step depends on.
 #pragma once
 
+#include <optional>
+
+#include "step/step.h"
 #include "tenon/format.h"
 
 namespace tenon {
@@ -28,5 +31,12 @@ struct Operand {
 // The consecutive views of an operand, in the order that a step uses.
 enum OperandIn : uint32_t { in_data, in_scale_inv, operand_inputs };
 constexpr uint32_t operand_outputs = 5;  // the same number as Encoder::Out
+
+// The loads of an element of an operand whose views start at `arg`: the code, and its scale.
+struct OperandLoads {
+  Load codes;
+  std::optional<Load> scale = {};
+};
+OperandLoads loads_of(const Operand& o, uint32_t arg, const ColumnMap& columns);
 
 }  // namespace tenon

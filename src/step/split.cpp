@@ -5,6 +5,8 @@
 #include <cassert>
 #include <utility>
 
+#include "step/operand.h"
+
 namespace tenon {
 
 namespace {
@@ -152,15 +154,15 @@ Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype)
   s.first.rows = rows;
   s.first.cols = cols;
   s.first.encoders.clear();
-  s.first.loads = {{.arg = m.arg, .dtype = m.format.dtype, .transposed = m.codes_transposed()}};
+  Operand tensor;
+  tensor.format = m.format;
+  tensor.rowwise = m.orientation == Orientation::rowwise;
+  tensor.columnwise = !tensor.rowwise;
+  const OperandLoads loads = loads_of(tensor, m.arg, {});
+  s.first.loads = {loads.codes};
   Expr value = graph->load(0);
-  if (m.format.scaling != Scaling::none) {
-    const bool single = m.format.blocks(m.orientation).single();
-    s.first.loads.push_back({.from = single ? Load::From::scalar : Load::From::block,
-                             .arg = m.arg + 1,
-                             .dtype = info(m.format.scaling).scale,
-                             .format = single ? Format{} : m.format,
-                             .orientation = m.orientation});
+  if (loads.scale) {
+    s.first.loads.push_back(*loads.scale);
     value = value * graph->load(1);
   }
   s.first.stores = {{.arg = s.out, .dtype = dtype, .value = graph->id(value)}};
