@@ -506,9 +506,19 @@ TEST_F(Emulated, SumsGiveTheBitsOfStrips) {
     where = c.text();
     c.run();
   }
+  // The tiled map: 130 rows of tiles, or 33 in strips of one line.
+  for (const auto& [rows, cols] : {std::pair{8320, 24}, {2080, 4104}}) {
+    const Mat x = Mat(DType::bf16, rows, cols).fill(3), g = Mat(DType::bf16, rows, cols).fill(4);
+    const Mat dx(DType::bf16, rows, cols), dbias(DType::f32, 1, cols);
+    where = str("relu bwd dbias ", rows, "x", cols);
+    tenon::backward(activation("relu"),
+                    {.grad = g.view(), .x = x.view(), .dx = dx.view(), .dbias = dbias.view()},
+                    {.precision = Precision::strict});
+  }
   set_observer({});
   check();
   EXPECT_EQ(blocks, 3U);
+  EXPECT_EQ(tiles, 2U);
 }
 
 // Norms on whole vectors: short and long rows, with one or several vectors per thread.
