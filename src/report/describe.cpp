@@ -229,17 +229,18 @@ class Describer {
     if (const auto floor = floor_us(d_, s, rows_, speed_))
       out += str(", floor ", fixed(*floor, 2), " us");
     out += "\n";
-    const auto listed = [](const std::vector<AlternativeStep>& steps) {
-      return joined(steps, ", then ", [](const AlternativeStep& p) {
-        return str(p.head, " ", p.name, ", ", p.bytes, " bytes");
+    const auto listed = [](const std::vector<AlternativeStep>& steps, std::string_view maker) {
+      return joined(steps, ", then ", [maker](const AlternativeStep& p) {
+        const std::string by = p.maker == maker ? "" : str(" by ", p.maker);
+        return str(p.head, " ", p.name, by, ", ", p.bytes, " bytes");
       });
     };
     if (const auto steps = steps_of(d_, s, rows_); !steps.empty())
-      out += str("       steps  ", listed(steps), "\n");
+      out += str("       steps  ", listed(steps, maker_of(d_, s, rows_)), "\n");
     for (const Choice::Refused& r : refused_makers(s))
       out += str("       not    ", r.maker, ": ", r.refusal.why, "\n");
     for (const Alternative& a : alternatives(d_, s, rows_))
-      out += str("       or     ", a.maker, " ", a.when, ": ", listed(a.steps), "\n");
+      out += str("       or     ", a.maker, " ", a.when, ": ", listed(a.steps, a.maker), "\n");
     if (!s.why.empty()) out += "       why    " + s.why + "\n";
     return out;
   }
@@ -283,7 +284,7 @@ class Describer {
     const auto listed = [](const std::vector<AlternativeStep>& steps) {
       return joined(steps, ",", [](const AlternativeStep& p) {
         return str("{\"name\":", quoted(p.name), ",\"head\":", quoted(p.head),
-                   ",\"bytes\":", p.bytes, "}");
+                   ",\"maker\":", quoted(p.maker), ",\"bytes\":", p.bytes, "}");
       });
     };
     out += str("],\"steps\":[", listed(steps_of(d_, s, rows_)), "],\"alternatives\":[");
@@ -406,8 +407,8 @@ void with_call(const PlanData& d, const PlanStep& s, int64_t rows, const F& f) {
 void add_steps(const Choice& choice, const Way& way, const Step& step, const std::string& name,
                const RunArgs& call, std::vector<AlternativeStep>& steps) {
   if (way.kernel) {
-    steps.push_back(
-        {name, step.head_name(), step.bytes(call.rows) + way.kernel->extra_bytes(call.rows)});
+    steps.push_back({name, step.head_name(), way.maker,
+                     step.bytes(call.rows) + way.kernel->extra_bytes(call.rows)});
     return;
   }
   const Split& split = way.halves->split;

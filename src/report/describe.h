@@ -34,7 +34,7 @@ struct Read {
 
 struct AlternativeStep {
   std::string name;
-  std::string_view head;
+  std::string_view head, maker;
   int64_t bytes = 0;
 };
 // Another way to run a step: the condition of such calls, the steps, and the bytes moved.

@@ -259,7 +259,8 @@ class Page {
     const auto listed = [](const std::vector<AlternativeStep>& steps) {
       std::string parts;
       for (const AlternativeStep& p : steps)
-        parts += str(parts.empty() ? "" : ", then ", code(p.name), " ", bytes_text(p.bytes));
+        parts += str(parts.empty() ? "" : ", then ", code(p.name), " by ", escaped(p.maker), " ",
+                     bytes_text(p.bytes));
       return parts;
     };
     if (const auto steps = steps_of(d_, *s.step, rows_); !steps.empty())

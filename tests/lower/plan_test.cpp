@@ -1181,10 +1181,22 @@ TEST(Plan, DescriptionsShowTheMakerOfTheRows) {
   const int64_t bytes = inputs + bias + 2 * product + product / 2;
   has(64, str("maker  cublaslt, ", bytes, " bytes, "));
   has(64, str("steps  gemm linear+bias+swiglu.product, ", inputs + product,
-              " bytes, then map linear+bias+swiglu, ", bias + product + product / 2, " bytes\n"));
+              " bytes, then map linear+bias+swiglu by vector map, ", bias + product + product / 2,
+              " bytes\n"));
   has(64, "or     gemm from 513 rows: gemm linear+bias+swiglu, ");
   EXPECT_EQ(p.describe(64).find("below 513 rows"), std::string::npos);
   EXPECT_NE(p.json(64).find(R"("maker":"cublaslt")"), std::string::npos) << p.json(64);
+}
+
+// cuBLASLt sums FP8 products of whole groups of 16 terms. Other weight gradients are decoded.
+TEST(Plan, DescriptionsShowDecodedWeightGradients) {
+  PlanRequest r{.dtype = DType::bf16, .recipe = recipe("delayed"), .target = "sm_90a"};
+  r.options.device = Device::cuda;
+  const Plan p = Plan::build("linear(64,128)", r);
+  EXPECT_EQ(p.describe(112).find("maker  decode"), std::string::npos) << p.describe(112);
+  const std::string text = p.describe(100);
+  EXPECT_NE(text.find("maker  decode"), std::string::npos) << text;
+  EXPECT_NE(text.find("steps  map linear.bwd.a by vector map, "), std::string::npos) << text;
 }
 
 // Calls with aligned addresses need no memory for the kernels of other calls.

@@ -49,11 +49,15 @@ class LtKernel final : public Kernel {
  public:
   LtKernel(const Step& step, bool here) : form_(step), here_(here) {}
 
-  // Refuses an empty sum. Without a device every other product counts as supported.
+  // Refuses an empty sum. Without a device the products that the library documents as supported
+  // count as such.
   [[nodiscard]] bool fits(const RunArgs& call) const override {
+    constexpr int64_t kCodesTogether = 16;
     const std::optional<LtProduct> product = form_.whole(call);
-    if (!product || form_.inner(call.rows) == 0) return false;
-    if (is_empty(*product) || !here_) return true;
+    const int64_t inner = form_.inner(call.rows);
+    if (!product || inner == 0) return false;
+    if (is_empty(*product)) return true;
+    if (!here_) return info(product->a.dtype).bytes > 1 || inner % kCodesTogether == 0;
     const CurrentContext context;
     const Lt& lt = cublaslt().lt;
     return choose(lt, handle_in(lt, context.id()), context.id(), least_aligned(*product)).found;
