@@ -1,5 +1,8 @@
 """Tests of the state of quantizers, of ops with methods of their own, and of what explain shows."""
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,6 +10,7 @@ torch = pytest.importorskip("torch")
 import tenon.torch.ops as ops  # noqa: E402
 from tenon._plan import FORWARD, Plan, plan  # noqa: E402
 from tenon.torch import explain  # noqa: E402
+from tenon.torch.ops import _kernels  # noqa: E402
 from tenon.torch.quantizer import (  # noqa: E402
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
@@ -174,6 +178,28 @@ def test_explain_shows_copies_and_encoded_inputs():
     q = MXFP8Quantizer("e4m3")
     told = str(explain(model, q(torch.randn(8, 64))))
     assert "8 x 64 e4m3 mxfp8 rowcol, computed in f32" in told
+
+
+def test_plans_of_single_ops_are_made_on_their_gpu(monkeypatch):
+    made, current = [], []
+
+    @contextlib.contextmanager
+    def device(index):
+        current.append(index)
+        yield
+        current.pop()
+
+    def record(*_, **__):
+        made.append(current[-1])
+        return SimpleNamespace(buffers=[SimpleNamespace(name="y", role="output", cols=4)])
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(_kernels, "Plan", record)
+    gpus = [torch.device("cuda", index) for index in (0, 1, 0)]
+    for gpu in gpus:
+        x = SimpleNamespace(is_cpu=False, dtype=torch.float32, device=gpu)
+        _kernels._alone("linear(4,4):gpu", x, torch.float32, True, None)
+    assert made == gpus[:2]
 
 
 def test_tensors_that_a_plan_cannot_read_are_named_in_every_call():

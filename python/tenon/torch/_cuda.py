@@ -78,9 +78,14 @@ def options(given: _lib.Options | None, device: int) -> _lib.Options:
     return found
 
 
+def on(device: torch.device) -> Any:
+    """A context in which a GPU is current. Plans ask their device about kernels."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def device_of(t: Any) -> Any:
-    """A context in which the GPU of `t` is current. Plans ask their device about kernels."""
-    return torch.cuda.device(t.device) if t.device.type == "cuda" else nullcontext()
+    """The same for the GPU of `t`."""
+    return on(t.device)
 
 
 def run(

@@ -336,18 +336,26 @@ class _Alone:
     """A plan of one op, or of a few. Without a backward pass if `wanted` is None."""
 
     def __init__(
-        self, text: str, dtype: int, of_weights: int, input_grad: bool, wanted: Any, device: str
+        self,
+        text: str,
+        dtype: int,
+        of_weights: int,
+        input_grad: bool,
+        wanted: Any,
+        device: torch.device,
     ) -> None:
-        self.plan = Plan(
-            text,
-            dtype=_lib.DTYPES[dtype],
-            parameter_dtype=_lib.DTYPES[of_weights],
-            backward=wanted is not None,
-            input_grad=input_grad,
-            parameter_grads=wanted or (),
-            device=device,
-            allocate=None if device == "cpu" else _cuda.allocate_here,
-        )
+        # A plan is for the GPU that is current while it is made.
+        with _cuda.on(device):
+            self.plan = Plan(
+                text,
+                dtype=_lib.DTYPES[dtype],
+                parameter_dtype=_lib.DTYPES[of_weights],
+                backward=wanted is not None,
+                input_grad=input_grad,
+                parameter_grads=wanted or (),
+                device=device.type,
+                allocate=None if device.type == "cpu" else _cuda.allocate_here,
+            )
         op = text.partition("(")[0] + "0."
         self.names = [b.name.replace(op, "") for b in self.plan.buffers]
         self.width = next(b.cols for b in self.plan.buffers if b.role == "output")
@@ -370,8 +378,8 @@ _known = lru_cache(maxsize=256)(_Alone)
 def _alone(
     text: str, x: torch.Tensor, of_weights: torch.dtype, input_grad: bool, wanted: Any
 ) -> _Alone:
-    kind = "cpu" if x.is_cpu else "cuda"
-    return _known(text, _call.DTYPES[x.dtype], _call.DTYPES[of_weights], input_grad, wanted, kind)
+    dtypes = _call.DTYPES
+    return _known(text, dtypes[x.dtype], dtypes[of_weights], input_grad, wanted, x.device)
 
 
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
