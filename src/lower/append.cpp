@@ -99,6 +99,18 @@ std::optional<std::pair<Step, Step>> better_halves(const PlanStep& step, const T
   return halves;
 }
 
+// The result of an earlier step that decodes the same codes to the same dtype. No step of a pass
+// writes codes twice.
+std::optional<BufferView> decoded_before(const std::vector<PlanStep>& steps, const PlanStep& step) {
+  const auto codes = [](const PlanStep& s) { return s.in[s.step.loads[0].arg]; };
+  const auto result = [](const PlanStep& s) { return s.out[s.step.stores[0].arg]; };
+  for (const PlanStep& s : steps)
+    if (s.decodes && !s.weights && codes(s) == codes(step) &&
+        s.step.stores[0].dtype == step.step.stores[0].dtype)
+      return result(s);
+  return std::nullopt;
+}
+
 std::string free_name(const PlanData& d, const std::string& base) {
   std::string name = base;
   for (int n = 2; std::ranges::find(d.buffers, name, &Buffer::name) != d.buffers.end(); ++n)
@@ -153,6 +165,19 @@ void append(Planner& planner, Pass pass, PlanStep step) {
     if (half->step.is_map()) half->rows = rows;
   first.out.resize(split.out + split.count);
   second.in.resize(split.in + split.count);
+  const auto& refused = step.chosen.kernel->refused();
+  const auto why = [](PlanStep& s, const std::string& more) {
+    s.why += str(s.why.empty() ? "" : "; ", more);
+  };
+  first.decodes = split.decodes;
+  if (const auto there =
+          split.decodes ? decoded_before(planner.steps(pass), first) : std::nullopt) {
+    second.in[split.in] = *there;
+    why(second, "an earlier step has decoded an operand");
+    second.refused.insert(second.refused.end(), refused.begin(), refused.end());
+    append(planner, pass, std::move(second));
+    return;
+  }
   const std::string base = str(planner.op_name(step.ops.front()),
                                pass == Pass::backward ? ".d" : ".", split.suffix.substr(1));
   if (kept) {
@@ -168,11 +193,9 @@ void append(Planner& planner, Pass pass, PlanStep step) {
     first.out[split.out + i] = second.in[split.in + i] = data_view(p);
     first.writes.push_back({p.name, p.operand});
   }
-  first.why += str(first.why.empty() ? "" : "; ", way.maker, " does this in two steps, with the ",
-                   split.what, " in memory");
+  why(first, str(way.maker, " does this in two steps, with the ", split.what, " in memory"));
   second.why.clear();
   second.refused.clear();
-  const auto& refused = step.chosen.kernel->refused();
   first.refused.insert(first.refused.end(), refused.begin(), refused.end());
   append(planner, pass, std::move(first));
   append(planner, pass, std::move(second));

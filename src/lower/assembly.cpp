@@ -12,11 +12,6 @@ bool same(const Load& a, const Load& b) {
          a.transposed == b.transposed && a.format == b.format && a.orientation == b.orientation;
 }
 
-bool same(const BufferView& a, const BufferView& b) {
-  return a.form == b.form && a.buffer == b.buffer && a.cols == b.cols && a.rows == b.rows &&
-         a.orientation == b.orientation;
-}
-
 BufferView scale_view(const StoredTensor& p, Orientation o) {
   const int buffer = o == Orientation::rowwise ? p.row_scale : p.col_scale;
   if (buffer == kNoBuffer) return {};
@@ -77,7 +72,7 @@ Expr Assembly::once(const Load& load) {
 uint32_t Assembly::matrix(const StoredTensor& tensor, Orientation o) {
   const BufferView data = data_view(tensor, o);
   for (uint32_t i = 0; i < made_.in.size(); ++i)
-    if (same(made_.in[i], data)) return i;
+    if (made_.in[i] == data) return i;
   const uint32_t arg = input(data);
   input(scale_view(tensor, o));
   return arg;
@@ -157,7 +152,7 @@ void Assembly::store_columns_sum(const StoredTensor& tensor, const ColumnMap& co
                                  bool ordered) {
   const BufferView view = data_view(tensor, Orientation::rowwise);
   uint32_t arg = 0;
-  while (arg < made_.out.size() && !same(made_.out[arg], view)) ++arg;
+  while (arg < made_.out.size() && made_.out[arg] != view) ++arg;
   if (arg == made_.out.size()) {
     output(view);
     made_.writes.push_back({tensor.name, tensor.operand});

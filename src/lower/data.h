@@ -75,6 +75,7 @@ struct BufferView {
   Orientation orientation = Orientation::rowwise;
   int64_t cols = 0;
   Factor rows = {};
+  friend bool operator==(const BufferView&, const BufferView&) = default;
 };
 
 // The elements of a tensor.
@@ -96,6 +97,7 @@ struct PlanStep {
   };
   std::vector<Write> writes;
   bool weights = false;                  // run only after the weights changed
+  bool decodes = false;                  // it only decodes or casts one tensor
   std::string why;                       // the planner's decision and its reason
   std::vector<Choice::Refused> refused;  // makers that refused the step before it was split
   // An opaque op of the caller. It runs instead of the step, and the maker names its kind.

@@ -83,6 +83,7 @@ struct Split {
   uint32_t out = 0, in = 0, count = 1;
   int64_t stride = 0;
   DType dtype = DType::f32;
+  bool decodes = false;  // the first step decodes or casts an operand of the second one
 };
 using Attempt = std::variant<std::shared_ptr<const Kernel>, Refusal, Split>;
 

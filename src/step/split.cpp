@@ -148,7 +148,8 @@ Split split_before_product(const Step& step, Matrix Gemm::*operand, DType dtype)
           .out = after(output_views(step)),
           .in = after(input_views(step)),
           .stride = rup(cols, kColumns),
-          .dtype = dtype};
+          .dtype = dtype,
+          .decodes = true};
   auto graph = std::make_shared<Graph>();
   s.first.head = Map{};
   s.first.rows = rows;

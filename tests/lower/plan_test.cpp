@@ -1199,6 +1199,28 @@ TEST(Plan, DescriptionsShowDecodedWeightGradients) {
   EXPECT_NE(text.find("steps  map linear.bwd.a by vector map, "), std::string::npos) << text;
 }
 
+// Both products of a linear's backward pass read the gradient. One step decodes it.
+TEST(Plan, OperandsAreDecodedOnce) {
+  PlanRequest r{.dtype = DType::bf16, .recipe = recipe("delayed"), .target = "sm_80"};
+  r.options.device = Device::cuda;
+  const Plan p = Plan::build("linear(64,128) bias swiglu linear(64,32)", r);
+  std::map<int, size_t> decoded;  // by the buffer of the codes
+  std::set<int> written;
+  for (const PlanStep& s : data_of(p).backward) {
+    if (s.why.find("decoded operand") != std::string::npos && s.step.is_map())
+      ++decoded[s.in[s.step.loads[0].arg].buffer];
+    for (const BufferView& v : s.in) {
+      const bool own = v.buffer != kNoBuffer &&
+                       p.buffers()[static_cast<size_t>(v.buffer)].role == Role::workspace;
+      EXPECT_TRUE(!own || written.contains(v.buffer)) << s.step.name;
+    }
+    for (const BufferView& v : s.out) written.insert(v.buffer);
+  }
+  EXPECT_EQ(decoded.size(), 6U) << p.describe(64);  // dy, x and w of two linears
+  for (const auto& [buffer, times] : decoded)
+    EXPECT_EQ(times, 1U) << p.buffers()[static_cast<size_t>(buffer)].name << "\n" << p.describe(64);
+}
+
 // Calls with aligned addresses need no memory for the kernels of other calls.
 TEST(Plan, AlignedCallsNeedLessWorkspace) {
   PlanRequest r{.dtype = DType::bf16, .recipe = recipe("delayed"), .target = "sm_90a"};
