@@ -221,7 +221,8 @@ class Plan {
   [[nodiscard]] size_t owner(size_t buffer) const;
   // The numbers of the buffers with this role, in chain order.
   [[nodiscard]] std::vector<size_t> with(Role role) const;
-  // Enough for every pass, and for one pass that is run as `run` says.
+  // Enough for every pass, and for one pass that is run as `run` says. Throws for a pass that the
+  // plan does not have.
   [[nodiscard]] int64_t workspace_bytes(int64_t rows) const;
   [[nodiscard]] int64_t workspace_bytes(int64_t rows, Pass pass, const PlanRun& run = {}) const;
   [[nodiscard]] int64_t saved_bytes(int64_t rows) const;

@@ -478,8 +478,8 @@ enum tenon_run {
   TENON_RUN_ALIGNED = 4,
   TENON_RUN_SEPARATE = 8
 };
-/* Bytes of the workspace of one pass with the same flags. That of tenon_plan_sizes is enough for
-   each pass. */
+/* Bytes of the workspace of one pass with the same flags. A pass that was not planned is an error.
+   That of tenon_plan_sizes is enough for each pass. */
 TENON_API int tenon_plan_workspace(const tenon_plan* plan, int32_t pass, int64_t rows,
                                    int32_t flags, int64_t* bytes);
 /* memory[i] is the address of buffer i. Buffers that the pass does not use may be NULL. On cuda the
