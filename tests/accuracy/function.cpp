@@ -7,6 +7,7 @@
 
 #include "expr/evaluate.h"
 #include "lower/single_activation.h"
+#include "support/formula.h"
 
 namespace tenon::accuracy {
 
@@ -55,6 +56,7 @@ Function::Function(Group group, const std::string& text)
       strict_exact_(graph_, root_ids_, strict_only()),
       reference_(graph_, root_ids_) {
   for (const Parameter& p : f_.parameters) parameters_.push_back(p.value);
+  for (const uint32_t root : root_ids_) depends_on_a_.push_back(support::depends(graph_, root, 0));
 }
 
 std::string Function::root_name(size_t root) const {

@@ -85,6 +85,8 @@ class Function {
   [[nodiscard]] std::string root_name(size_t root) const;
   [[nodiscard]] const Graph& graph() const { return graph_; }
   [[nodiscard]] std::span<const uint32_t> root_ids() const { return root_ids_; }
+  // Whether a root depends on the first input other than through a comparison.
+  [[nodiscard]] bool depends_on_a(size_t root) const { return depends_on_a_[root]; }
 
   [[nodiscard]] const Exact& exact() const { return exact_; }                // three bounds
   [[nodiscard]] const Exact& strict_exact() const { return strict_exact_; }  // one bound
@@ -107,6 +109,7 @@ class Function {
   Activation f_;
   std::vector<uint32_t> root_ids_;  // before graph_, whose initialiser fills it
   Graph graph_;
+  std::vector<bool> depends_on_a_;
   std::vector<float> parameters_;
   Exact exact_, strict_exact_;
   Reference reference_;

@@ -1,5 +1,4 @@
-// The limits of spec.md 0 for the built-in activations: required NaN, forbidden NaN, and results at
-// infinities.
+// Limits of the built-in activations: required NaN, forbidden NaN, and results at infinities.
 #pragma once
 
 #include <array>
@@ -35,14 +34,14 @@ inline constexpr std::array<Ends, 13> kEnds{{
 
 enum class Nan : uint8_t { due, forbidden, open };
 
-inline Nan unary_nan(std::string_view name, size_t root, float x) {
+inline Nan unary_nan(const Function& f, size_t root, float x) {
   if (!std::isnan(x)) return Nan::forbidden;
-  const bool compares_only = root == 1 && (name == "relu" || name == "leaky_relu");
-  return compares_only ? Nan::open : Nan::due;
+  return f.depends_on_a(root) ? Nan::due : Nan::open;
 }
 
 // A NaN factor must give NaN only if its branch is taken: inside of the clamps.
-inline Nan gated_nan(std::string_view name, size_t root, float a, float b) {
+inline Nan gated_nan(const Function& f, size_t root, float a, float b) {
+  const std::string_view name = f.name();
   constexpr float kInside = 6.5F;  // inside of every clamp with default parameters
   const bool nan_a = std::isnan(a);
   const bool nan_b = std::isnan(b);
@@ -58,7 +57,7 @@ inline Nan gated_nan(std::string_view name, size_t root, float a, float b) {
   const bool rectified = name == "reglu" || name == "sreglu";
   const bool inside = name == "glu" || (rectified ? a > 0 : std::fabs(a) < kInside);
   if (root == 1) {
-    if (nan_a && name == "reglu") return Nan::open;
+    if (nan_a && !f.depends_on_a(root)) return Nan::open;
     return nan_a || inside ? Nan::due : Nan::open;
   }
   if (name == "clamped_swiglu") return nan_a && std::fabs(b) < kInside ? Nan::due : Nan::open;
@@ -67,7 +66,7 @@ inline Nan gated_nan(std::string_view name, size_t root, float a, float b) {
 
 inline Nan nan_rule(const Function& f, size_t root, float a, float b) {
   if (f.group() == Function::Group::word) return Nan::open;
-  return f.gated() ? gated_nan(f.name(), root, a, b) : unary_nan(f.name(), root, a);
+  return f.gated() ? gated_nan(f, root, a, b) : unary_nan(f, root, a);
 }
 
 }  // namespace tenon::accuracy
