@@ -333,7 +333,7 @@ TEST(Docs, Formats) {
 TEST(Docs, Compare) {
   const int64_t m = 2, k = 256;
   // [code: compare]
-  std::vector<float> x(2 * 256);  // 2 x 256, zero but for
+  std::vector<float> x(2 * 256);  // 2 x 256, zero, except
   x[0] = 0.000001F;               // (0, 0)
   x[64] = 0.0001F;                // (0, 64)
   x[100] = 1;                     // (0, 100)
@@ -590,7 +590,7 @@ TEST(Docs, Mxfp8) {
   const fs::path file = kDocs / "scaling_mxfp8.md";
   // [code: mxfp8]
   constexpr int64_t m = 33, k = 34;
-  std::vector<float> x(m * k);                                         // zero but for
+  std::vector<float> x(m * k);                                         // zero, except
   x[0] = 1, x[1] = -0.3F, x[31] = 500, x[32] = 0.02F, x[33] = -0.01F;  // row 0
   x[k] = 3, x[32 * k] = 0.001F;                                        // (1, 0) and (32, 0)
   const auto e4m3 = tenon::DType::e4m3, e8m0 = tenon::DType::e8m0;
@@ -656,7 +656,7 @@ TEST(Docs, Block1x128) {
   const fs::path file = kDocs / "scaling_block1x128.md";
   // [code: block1x128]
   constexpr int64_t m = 130, k = 130;
-  std::vector<float> x(m * k);                                            // zero but for
+  std::vector<float> x(m * k);                                            // zero, except
   x[0] = 1, x[1] = -0.3F, x[127] = 100, x[128] = 0.02F, x[129] = -0.01F;  // row 0
   x[k] = 3, x[129 * k] = 0.001F;                                          // (1, 0) and (129, 0)
   const auto e4m3 = tenon::DType::e4m3, f32 = tenon::DType::f32;
@@ -688,7 +688,7 @@ TEST(Docs, Block128x128) {
   const fs::path file = kDocs / "scaling_block128x128.md";
   // [code: block128x128]
   constexpr int64_t m = 130, k = 260;
-  std::vector<float> x(m * k);          // zero but for
+  std::vector<float> x(m * k);          // zero, except
   x[0] = 1, x[127 * k + 127] = 100;     // block (0, 0)
   x[128] = 0.02F, x[259] = -0.01F;      // blocks (0, 1) and (0, 2)
   x[128 * k] = 3, x[129 * k] = 0.001F;  // block (1, 0)
@@ -707,7 +707,7 @@ TEST(Docs, Block128x128) {
     for (int64_t c = 0; c < k; ++c)
       ASSERT_EQ(row[static_cast<size_t>(r * k + c)], column[static_cast<size_t>(c * m + r)]);
   for (const auto& [name, scales, rows] : {std::tuple{"block128x128_scales", &row_scales, 2},
-                                           {"block128x128_turned", &column_scales, 3}}) {
+                                           {"block128x128_transposed", &column_scales, 3}}) {
     Table t({"scale_inv", "0", "1", "2", "3"});
     for (int64_t r = 0; r < rows; ++r) {
       std::vector<std::string> cells{"row " + std::to_string(r)};
