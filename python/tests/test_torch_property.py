@@ -111,7 +111,7 @@ SCALED = {  # op, whether gated, formula
 
 
 def philox(seed, count, offset=0):
-    """u16 of the elements 0..count-1 of the stream `seed`, by spec.md."""
+    """u16 of the elements 0..count-1 of the stream `seed`: see docs/dropout.md."""
     blocks = np.arange(-(-count // 8), dtype=np.uint64)
     mask = np.uint64(0xFFFFFFFF)
     c = [blocks & mask, blocks >> np.uint64(32), blocks * 0 + np.uint64(offset), blocks * 0]

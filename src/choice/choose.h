@@ -57,7 +57,7 @@ class Choice final : public Kernel {
     if (first.kernel && first.fits_all && first.least_rows == 0) only_ = first.kernel.get();
   }
 
-  // The kernel of all calls if there is only one, else this choice: saves a small call the search.
+  // The only kernel if one takes all calls, else this choice. Small calls thus skip the search.
   [[nodiscard]] const Kernel& direct() const { return only_ ? *only_ : *this; }
   [[nodiscard]] const std::vector<Way>& ways() const { return ways_; }
   // The refusals of the makers before the first way.
@@ -77,7 +77,7 @@ class Choice final : public Kernel {
   void each_half(const Way::Halves& halves, const RunArgs& call, const Half& f) const;
 
   [[nodiscard]] size_t workspace(int64_t rows) const override;
-  // For the way of this call alone. It reads the addresses, and no memory.
+  // Only for the way of this call. Depends on the addresses, not on the memory there.
   [[nodiscard]] size_t workspace_for(const RunArgs& call) const;
   void prepare() const override;
   void prepare_for(const RunArgs& call) const override;

@@ -43,12 +43,12 @@ PlanStep half_of(const PlanData& d, const PlanStep& whole, const Step& half,
 }
 
 // The tensor that the second half fills with the product itself, e.g. the saved input of an
-// activation. The first half can store the product there. The second half then stores it no more.
+// activation. The first half can store the product there. The second half then does not store it.
 std::optional<BufferView> product_tensor(const PlanStep& whole, Split& split) {
   const Gemm* const g = split.first.gemm();
   if (!g || split.count != 1 || g->cols != split.stride) return std::nullopt;
   Step& body = split.second;
-  // Whether a store holds elements of the product where the product has them.
+  // Whether a store writes the product unchanged, each column to the same column.
   const auto is_product = [&](const Store& s) {
     if (s.to != Store::To::tile || s.dtype != split.dtype) return false;
     const Node* value = &(*body.graph)[s.value];
@@ -61,7 +61,7 @@ std::optional<BufferView> product_tensor(const PlanStep& whole, Split& split) {
   for (uint32_t arg = 0; arg < whole.out.size(); ++arg) {
     const BufferView& view = whole.out[arg];
     if (view.form != BufferView::Form::data || view.cols != g->cols) continue;
-    // Encoders write views of their own.
+    // The `arg` of an encoded store is the number of an encoder, not of a view.
     const auto of_view = [&](const Store& s) {
       return s.to != Store::To::encoded && s.to != Store::To::amax && s.arg == arg;
     };
@@ -84,8 +84,8 @@ std::optional<BufferView> product_tensor(const PlanStep& whole, Split& split) {
   return std::nullopt;
 }
 
-// The steps with some of the results each, if one of them has a kernel that does not repeat the
-// body.
+// Two steps that divide the results of a step whose kernel repeats the body. Empty if the kernels
+// of both would repeat it too.
 std::optional<std::pair<Step, Step>> better_halves(const PlanStep& step, const Target& target) {
   const Way& way = step.chosen.kernel->ways().front();
   if (!way.kernel || !way.kernel->repeats_body()) return std::nullopt;

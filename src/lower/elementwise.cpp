@@ -14,7 +14,7 @@ namespace tenon {
 
 namespace {
 
-// The format in which the policy `fp8` saves tensors: spec.md 2.
+// The format in which the policy `fp8` saves tensors: docs/plans.md.
 Operand kept_fp8() {
   Operand o;
   o.format = {.dtype = DType::e4m3, .scaling = Scaling::block1x128, .power_of_two = true};

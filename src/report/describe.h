@@ -15,7 +15,7 @@ namespace tenon {
 [[nodiscard]] std::string orient(const Operand& o);
 // bf16, or e4m3 delayed row.
 [[nodiscard]] std::string format_of(const Operand& o);
-// The format of the input, and the dtype of the chain if it is another.
+// The format of the input, and the dtype of the chain if it differs.
 [[nodiscard]] std::string input_text(const PlanRequest& r);
 
 // A tensor that a step reads. Block scales belong to the tensor that they scale.

@@ -102,7 +102,7 @@ void Plan::prepare(int64_t rows, void* memory, void* stream) const {
   options.stream = stream;
   std::vector<View> in, out;
   for_steps(d, rows, [&](const PlanStep& s, const Places& places) {
-    backend.fill(begin, size, stream);  // products of other numbers may take another time
+    backend.fill(begin, size, stream);  // the time of a product depends on its numbers
     const auto address = [&](int buffer) -> void* { return begin + places.at(buffer); };
     fill(d, s.in, rows, address, in);
     fill(d, s.out, rows, address, out);

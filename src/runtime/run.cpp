@@ -28,8 +28,8 @@ int64_t kernel_bytes(const PlanData& d, const WorkspaceKey& key) {
       most = std::max(most, s.chosen.kernel->workspace(s.rows(rows)));
       continue;
     }
-    // A larger alignment than the required one may be decisive, and so may an output in place of an
-    // input.
+    // Addresses with a larger alignment than required, or outputs in place of inputs, may select
+    // other kernels.
     for (int64_t alignment = kCallAligned; alignment <= kAligned; alignment *= 2)
       for (const bool apart : {true, false})
         most = std::max(most, s.chosen.kernel->workspace_for(
@@ -62,10 +62,10 @@ WorkspaceKey key_of(Pass pass, int64_t rows, const PlanRun& how) {
   return {pass, rows, how.overwrite_saved && pass == Pass::backward, how.aligned, how.separate};
 }
 
-// Kernels take time to find their size, so it is kept.
+// Cached: kernels take time to compute the size of their workspace.
 std::shared_ptr<const Workspace> workspace_of(const PlanData& d, const WorkspaceKey& key) {
   constexpr size_t kMost = 64;
-  // A small plan on the CPU has no workspace. It saves the lock.
+  // A small plan on the CPU has no workspace, so it needs no lock.
   static const auto& kNone = *new std::shared_ptr<const Workspace>(new Workspace);
   if (d.slots == 0 && d.request.options.device == Device::cpu) return kNone;
   {

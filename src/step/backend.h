@@ -30,7 +30,7 @@ struct RunArgs {
   void* stream = nullptr;
   bool tune = true;      // the first call of a class of products may time algorithms
   bool scratch = false;  // results are scratch memory: the timing may overwrite them
-  // Those of the call, whose `allocate` lends memory. Null: it comes from the device's pool.
+  // The options of the call. `allocate` lends memory. Null: memory of the device's pool.
   const Options* options = nullptr;
 };
 
@@ -93,7 +93,7 @@ struct Maker {
   Attempt (*make)(const Step&, const Target&);
 };
 
-// Makers in order of preference. The last maker accepts every step that the device can run.
+// Makers in order of preference. The last ones accept every step that the device can run.
 struct Backend {
   std::string_view name;
   Device device;

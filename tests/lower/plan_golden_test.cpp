@@ -1,4 +1,4 @@
-// Golden plan texts of the fusions of spec.md 4, and properties of the plan of a gated MLP.
+// Golden plan texts of all fusions, and properties of the plan of a gated MLP.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>

@@ -65,7 +65,7 @@ TEST(Initial, WeightsAreUniformWithinOneOverTheRootOfTheirInputs) {
   }
 }
 
-// The stream of spec.md's Philox, keyed by the name, in each format's nearest numbers.
+// The numbers of the Philox stream of the name, rounded to each dtype.
 TEST(Initial, BitsFollowFromSeedAndName) {
   const std::string name = "linear0.weight";
   uint64_t stream = 14695981039346656037U;

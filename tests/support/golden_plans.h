@@ -1,4 +1,4 @@
-// The chains with golden plan texts: the fusions of spec.md 4.
+// The chains with golden plan texts: one for each fusion.
 #pragma once
 
 #include <cstdint>

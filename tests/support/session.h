@@ -11,7 +11,7 @@
 
 namespace tenon::support {
 
-// The state of a random stream as in spec.md: seed, offset, row0, col0, columns.
+// The state of a random stream (docs/dropout.md): seed, offset, row0, col0, columns.
 using RandomState = std::array<uint64_t, 5>;
 
 // Runs a chain on tensors with the names of its plan's buffers.

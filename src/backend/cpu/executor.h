@@ -1,4 +1,4 @@
-// The tile executor. It accepts every map step on every CPU.
+// The tile executor. It accepts every step without a product, on every CPU.
 #pragma once
 
 #include "step/backend.h"

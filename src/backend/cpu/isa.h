@@ -14,7 +14,7 @@ namespace tenon::cpu {
 // A row of another architecture has no tables. Its plans can be made but not run.
 struct Isa {
   std::string_view name;
-  bool fused_norms = false;  // has fused norms, also if they are not compiled here
+  bool fused_norms = false;  // true also where they are not compiled, for plans
   bool (*has)() = nullptr;   // called only if this processor has all earlier sets
   const Loops* loops = nullptr;
   const GemmKernel* fp32 = nullptr;  // all sets give the same bits

@@ -26,7 +26,7 @@ class TileRunner {
                    std::span<const ProductRange> product = {}) const = 0;
 };
 
-// Words as loops over tiles: takes every body.
+// Runs words as loops over tiles. Accepts every body.
 std::unique_ptr<const TileRunner> interpreter(const Step& step, const Loops& loops);
 
 }  // namespace tenon::cpu

@@ -21,8 +21,8 @@ TYPES = {DTYPES[number]: dtype for dtype, number in _call.DTYPES.items()} | {"u6
 ALIGNED = 256  # bytes: the largest alignment that cuBLASLt distinguishes
 _CALL_ALIGNED = 16  # bytes: the alignment of an aligned run
 _MOST = 64  # cached row counts per plan
-# Bytes from which on a pass on CUDA runs step by step, so that each buffer lives as short as
-# possible. Smaller passes are bound by the host.
+# A pass on CUDA with at least so many bytes runs step by step, so that buffers are freed early.
+# Smaller passes are bound by the host.
 _LARGE = 1 << 26
 
 
