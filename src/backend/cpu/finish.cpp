@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "backend/cpu/interpreter.h"
+#include "backend/cpu/item.h"
 #include "backend/cpu/pool.h"
 #include "core/scaling.h"
 

@@ -1,423 +1,79 @@
-// The walk over an item's tiles.
-#include "backend/cpu/interpreter.h"
-
+// Runs words as loops over tiles.
 #include <algorithm>
-#include <cstring>
-#include <utility>
+#include <array>
+
+#include "backend/cpu/item.h"
+#include "backend/cpu/program.h"
+#include "backend/cpu/tile_runner.h"
 
 namespace tenon::cpu {
 
 namespace {
 
-// Contiguous runs of a column map: f(first step column, tensor column, count, stride).
-template <class F>
-void for_runs(const ColumnMap& map, int64_t begin, int64_t n, F f) {
-  if (map.contiguous()) return f(0, begin + map.offset, n, 1);
-  if (map.block == 1) return f(0, map(begin), n, map.stride);
-  for (int64_t c = begin; c < begin + n;) {
-    const int64_t run = std::min(map.block - c % map.block, begin + n - c);
-    f(c - begin, map(c), run, 1);
-    c += run;
-  }
-}
+class InterpretedItem final : public Item {
+ public:
+  InterpretedItem(const Step& step, const LoopProgram& program, const Loops& loops,
+                  const RunArgs& args, const Grid& grid, int64_t index, Leftovers& left,
+                  std::span<const ProductRange> product)
+      : Item(step, program.slots, loops, args, grid, index, left, product), program_(program) {}
 
-void load_columns(const Loops& loops, const Load& l, const View& v, int64_t row, int64_t begin,
-                  int64_t n, float* out) {
-  for_runs(l.columns, begin, n, [&](int64_t first, int64_t c, int64_t count, int64_t stride) {
-    const void* from = l.transposed ? element(v, c, row) : element(v, row, c);
-    loops.load[index(l.dtype)](out + first, from, l.transposed ? stride * v.stride : stride,
-                               static_cast<size_t>(count));
-  });
-}
-
-float load_one(const Loops& loops, const Load& l, const void* from) {
-  float value = 0;
-  loops.load[index(l.dtype)](&value, from, 1, 1);
-  return value;
-}
-
-}  // namespace
-
-void* element(const View& v, int64_t r, int64_t c) {
-  return static_cast<char*>(v.data) + (r * v.stride + c) * info(v.dtype).bytes;
-}
-
-void store_columns(StoreLoop loop, const Store& s, const View& v, int64_t row, int64_t begin,
-                   int64_t n, const float* from) {
-  for_runs(s.columns, begin, n, [&](int64_t first, int64_t c, int64_t count, int64_t stride) {
-    loop(element(v, row, c), stride, from + first, static_cast<size_t>(count));
-  });
-}
-
-Item::Item(const Step& step, const LoopProgram& program, const Loops& loops, const RunArgs& args,
-           const Grid& grid, int64_t index, Leftovers& leftovers,
-           std::span<const ProductRange> product)
-    : step_(step),
-      program_(program),
-      loops_(loops),
-      args_(args),
-      grid_(grid),
-      leftovers_(leftovers),
-      product_(product),
-      index_(index),
-      block_(index / grid.item_chunks()),
-      chunk_(index % grid.item_chunks()),
-      row_begin_(block_ * grid.block_rows),
-      row_end_(std::min(grid.rows, row_begin_ + grid.block_rows)),
-      col_begin_(chunk_ * grid.chunk_cols),
-      col_end_(std::min(grid.cols, col_begin_ + grid.chunk_cols)),
-      slot_(program.slots),
-      most_(step.stores.size(), 0),
-      panels_(panels(step, col_begin_, col_end_ - col_begin_)),
-      health_(step.encoders.size()) {
-  const auto row_floats = [&](const Load& l) {
-    return l.from == Load::From::row ? grid_.row_floats() : 0;
-  };
-  const int64_t band = std::min(grid_.band_rows, row_end_ - row_begin_);
-  size_t encode_most = 0;
-  size_t panel_floats = 0;
-  for (const PanelRange& p : panels_) {
-    encode_most = std::max(encode_most, encode_floats(band, p.n));
-    panel_floats += static_cast<size_t>(rup(band * p.n, 16));
-  }
-  size_t floats = program_.slots * kTile + grid_.row_floats() + 4 * kTile + kTreeLevels;
-  floats += panel_floats + encode_most;
-  for (const Load& l : step_.loads) floats += row_floats(l);
-  for (const Store& s : step_.stores) floats += grid_.stack_floats(s);
-  float* memory = scratch_.emplace(floats * sizeof(float)).floats();
-  const auto take = [&](size_t n) { return std::exchange(memory, memory + n); };
-  for (float*& slot : slot_) slot = take(kTile);
-  own_.assign(slot_.begin(), slot_.begin() + static_cast<int64_t>(step_.loads.size()));
-  for (const Load& l : step_.loads) row_.push_back(take(row_floats(l)));
-  for (const Store& s : step_.stores) stack_.push_back(take(grid_.stack_floats(s)));
-  wide_ = take(grid_.row_floats());
-  spare_ = take(3 * kTile);
-  totals_ = take(kTile);
-  total_tree_ = take(kTreeLevels);
-  for (const PanelRange& p : panels_)
-    panel_data_.push_back(take(static_cast<size_t>(rup(band * p.n, 16))));
-  encode_scratch_ = take(encode_most);
-}
-
-void Item::run() {
-  fill_constants();
-  for (size_t k = 0; k < step_.stores.size(); ++k)
-    if (step_.stores[k].to == Store::To::sum)
-      leftovers_.forests[k][static_cast<size_t>(index_)] =
-          Forest(static_cast<uint64_t>(row_begin_ * grid_.cols));
-  for (band_ = row_begin_; band_ < row_end_; band_ += grid_.band_rows) {
-    const int64_t end = std::min(band_ + grid_.band_rows, row_end_);
-    for (int64_t r = band_; r < end; r += grid_.tile_rows)
-      walk_rows(r, std::min(grid_.tile_rows, end - r));
-    encode_band(band_, end - band_);
-  }
-  if (grid_.stream) end_stream();
-  close();
-}
-
-// Processes the rows of a tile phase by phase. The rows stay in the cache until the last phase.
-void Item::walk_rows(int64_t row, int64_t rows) {
-  for (size_t i = 0; i < step_.loads.size(); ++i) {
-    const Load& l = step_.loads[i];
-    if (l.from != Load::From::column) continue;
-    const View& v = args_.in[l.arg];
-    loops_.load[index(l.dtype)](slot_[i], element(v, row, 0), v.stride, static_cast<size_t>(rows));
-  }
-  const size_t last = program_.phases.size() - 1;
-  for (size_t p = 0; p <= last; ++p) {
-    const Phase& phase = program_.phases[p];
-    run_row(phase, rows);
-    for (int64_t c = col_begin_; c < col_end_; c += grid_.tile_cols()) {
-      const Tile t{row, rows, c, std::min(grid_.tile_cols(), col_end_ - c)};
-      load(phase, t);
-      execute(phase.tile, t.size());
-      if (p < last)
-        add_total(slot_[phase.result], t);
-      else
-        for (size_t k = 0; k < step_.stores.size(); ++k) store(k, t);
+ private:
+  void fill_constants() override {
+    // The size of the largest tile. Row values have one element per row.
+    const int64_t rows = std::min(grid_.tile_rows, row_end_ - row_begin_);
+    const auto n = static_cast<size_t>(rows * std::max<int64_t>(grid_.tile_cols(), 1));
+    for (const auto& [id, value] : program_.constants) std::fill_n(slot_[id], n, value);
+    for (size_t i = 0; i < step_.loads.size(); ++i) {
+      const Load::From from = step_.loads[i].from;
+      if (from == Load::From::parameter || from == Load::From::scalar)
+        std::fill_n(slot_[i], n, single(i));
+      else if (from == Load::From::row)
+        fill_row(i);
     }
-    if (p < last) end_total(static_cast<uint32_t>(p), rows);
+    execute(program_.once, n);
   }
-  for (size_t k = 0; chunk_ == 0 && k < step_.stores.size(); ++k)
-    if (step_.stores[k].to == Store::To::column) store_column(k, row, rows);
-}
 
-void Item::run_row(const Phase& phase, int64_t rows) {
-  execute(phase.row, static_cast<size_t>(rows));
-  const int64_t width = grid_.tile_cols();
-  for (const auto& [from, to] : phase.spread)
-    for (int64_t r = 0; r < rows; ++r) std::fill_n(slot_[to] + r * width, width, slot_[from][r]);
-}
-
-void Item::add_total(const float* value, const Tile& t) {
-  for (int64_t i = 0; i < t.rows; ++i) {
-    float sum = tree_sum(loops_, value + i * t.cols, spare_, static_cast<size_t>(t.cols));
-    if (grid_.tile_rows == 1) {
-      const auto count = static_cast<uint64_t>((t.col - col_begin_) / kTileCols);
-      TreeStack stack(total_tree_, 1);
-      stack.push(loops_, count, 0, &sum, 1);
-      if (t.col + t.cols == col_end_) stack.collapse(loops_, count + 1, &sum, 1);
-    }
-    totals_[i] = sum;
-  }
-}
-
-void Item::end_total(uint32_t total, int64_t rows) {
-  if (grid_.cols == 0) std::fill_n(totals_, rows, 0.0F);  // the empty sum
-  for (size_t i = 0; i < step_.loads.size(); ++i)
-    if (step_.loads[i].from == Load::From::total && step_.loads[i].arg == total)
-      std::copy_n(totals_, rows, slot_[i]);
-}
-
-void Item::store_column(size_t k, int64_t row, int64_t rows) const {
-  const Store& s = step_.stores[k];
-  const View& v = args_.out[s.arg];
-  loops_.store[index(s.dtype)](element(v, row, 0), v.stride, slot_[program_.results[k]],
-                               static_cast<size_t>(rows));
-}
-
-// Computes values that are the same in every tile of the item.
-void Item::fill_constants() {
-  const int64_t width = col_end_ - col_begin_;
-  // The size of the largest tile. Row values have one element per row.
-  const int64_t rows = std::min(grid_.tile_rows, row_end_ - row_begin_);
-  const auto n = static_cast<size_t>(rows * std::max<int64_t>(grid_.tile_cols(), 1));
-  for (const auto& [id, value] : program_.constants) std::fill_n(slot_[id], n, value);
-  for (size_t i = 0; i < step_.loads.size(); ++i) {
-    const Load& l = step_.loads[i];
-    if (l.from == Load::From::parameter) {
-      std::fill_n(slot_[i], n, args_.parameters[l.arg]);
-    } else if (l.from == Load::From::scalar) {
-      std::fill_n(slot_[i], n, load_one(loops_, l, args_.in[l.arg].data));
-    } else if (l.from == Load::From::row) {
-      float* row = row_[i];
-      load_columns(loops_, l, args_.in[l.arg], 0, col_begin_, width, row);
-      for (int64_t r = 1; r < grid_.tile_rows; ++r)
-        std::memcpy(row + r * width, row, static_cast<size_t>(width) * sizeof(float));
-    }
-  }
-  execute(program_.once, n);
-}
-
-void Item::load(const Phase& phase, const Tile& t) {
-  for (const uint32_t i : phase.loads) {
-    const Load& l = step_.loads[i];
-    switch (l.from) {
-      case Load::From::tile:
-        for (int64_t k = 0; k < t.rows; ++k)
-          load_columns(loops_, l, args_.in[l.arg], t.row + k, t.col, t.cols, slot_[i] + k * t.cols);
-        break;
-      case Load::From::row:
-        slot_[i] = row_[i] + (t.col - col_begin_);
-        break;
-      case Load::From::block:
-        load_blocks(i, t);
-        break;
-      case Load::From::random:
-        load_random(i, t);
-        break;
-      case Load::From::product:
-        load_product(i, t);
-        break;
-      case Load::From::column:
-      case Load::From::total:
-      case Load::From::scalar:
-      case Load::From::parameter:
-        break;  // the same in every tile
-    }
-  }
-}
-
-// One scale per element. Along a block they are runs of one value. If blocks are one column wide,
-// they are a row of values.
-void Item::load_blocks(size_t i, const Tile& t) {
-  const Load& l = step_.loads[i];
-  const View& v = args_.in[l.arg];
-  const Blocks blocks = l.format.blocks(l.orientation);
-  const auto at = [&](int64_t row, int64_t column) {
-    return element(v, 0,
-                   scale_offset(l.format, l.orientation, row / blocks.rows, column / blocks.cols,
-                                {v.rows, v.cols}, v.stride));
-  };
-  const bool row_of_scales = blocks.cols == 1 && !blocks.transposed && !l.format.swizzled;
-  for (int64_t k = 0; k < t.rows; ++k) {
-    float* const out = slot_[i] + k * t.cols;
-    const int64_t row = t.row + k;
-    for_runs(l.columns, t.col, t.cols, [&](int64_t first, int64_t c, int64_t n, int64_t stride) {
-      if (row_of_scales)
-        return loops_.load[index(l.dtype)](out + first, at(row, c), stride, static_cast<size_t>(n));
-      for (int64_t done = 0; done < n;) {
-        const int64_t column = c + done * stride;
-        const int64_t end = (column / blocks.cols + 1) * blocks.cols;
-        const int64_t run = std::min(cdiv(end - column, stride), n - done);
-        std::fill_n(out + first + done, run, load_one(loops_, l, at(row, column)));
-        done += run;
+  // Phase by phase. The rows stay in the cache until the last phase.
+  void walk_rows(int64_t row, int64_t rows) override {
+    for (size_t i = 0; i < step_.loads.size(); ++i)
+      if (step_.loads[i].from == Load::From::column) fill_column(i, row, rows);
+    const size_t last = program_.phases.size() - 1;
+    for (size_t p = 0; p <= last; ++p) {
+      const Phase& phase = program_.phases[p];
+      run_row(phase, rows);
+      for (int64_t c = col_begin_; c < col_end_; c += grid_.tile_cols()) {
+        const Tile t{row, rows, c, std::min(grid_.tile_cols(), col_end_ - c)};
+        for (const uint32_t i : phase.loads) fill_load(i, t);
+        execute(phase.tile, t.size());
+        if (p < last)
+          add_total(slot_[phase.result], t);
+        else
+          for (size_t k = 0; k < step_.stores.size(); ++k) store(k, t, slot_[program_.results[k]]);
       }
-    });
-  }
-}
-
-void Item::load_random(size_t i, const Tile& t) {
-  const uint64_t* const state = args_.random;  // seed, offset, row0, col0, columns
-  const uint64_t high = state[1] + step_.loads[i].arg;
-  for (int64_t k = 0; k < t.rows; ++k) {
-    const uint64_t first = (state[2] + static_cast<uint64_t>(t.row + k)) * state[4] + state[3] +
-                           static_cast<uint64_t>(t.col);
-    const uint64_t skipped = first % 8;
-    const auto n = static_cast<size_t>(t.cols);
-    loops_.random(spare_, state[0], first / 8, high, (skipped + n + 7) / 8);
-    std::memcpy(slot_[i] + k * t.cols, spare_ + skipped, n * sizeof(float));
-  }
-}
-
-// Reads in place if a tile is one run of one row.
-void Item::load_product(size_t i, const Tile& t) {
-  const ColumnMap& map = step_.loads[i].columns;
-  const auto at = [&](int64_t row, int64_t c) {
-    const auto range = std::ranges::find_if(
-        product_, [&](const ProductRange& p) { return p.begin <= c && c < p.begin + p.n; });
-    return range->data + (row - row_begin_) * range->stride + (c - range->begin);
-  };
-  slot_[i] = map.contiguous() && t.rows == 1 ? at(t.row, map(t.col)) : own_[i];
-  if (slot_[i] != own_[i]) return;
-  for (int64_t k = 0; k < t.rows; ++k)
-    for_runs(map, t.col, t.cols, [&](int64_t first, int64_t c, int64_t n, int64_t stride) {
-      loops_.load[index(DType::f32)](slot_[i] + k * t.cols + first, at(t.row + k, c), stride,
-                                     static_cast<size_t>(n));
-    });
-}
-
-void Item::execute(const std::vector<Instruction>& list, size_t n) const {
-  for (const Instruction& i : list) {
-    std::array<const float*, 4> in{};
-    for (int k = 0; k < i.arity; ++k) in[k] = slot_[i.in[k]];
-    i.loop(slot_[i.out], in.data(), n);
-  }
-}
-
-void Item::store(size_t k, const Tile& t) {
-  const Store& s = step_.stores[k];
-  const float* value = slot_[program_.results[k]];
-  switch (s.to) {
-    case Store::To::tile:
-      for (int64_t i = 0; i < t.rows; ++i)
-        store_columns((grid_.stream ? loops_.stream : loops_.store)[index(s.dtype)], s,
-                      args_.out[s.arg], t.row + i, t.col, t.cols, value + i * t.cols);
-      break;
-    case Store::To::column_sum:
-      s.ordered ? sum_ordered(k, t, value) : sum_columns(k, t, value);
-      break;
-    case Store::To::row_sum:
-      sum_rows(k, t, value);
-      break;
-    case Store::To::sum: {
-      Forest& forest = leftovers_.forests[k][static_cast<size_t>(index_)];
-      forest.push(loops_, value, t.size(), spare_);
-      break;
+      if (p < last) end_total(static_cast<uint32_t>(p), rows);
     }
-    case Store::To::amax:
-      most_[k] = std::max(most_[k], loops_.max_bits(value, t.size()));
-      break;
-    case Store::To::encoded:
-      store_panel(k, t, value);
-      break;
-    case Store::To::column:
-      break;  // one value per row
+    for (size_t k = 0; chunk_ == 0 && k < step_.stores.size(); ++k)
+      if (step_.stores[k].to == Store::To::column)
+        store_column(k, slot_[program_.results[k]], row, rows);
   }
-}
 
-void Item::store_panel(size_t k, const Tile& t, const float* value) {
-  for (size_t i = 0; i < panels_.size(); ++i) {
-    const PanelRange& p = panels_[i];
-    if (std::ranges::find(p.stores, k) == p.stores.end()) continue;
-    for (int64_t r = 0; r < t.rows; ++r) {
-      float* row = panel_data_[i] + (t.row + r - band_) * p.n;
-      for_runs(step_.stores[k].columns, t.col, t.cols,
-               [&](int64_t first, int64_t c, int64_t count, int64_t stride) {
-                 loops_.store[index(DType::f32)](row + c - p.begin, stride,
-                                                 value + r * t.cols + first,
-                                                 static_cast<size_t>(count));
-               });
+  void run_row(const Phase& phase, int64_t rows) {
+    execute(phase.row, static_cast<size_t>(rows));
+    const int64_t width = grid_.tile_cols();
+    for (const auto& [from, to] : phase.spread)
+      for (int64_t r = 0; r < rows; ++r) std::fill_n(slot_[to] + r * width, width, slot_[from][r]);
+  }
+
+  void execute(const std::vector<Instruction>& list, size_t n) const {
+    for (const Instruction& i : list) {
+      std::array<const float*, 4> in{};
+      for (int k = 0; k < i.arity; ++k) in[k] = slot_[i.in[k]];
+      i.loop(slot_[i.out], in.data(), n);
     }
   }
-}
 
-void Item::encode_band(int64_t row, int64_t rows) {
-  for (size_t i = 0; i < panels_.size(); ++i) {
-    const PanelRange& p = panels_[i];
-    if (p.n == 0) continue;
-    encode(loops_, step_.encoders[p.encoder], args_, {row, rows, p.begin, p.n, panel_data_[i]},
-           encode_scratch_, health_[p.encoder]);
-  }
-}
-
-void Item::sum_columns(size_t k, const Tile& t, const float* value) {
-  const auto cols = static_cast<size_t>(t.cols);
-  const auto group = static_cast<uint64_t>((t.row - row_begin_) / grid_.tile_rows);
-  std::memcpy(spare_, value, t.size() * sizeof(float));
-  tree_sum_rows(loops_, spare_, static_cast<size_t>(t.rows), cols);
-  TreeStack stack(stack_[k], grid_.row_floats());
-  stack.push(loops_, group, static_cast<size_t>(t.col - col_begin_), spare_, cols);
-}
-
-void Item::sum_ordered(size_t k, const Tile& t, const float* value) {
-  const auto cols = static_cast<size_t>(t.cols);
-  const auto begin = static_cast<size_t>(t.col - col_begin_);
-  float* const sum = stack_[k] + begin;
-  TreeStack stack(stack_[k] + grid_.row_floats(), grid_.row_floats());
-  for (int64_t i = 0; i < t.rows; ++i) {
-    const int64_t row = t.row + i;
-    if (row % kOrderedRows == 0)
-      std::memcpy(sum, value + i * t.cols, cols * sizeof(float));
-    else
-      loops_.add_into(sum, value + i * t.cols, cols);
-    if ((row + 1) % kOrderedRows != 0 && row + 1 != row_end_) continue;
-    std::memcpy(spare_, sum, cols * sizeof(float));
-    stack.push(loops_, static_cast<uint64_t>((row - row_begin_) / kOrderedRows), begin, spare_,
-               cols);
-  }
-}
-
-void Item::sum_rows(size_t k, const Tile& t, const float* value) {
-  const bool last = t.col + t.cols == col_end_;
-  for (int64_t i = 0; i < t.rows; ++i) {
-    float sum = tree_sum(loops_, value + i * t.cols, spare_, static_cast<size_t>(t.cols));
-    if (grid_.tile_rows == 1) {
-      const auto count = static_cast<uint64_t>((t.col - col_begin_) / kTileCols);
-      TreeStack stack(stack_[k], 1);
-      stack.push(loops_, count, 0, &sum, 1);
-      if (last) stack.collapse(loops_, count + 1, &sum, 1);
-    }
-    if (last) leftovers_.partials[k][(t.row + i) * grid_.chunks() + chunk_] = sum;
-  }
-}
-
-void Item::close() {
-  const auto width = static_cast<size_t>(col_end_ - col_begin_);
-  for (size_t k = 0; k < step_.stores.size(); ++k) {
-    if (step_.stores[k].to == Store::To::column_sum) {
-      const bool ordered = step_.stores[k].ordered;
-      const int64_t piece = ordered ? kOrderedRows : grid_.tile_rows;
-      const TreeStack stack(stack_[k] + (ordered ? grid_.row_floats() : 0), grid_.row_floats());
-      stack.collapse(loops_, static_cast<uint64_t>(cdiv(row_end_ - row_begin_, piece)), wide_,
-                     width);
-      std::memcpy(leftovers_.partials[k] + block_ * grid_.cols + col_begin_, wide_,
-                  width * sizeof(float));
-    }
-    if (step_.stores[k].to != Store::To::amax) continue;
-    std::atomic<uint32_t>& amax = leftovers_.amax[k];
-    uint32_t seen = amax.load(std::memory_order_relaxed);
-    while (most_[k] > seen && !amax.compare_exchange_weak(seen, most_[k])) {
-    }
-  }
-  for (size_t i = 0; i < health_.size(); ++i) {
-    leftovers_.health[i][0] += health_[i].saturated;
-    leftovers_.health[i][1] += health_[i].flushed;
-    leftovers_.health[i][2] += health_[i].nonfinite;
-  }
-}
-
-namespace {
+  const LoopProgram& program_;
+};
 
 class Interpreter final : public TileRunner {
  public:
@@ -426,7 +82,7 @@ class Interpreter final : public TileRunner {
 
   void run(const RunArgs& args, const Grid& grid, int64_t index, Leftovers& left,
            std::span<const ProductRange> product) const override {
-    Item(step_, program_, loops_, args, grid, index, left, product).run();
+    InterpretedItem(step_, program_, loops_, args, grid, index, left, product).run();
   }
 
  private:

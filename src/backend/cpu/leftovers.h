@@ -18,4 +18,11 @@ struct Leftovers {
   std::vector<std::array<std::atomic<uint64_t>, 3>> health;  // by encoder
 };
 
+// most = max(most, value)
+inline void raise(std::atomic<uint32_t>& most, uint32_t value) {
+  uint32_t seen = most.load(std::memory_order_relaxed);
+  while (value > seen && !most.compare_exchange_weak(seen, value)) {
+  }
+}
+
 }  // namespace tenon::cpu

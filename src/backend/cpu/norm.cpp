@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "backend/cpu/grid.h"
-#include "backend/cpu/interpreter.h"
 #include "backend/cpu/isa.h"
+#include "backend/cpu/item.h"
 #include "backend/cpu/pool.h"
 
 namespace tenon::cpu {

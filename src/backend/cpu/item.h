@@ -1,7 +1,8 @@
-// The interpreter on one item: loads tiles, runs the program, stores, and keeps its part of every
-// sum.
+// One item of a call: its memory, loads into slots, stores from slots, and its part of every sum. A
+// tile runner decides what computes the values between them.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <vector>
@@ -9,7 +10,6 @@
 #include "backend/cpu/encode.h"
 #include "backend/cpu/grid.h"
 #include "backend/cpu/loops.h"
-#include "backend/cpu/program.h"
 #include "backend/cpu/sums.h"
 #include "backend/cpu/tile_runner.h"
 #include "core/scratch.h"
@@ -26,38 +26,35 @@ void store_columns(StoreLoop loop, const Store& store, const View& view, int64_t
 
 class Item {
  public:
-  Item(const Step& step, const LoopProgram& program, const Loops& loops, const RunArgs& args,
-       const Grid& grid, int64_t index, Leftovers& leftovers,
-       std::span<const ProductRange> product = {});
+  // `slots`: tiles in fp32, first one for each load.
+  Item(const Step& step, size_t slots, const Loops& loops, const RunArgs& args, const Grid& grid,
+       int64_t index, Leftovers& leftovers, std::span<const ProductRange> product = {});
+  virtual ~Item() = default;
+  Item(const Item&) = delete;
+  Item& operator=(const Item&) = delete;
   void run();
 
- private:
+ protected:
   struct Tile {
     int64_t row, rows, col, cols;
     [[nodiscard]] size_t size() const { return static_cast<size_t>(rows * cols); }
   };
 
-  void fill_constants();
-  void walk_rows(int64_t row, int64_t rows);
-  void run_row(const Phase& phase, int64_t rows);
-  void load(const Phase& phase, const Tile& t);
+  virtual void fill_constants() = 0;  // values that are the same in every tile of the item
+  // Processes the rows of a tile, or of one row of tiles.
+  virtual void walk_rows(int64_t row, int64_t rows) = 0;
+
+  void fill_row(size_t i);  // the values of a row load, repeated for each row of a tile
+  void fill_load(size_t i, const Tile& t);
+  void fill_column(size_t i, int64_t row, int64_t rows);
+  [[nodiscard]] float single(size_t i) const;  // the value of a parameter or scalar
   void add_total(const float* value, const Tile& t);
   void end_total(uint32_t total, int64_t rows);
-  void store_column(size_t k, int64_t row, int64_t rows) const;
-  void execute(const std::vector<Instruction>& list, size_t n) const;
-  void load_blocks(size_t i, const Tile& t);
-  void load_random(size_t i, const Tile& t);
-  void load_product(size_t i, const Tile& t);
-  void store(size_t k, const Tile& t);
-  void store_panel(size_t k, const Tile& t, const float* value);
-  void encode_band(int64_t row, int64_t rows);
-  void sum_columns(size_t k, const Tile& t, const float* value);
-  void sum_ordered(size_t k, const Tile& t, const float* value);
-  void sum_rows(size_t k, const Tile& t, const float* value);
-  void close();
+  void store_column(size_t k, const float* values, int64_t row, int64_t rows) const;
+  void store(size_t k, const Tile& t, const float* value);
+  void join_amax(size_t k, uint32_t most) { most_[k] = std::max(most_[k], most); }
 
   const Step& step_;
-  const LoopProgram& program_;
   const Loops& loops_;
   const RunArgs& args_;
   const Grid& grid_;
@@ -70,6 +67,18 @@ class Item {
   // vector. The other holds a tile and its tree.
   std::optional<Scratch> scratch_;
   std::vector<float*> slot_, row_, own_, stack_;
+
+ private:
+  void load_blocks(size_t i, const Tile& t);
+  void load_random(size_t i, const Tile& t);
+  void load_product(size_t i, const Tile& t);
+  void store_panel(size_t k, const Tile& t, const float* value);
+  void encode_band(int64_t row, int64_t rows);
+  void sum_columns(size_t k, const Tile& t, const float* value);
+  void sum_ordered(size_t k, const Tile& t, const float* value);
+  void sum_rows(size_t k, const Tile& t, const float* value);
+  void close();
+
   float* wide_ = nullptr;
   float* spare_ = nullptr;
   float* totals_ = nullptr;      // totals of the phase, one value per row
