@@ -61,7 +61,7 @@ class Command(CommandTest):
         x = self.path("x.safetensors", safetensors(
             {f"t{i}": ("F32", [4, 8], bytes(128)) for i in range(30)}))
         for args, rows, row in (
-                ((*BENCH, "relu"), 2, r"relu(\.bwd)? bf16 .*executor"),
+                ((*BENCH, "relu"), 2, r"relu(\.bwd)? bf16 .*(jit|executor)"),
                 ((*BENCH, "relu", "--json"), 2, r'\{"case":'),
                 (("quantize", "--recipe", "mxfp8,current", x), 60, "  e4m3:"),
                 (("quantize", "--recipe", "mxfp8,current", x, "--json"), 60, r'\{"file":')):

@@ -13,8 +13,10 @@ namespace {
 
 class Executor final : public Kernel {
  public:
-  Executor(const Step& step, const Loops& table)
-      : step_(step), loops_(table), body_(interpreter(step, table)) {}
+  Executor(const Step& step, const Loops& table, std::unique_ptr<const TileRunner> body)
+      : step_(step), loops_(table), body_(std::move(body)) {}
+
+  void prepare() const override { body_->prepare(); }
 
   [[nodiscard]] size_t workspace(int64_t rows) const override {
     return leftover_floats(step_, make_grid(step_, rows)) * sizeof(float);
@@ -39,10 +41,26 @@ class Executor final : public Kernel {
 
 }  // namespace
 
-Attempt make_executor(const Step& step, const Target& target) {
-  if (step.gemm()) return Refusal{"the executor runs bodies; a product needs the gemm maker", true};
+namespace {
+
+constexpr std::string_view kNeedsGemm = "bodies are run here; a product needs the gemm maker";
+
+}  // namespace
+
+Attempt make_jit(const Step& step, const Target& target) {
+  if (step.gemm()) return Refusal{std::string(kNeedsGemm), true};
+  const Isa& isa = isa_of(target);
+  if (const std::string why = jit_refusal(step, isa, target.here); !why.empty())
+    return Refusal{why, !isa.jit};
   if (!target.here) return kernel_elsewhere(target);
-  return std::make_shared<const Executor>(step, *isa_of(target).loops);
+  return std::make_shared<const Executor>(step, *isa.loops, compiled(step, isa));
+}
+
+Attempt make_executor(const Step& step, const Target& target) {
+  if (step.gemm()) return Refusal{std::string(kNeedsGemm), true};
+  if (!target.here) return kernel_elsewhere(target);
+  const Loops& loops = *isa_of(target).loops;
+  return std::make_shared<const Executor>(step, loops, interpreter(step, loops));
 }
 
 }  // namespace tenon::cpu

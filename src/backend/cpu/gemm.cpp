@@ -346,12 +346,14 @@ class Product {
 
 class GemmStep final : public Kernel {
  public:
-  GemmStep(const Step& step, const GemmKernel& kernel, int64_t group_floats, const Loops& table)
+  GemmStep(const Step& step, const GemmKernel& kernel, int64_t group_floats, const Isa& isa)
       : step_(step),
         kernel_(kernel),
         group_floats_(group_floats),
-        loops_(table),
-        body_(interpreter(step, table)) {}
+        loops_(*isa.loops),
+        body_(tile_runner(step, isa)) {}
+
+  void prepare() const override { body_->prepare(); }
 
   [[nodiscard]] size_t workspace(int64_t rows) const override {
     return static_cast<size_t>(Blocking(step_, kernel_, group_floats_, rows).total()) *
@@ -383,12 +385,12 @@ Attempt make_gemm(const Step& step, const Target& target) {
   const bool narrow = step.precision == Precision::native && exact_in_bf16(step.gemm()->a.format) &&
                       exact_in_bf16(step.gemm()->b.format);
   const Isa& isa = isa_of(target);
-  return gemm_with(step, narrow && isa.bf16 ? *isa.bf16 : *isa.fp32, kGroupFloats, *isa.loops);
+  return gemm_with(step, narrow && isa.bf16 ? *isa.bf16 : *isa.fp32, kGroupFloats, isa);
 }
 
 std::shared_ptr<const Kernel> gemm_with(const Step& step, const GemmKernel& kernel,
-                                        int64_t group_floats, const Loops& table) {
-  return std::make_shared<const GemmStep>(step, kernel, group_floats, table);
+                                        int64_t group_floats, const Isa& isa) {
+  return std::make_shared<const GemmStep>(step, kernel, group_floats, isa);
 }
 
 }  // namespace tenon::cpu

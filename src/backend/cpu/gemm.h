@@ -14,6 +14,6 @@ inline constexpr int64_t kGroupFloats = 1 << 25;
 // The same with a given kernel. The kernel must support the matrices of the step.
 std::shared_ptr<const Kernel> gemm_with(const Step& step, const GemmKernel& kernel,
                                         int64_t group_floats = kGroupFloats,
-                                        const Loops& table = *isa_here().loops);
+                                        const Isa& isa = isa_here());
 
 }  // namespace tenon::cpu

@@ -61,12 +61,15 @@ bool has_amx() {
 
 // Each set includes all sets before it.
 constexpr std::array kIsas{
-    Isa{"baseline", false, [] { return true; }, &kLoopsBaseline, &kGemmBaseline},
-    Isa{"avx2", true, TENON_X86(has_avx2, &kLoopsAvx2, &kGemmAvx2, nullptr, &kNormsAvx2)},
-    Isa{"avx512", true, TENON_X86(has_avx512, &kLoopsAvx512, &kGemmAvx512, nullptr, &kNormsAvx512)},
-    Isa{"avx512bf16", true,
+    Isa{"baseline", false, false, false, [] { return true; }, &kLoopsBaseline, &kGemmBaseline},
+    Isa{"avx2", true, true, false,
+        TENON_X86(has_avx2, &kLoopsAvx2, &kGemmAvx2, nullptr, &kNormsAvx2)},
+    Isa{"avx512", true, true, true,
+        TENON_X86(has_avx512, &kLoopsAvx512, &kGemmAvx512, nullptr, &kNormsAvx512)},
+    Isa{"avx512bf16", true, true, true,
         TENON_X86(has_avx512bf16, &kLoopsAvx512, &kGemmAvx512, &kGemmAvx512Bf16, &kNormsAvx512)},
-    Isa{"amx", true, TENON_X86(has_amx, &kLoopsAvx512, &kGemmAvx512, &kGemmAmx, &kNormsAvx512)},
+    Isa{"amx", true, true, true,
+        TENON_X86(has_amx, &kLoopsAvx512, &kGemmAvx512, &kGemmAmx, &kNormsAvx512)},
 };
 
 size_t limit() {

@@ -15,6 +15,8 @@ namespace tenon::cpu {
 struct Isa {
   std::string_view name;
   bool fused_norms = false;  // true also where they are not compiled, for plans
+  bool jit = false;          // bodies can be compiled at run time
+  bool wide = false;         // vectors of 64 bytes and masks
   bool (*has)() = nullptr;   // called only if this processor has all earlier sets
   const Loops* loops = nullptr;
   const GemmKernel* fp32 = nullptr;  // all sets give the same bits

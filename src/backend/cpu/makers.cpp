@@ -12,6 +12,7 @@
 #define TENON_MAKERS       \
   MAKER("gemm", make_gemm) \
   MAKER("norm", make_norm) \
+  MAKER("jit", make_jit)   \
   MAKER("executor", make_executor)
 
 namespace tenon::cpu {

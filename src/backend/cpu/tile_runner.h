@@ -3,8 +3,10 @@
 
 #include <memory>
 #include <span>
+#include <string>
 
 #include "backend/cpu/grid.h"
+#include "backend/cpu/isa.h"
 #include "backend/cpu/leftovers.h"
 #include "step/backend.h"
 
@@ -17,9 +19,13 @@ struct ProductRange {
   int64_t stride = 0;
 };
 
+// A frame of compiled code has room for so many.
+inline constexpr size_t kMostCompiledViews = 40;
+
 class TileRunner {
  public:
   virtual ~TileRunner() = default;
+  virtual void prepare() const {}  // the one-time work of the first run
   // Item `index` of the grid: loads, formulas, stores, and its part of every sum. A Gemm head gives
   // the columns of the product that the item reads.
   virtual void run(const RunArgs& args, const Grid& grid, int64_t index, Leftovers& left,
@@ -28,5 +34,13 @@ class TileRunner {
 
 // Runs words as loops over tiles. Accepts every body.
 std::unique_ptr<const TileRunner> interpreter(const Step& step, const Loops& loops);
+
+// Why no body of the step is compiled for the instruction set. Empty: it is.
+std::string jit_refusal(const Step& step, const Isa& isa, bool here);
+// The body compiled for this processor at its first run.
+std::unique_ptr<const TileRunner> compiled(const Step& step, const Isa& isa);
+
+// The best of both.
+std::unique_ptr<const TileRunner> tile_runner(const Step& step, const Isa& isa);
 
 }  // namespace tenon::cpu

@@ -1,0 +1,423 @@
+// The loops over rows and columns, and the formula inside of them, several vectors at a time.
+#include "backend/cpu/jit/kernel.h"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <optional>
+#include <string>
+
+#include "backend/cpu/jit/vectors.h"
+#include "expr/order.h"
+#include "tenon/error.h"
+
+namespace tenon::cpu::jit {
+
+namespace {
+
+using asmjit::Imm;
+using asmjit::Operand;
+namespace Id = x86::Inst;
+
+constexpr int kUnroll = 4;            // vectors in flight; more of them spill, fewer wait
+constexpr int kPrefetchBytes = 2048;  // distance of prefetches on each input
+
+enum Extent : uint8_t { call, row, element };
+
+class Errors final : public asmjit::ErrorHandler {
+ public:
+  void handleError(asmjit::Error error, const char* message,
+                   asmjit::BaseEmitter* /*origin*/) override {
+    if (what.empty()) what = str(asmjit::DebugUtils::errorAsString(error), ": ", message);
+  }
+  std::string what;
+};
+
+class Builder {
+ public:
+  Builder(const Function& f, bool wide)
+      : f_(f), graph_(*f.graph), wide_(wide), extent_(graph_.size(), call), uses_(graph_.size()) {
+    std::vector<uint32_t> roots;
+    for (const Output& o : f.outputs) roots.push_back(o.value);
+    order_ = order(graph_, roots);
+    for (const uint32_t id : order_) {
+      const Node& n = graph_[id];
+      if (n.word == Word::load) extent_[id] = extent_of(f.inputs[n.slot].reach);
+      for (int i = 0; i < n.arity(); ++i) {
+        extent_[id] = std::max(extent_[id], extent_[n.in[i]]);
+        ++uses_[n.in[i]];
+      }
+    }
+    for (const uint32_t id : roots) ++uses_[id];
+    pairs_ = can_pair();
+    for (size_t i = 0; i < f.inputs.size(); ++i)
+      any_nan_ = any_nan_ || (f_.inputs[i].used && f.inputs[i].any_nan);
+  }
+
+  std::unique_ptr<const Binary> run() {
+    Errors errors;
+    asmjit::CodeHolder code;
+    code.init(asmjit::Environment::host());
+    code.setErrorHandler(&errors);
+    x86::Compiler cc(&code);
+    cc.addDiagnosticOptions(asmjit::DiagnosticOptions::kValidateIntermediate);
+    cc_ = &cc;
+    write();
+    cc.finalize();
+    if (!errors.what.empty())
+      fail(Code::runtime, "cpu: the JIT compiler failed: ", errors.what,
+           "; set TENON_RUNNER=interpreter, and report the formula");
+    return std::make_unique<const Binary>(code);
+  }
+
+ private:
+  static Extent extent_of(Reach r) {
+    return r == Reach::elements ? element : r == Reach::row ? row : call;
+  }
+
+  // Whether all elements are bf16. Lines are then split into even and odd elements: this costs
+  // less than widening.
+  [[nodiscard]] bool can_pair() const {
+    bool any = false;
+    for (size_t i = 0; i < f_.inputs.size(); ++i) {
+      if (!f_.inputs[i].used || f_.inputs[i].reach != Reach::elements) continue;
+      if (f_.inputs[i].dtype != DType::bf16) return false;
+      any = true;
+    }
+    for (const Output& o : f_.outputs) {
+      if (o.to != Output::To::elements) continue;
+      if (o.dtype != DType::bf16) return false;
+      any = true;
+    }
+    return any;
+  }
+
+  [[nodiscard]] x86::Mem word(size_t i) const {
+    return x86::ptr(frame_, static_cast<int32_t>(8 * i), 8);
+  }
+  [[nodiscard]] size_t input_word(size_t i) const { return Function::kHead + 2 * i; }
+  [[nodiscard]] size_t output_word(size_t i) const {
+    return Function::kHead + 2 * (f_.inputs.size() + i);
+  }
+
+  void write() {
+    x86::Compiler& cc = *cc_;
+    asmjit::FuncNode* const func =
+        cc.addFunc(asmjit::FuncSignatureT<void, const int64_t*>(asmjit::CallConvId::kHost));
+    func->frame().setAvxEnabled();
+    if (wide_) func->frame().setAvx512Enabled();
+    func->frame().setAvxCleanup();
+    frame_ = cc.newIntPtr();
+    func->setArg(0, frame_);
+    rows_ = cc.newInt64();
+    cols_ = cc.newInt64();
+    cc.mov(rows_, word(0));
+    cc.mov(cols_, word(1));
+    const auto address = [&](size_t at) {
+      const x86::Gp p = cc.newIntPtr();
+      cc.mov(p, word(at));
+      return p;
+    };
+    for (size_t i = 0; i < f_.inputs.size(); ++i)
+      in_.push_back(f_.inputs[i].used ? address(input_word(i)) : x86::Gp());
+    for (size_t i = 0; i < f_.outputs.size(); ++i) out_.push_back(address(output_word(i)));
+    vectors_.emplace(cc, wide_, cc.cursor());
+    values_.resize(graph_.size());
+    for (const Output& o : f_.outputs)
+      most_.push_back(o.to == Output::To::amax ? vectors_->zero() : x86::Vec());
+    if (!wide_) make_tails();
+    evaluate(call, 1, nullptr);
+
+    const asmjit::Label next_row = cc.newLabel(), end = cc.newLabel();
+    cc.test(rows_, rows_);
+    cc.jle(end);
+    cc.bind(next_row);
+    evaluate(row, 1, nullptr);
+    for (size_t i = 0; i < f_.outputs.size(); ++i)
+      if (f_.outputs[i].to == Output::To::row)
+        cc.emit(Id::kIdVmovss, x86::ptr(out_[i], 0, 4), first(f_.outputs[i].value));
+    columns();
+    for (size_t i = 0; i < f_.inputs.size(); ++i)
+      if (f_.inputs[i].used && f_.inputs[i].reach != Reach::single)
+        cc.add(in_[i], word(input_word(i) + 1));
+    for (size_t i = 0; i < f_.outputs.size(); ++i)
+      if (f_.outputs[i].to != Output::To::amax) cc.add(out_[i], word(output_word(i) + 1));
+    cc.dec(rows_);
+    cc.jnz(next_row);
+    cc.bind(end);
+    for (size_t i = 0; i < f_.outputs.size(); ++i)
+      if (f_.outputs[i].to == Output::To::amax) join(most_[i], x86::ptr(out_[i]));
+    cc.endFunc();
+  }
+
+  // One lane of a row's value.
+  [[nodiscard]] x86::Xmm first(uint32_t id) {
+    const Value& v = values_[id][0];
+    const x86::Vec r = v.constant ? vectors_->kept(v.bits) : v.reg;
+    return r.as<x86::Xmm>().xmm();
+  }
+
+  void join(x86::Vec most, x86::Mem to) {
+    vectors_->emit(Id::kIdVpmaxud, most, most, to);
+    vectors_->emit(Id::kIdVmovups, to, most);
+  }
+
+  // All columns of a row: whole groups of vectors, then the rest.
+  void columns() {
+    x86::Compiler& cc = *cc_;
+    const asmjit::Label group = cc.newLabel(), tail = cc.newLabel(), done = cc.newLabel();
+    index_ = cc.newInt64();
+    const x86::Gp last = cc.newInt64();
+    cc.xor_(index_.r32(), index_.r32());
+    const int wide_step = kUnroll * vectors_->lanes();
+    cc.mov(last, cols_);
+    cc.sub(last, wide_step);
+    cc.cmp(index_, last);
+    cc.jg(tail);
+    cc.bind(group);
+    evaluate(element, kUnroll, nullptr);
+    store(kUnroll, nullptr, nullptr);
+    cc.add(index_, wide_step);
+    cc.cmp(index_, last);
+    cc.jle(group);
+    cc.bind(tail);
+    wide_ ? masked_tail(done) : copied_tail(done);
+    cc.bind(done);
+  }
+
+  // The rest, one line at a time, under a mask.
+  void masked_tail(const asmjit::Label& done) {
+    x86::Compiler& cc = *cc_;
+    const int vectors = pairs_ ? 2 : 1, step = vectors * vectors_->lanes();
+    const asmjit::Label more = cc.newLabel();
+    const x86::Gp left = cc.newInt64(), bits = cc.newUInt64();
+    const x86::KReg mask = pairs_ ? cc.newKd() : cc.newKw();
+    cc.mov(left, cols_);
+    cc.sub(left, index_);
+    cc.jle(done);
+    cc.bind(more);
+    cc.mov(bits, -1);
+    cc.bzhi(bits, bits, left);
+    const asmjit::Label whole = cc.newLabel();
+    cc.cmp(left, step);
+    cc.jl(whole);
+    cc.mov(bits, -1);
+    cc.bind(whole);
+    if (pairs_)
+      cc.kmovd(mask, bits.r32());
+    else
+      cc.kmovw(mask, bits.r32());
+    evaluate(element, vectors, &mask);
+    store(vectors, &mask, &left);
+    cc.add(index_, step);
+    cc.sub(left, step);
+    cc.jg(more);
+  }
+
+  // Without masks, the rest is copied to and from lines on the stack.
+  void make_tails() {
+    x86::Compiler& cc = *cc_;
+    const auto line = [&](bool wanted) {
+      return wanted ? std::optional(cc.newStack(64, 32)) : std::nullopt;
+    };
+    for (size_t i = 0; i < f_.inputs.size(); ++i)
+      in_lines_.push_back(line(f_.inputs[i].used && f_.inputs[i].reach == Reach::elements));
+    for (const Output& o : f_.outputs) out_lines_.push_back(line(o.to == Output::To::elements));
+  }
+
+  void copied_tail(const asmjit::Label& done) {
+    x86::Compiler& cc = *cc_;
+    const int vectors = pairs_ ? 2 : 1, step = vectors * vectors_->lanes();
+    const asmjit::Label more = cc.newLabel();
+    const x86::Gp left = cc.newInt64(), count = cc.newInt64();
+    cc.mov(left, cols_);
+    cc.sub(left, index_);
+    cc.jle(done);
+    cc.bind(more);
+    cc.mov(count, step);
+    cc.cmp(left, count);
+    cc.cmovl(count, left);
+    for (size_t i = 0; i < in_lines_.size(); ++i)
+      if (in_lines_[i])
+        copy(*in_lines_[i], element_at(in_[i], f_.inputs[i].dtype, 0), count, f_.inputs[i].dtype,
+             true);
+    on_lines_ = true;
+    evaluate(element, vectors, nullptr);
+    store(vectors, nullptr, &left);
+    on_lines_ = false;
+    for (size_t i = 0; i < out_lines_.size(); ++i)
+      if (out_lines_[i])
+        copy(*out_lines_[i], element_at(out_[i], f_.outputs[i].dtype, 0), count,
+             f_.outputs[i].dtype, false);
+    cc.add(index_, step);
+    cc.sub(left, step);
+    cc.jg(more);
+  }
+
+  void copy(const x86::Mem& line, const x86::Mem& memory, const x86::Gp& count, DType dtype,
+            bool to_line) {
+    x86::Compiler& cc = *cc_;
+    const int size = info(dtype).bytes;
+    const x86::Gp near = cc.newIntPtr(), far = cc.newIntPtr(), n = cc.newInt64(),
+                  value = cc.newUInt32();
+    cc.lea(near, line);
+    cc.lea(far, memory);
+    cc.mov(n, count);
+    const asmjit::Label next = cc.newLabel();
+    cc.bind(next);
+    const x86::Mem from = x86::ptr(to_line ? far : near, 0, static_cast<uint32_t>(size));
+    const x86::Mem to = x86::ptr(to_line ? near : far, 0, static_cast<uint32_t>(size));
+    if (size == 4) {
+      cc.mov(value, from);
+      cc.mov(to, value);
+    } else if (size == 2) {
+      cc.movzx(value, from);
+      cc.mov(to, value.r16());
+    } else {
+      cc.movzx(value, from);
+      cc.mov(to, value.r8());
+    }
+    cc.add(near, size);
+    cc.add(far, size);
+    cc.dec(n);
+    cc.jnz(next);
+  }
+
+  // Element index_ + `ahead` of the row at p.
+  [[nodiscard]] x86::Mem element_at(const x86::Gp& p, DType dtype, int64_t ahead) const {
+    const int size = info(dtype).bytes;
+    return x86::ptr(p, index_,
+                    size == 4   ? 2
+                    : size == 2 ? 1
+                                : 0,
+                    static_cast<int32_t>(ahead * size));
+  }
+  [[nodiscard]] x86::Mem input_at(size_t i, int64_t ahead) const {
+    if (!on_lines_) return element_at(in_[i], f_.inputs[i].dtype, ahead);
+    return in_lines_[i]->cloneAdjusted(ahead * info(f_.inputs[i].dtype).bytes);
+  }
+  [[nodiscard]] x86::Mem output_at(size_t i, int64_t ahead) const {
+    if (!on_lines_) return element_at(out_[i], f_.outputs[i].dtype, ahead);
+    return out_lines_[i]->cloneAdjusted(ahead * info(f_.outputs[i].dtype).bytes);
+  }
+
+  // The values of one extent, for some vectors of columns.
+  void evaluate(Extent extent, int vectors, const x86::KReg* mask) {
+    std::vector<uint32_t> left = uses_;
+    for (const uint32_t id : order_) {
+      if (extent_[id] != extent) continue;
+      const Node& n = graph_[id];
+      if (n.word == Word::load) {
+        load(id, n.slot, vectors, mask);
+        continue;
+      }
+      if (n.word == Word::constant) {
+        const Value c{.bits = __builtin_bit_cast(uint32_t, n.value), .constant = true};
+        values_[id].fill(c);
+        continue;
+      }
+      for (int u = 0; u < vectors; ++u) values_[id][u] = {.reg = apply(n, u, extent, left)};
+      if (extent < element) values_[id].fill(values_[id][0]);
+      for (int i = 0; i < n.arity(); ++i) --left[n.in[i]];
+    }
+  }
+
+  x86::Vec apply(const Node& n, int u, Extent extent, const std::vector<uint32_t>& left) {
+    std::array<Value, 4> in;
+    for (int i = 0; i < n.arity(); ++i) {
+      in[i] = values_[n.in[i]][u];
+      // The last use, and the only operand that is this value.
+      in[i].dies = extent_[n.in[i]] == extent && left[n.in[i]] == 1;
+    }
+    if (n.word == Word::select) return vectors_->select(n.rel(), in[0], in[1], in[2], in[3]);
+    if (n.word != Word::round) return vectors_->word(n.word, in[0], in[1], in[2]);
+    return vectors_->round(n.dtype(), in[0].constant ? vectors_->kept(in[0].bits) : in[0].reg);
+  }
+
+  void load(uint32_t id, uint32_t slot, int vectors, const x86::KReg* mask) {
+    const Input& input = f_.inputs[slot];
+    if (input.reach != Reach::elements) {
+      values_[id].fill({.reg = vectors_->broadcast(
+                            x86::ptr(in_[slot], 0, static_cast<uint32_t>(info(input.dtype).bytes)),
+                            input.dtype)});
+      return;
+    }
+    const int lanes = vectors_->lanes(), per_line = pairs_ ? 2 : 1;
+    const int line = per_line * lanes * info(input.dtype).bytes;
+    for (int u = 0; u < vectors; u += per_line) {
+      if (!mask && !on_lines_ && u * lanes * info(input.dtype).bytes % 64 == 0)
+        cc_->prefetcht0(element_at(in_[slot], input.dtype,
+                                   u * lanes + kPrefetchBytes / info(input.dtype).bytes));
+      x86::Mem from = input_at(slot, u * lanes);
+      from.setSize(static_cast<uint32_t>(line));
+      if (pairs_) {
+        const Vectors::Pair p = vectors_->load_pair(from, mask);
+        values_[id][u] = {.reg = p.even};
+        values_[id][u + 1] = {.reg = p.odd};
+      } else {
+        values_[id][u] = {.reg = vectors_->load(input.dtype, from, mask)};
+      }
+    }
+  }
+
+  // `left`: the columns from index_ on, if they may be fewer than the vectors hold.
+  void store(int vectors, const x86::KReg* mask, const x86::Gp* left) {
+    const int lanes = vectors_->lanes(), per_line = pairs_ ? 2 : 1;
+    std::array<std::optional<Operand>, kUnroll> inside;
+    const auto value = [&](const Output& o, int u) {
+      const Value& v = values_[o.value][u];
+      return v.constant ? vectors_->kept(v.bits) : v.reg;
+    };
+    for (size_t i = 0; i < f_.outputs.size(); ++i) {
+      const Output& o = f_.outputs[i];
+      if (o.to != Output::To::amax) continue;
+      for (int u = 0; u < vectors; ++u) {
+        if (left && !inside[u])
+          inside[u] = vectors_->lanes_below(*left, pairs_ ? u : u * lanes, per_line);
+        vectors_->join_amax(most_[i], value(o, u), inside[u] ? &*inside[u] : nullptr);
+      }
+    }
+    const bool stream = f_.stream && !left;
+    for (int u = 0; u < vectors; u += per_line)
+      for (size_t i = 0; i < f_.outputs.size(); ++i) {
+        const Output& o = f_.outputs[i];
+        if (o.to != Output::To::elements) continue;
+        x86::Mem to = output_at(i, u * lanes);
+        to.setSize(static_cast<uint32_t>(per_line * lanes * info(o.dtype).bytes));
+        if (pairs_)
+          vectors_->store_pair(to, {value(o, u), value(o, u + 1)}, mask, stream, any_nan_);
+        else
+          vectors_->store(o.dtype, to, value(o, u), mask, stream, any_nan_);
+      }
+  }
+
+  const Function& f_;
+  const Graph& graph_;
+  bool wide_, pairs_ = false, any_nan_ = false;
+  bool on_lines_ = false;  // elements are in the lines of a copied tail
+  std::vector<uint32_t> order_;
+  std::vector<Extent> extent_;
+  std::vector<uint32_t> uses_;
+  std::vector<std::array<Value, kUnroll>> values_;  // by node
+  x86::Compiler* cc_ = nullptr;
+  std::optional<Vectors> vectors_;
+  x86::Gp frame_, rows_, cols_, index_;
+  std::vector<x86::Gp> in_, out_;
+  std::vector<std::optional<x86::Mem>> in_lines_, out_lines_;
+  std::vector<x86::Vec> most_;  // by output
+};
+
+}  // namespace
+
+void Function::mark_used() {
+  std::vector<uint32_t> roots;
+  for (const Output& o : outputs) roots.push_back(o.value);
+  for (const uint32_t id : order(*graph, roots))
+    if ((*graph)[id].word == Word::load) inputs[(*graph)[id].slot].used = true;
+}
+
+std::unique_ptr<const Binary> compile(const Function& function, bool wide) {
+  return Builder(function, wide).run();
+}
+
+}  // namespace tenon::cpu::jit

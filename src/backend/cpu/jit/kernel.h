@@ -1,0 +1,51 @@
+// Compiles a formula with its loads and stores to one function over rows and columns.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/cpu/jit/binary.h"
+#include "expr/lower.h"
+#include "tenon/dtype.h"
+
+namespace tenon::cpu::jit {
+
+// How a function reaches an input. elements: one per row and column. row: one per row. single: one.
+enum class Reach : uint8_t { elements, row, single };
+
+struct Input {
+  Reach reach = Reach::elements;
+  DType dtype = DType::f32;
+  // Whether a NaN may have bits other than those that arithmetic on bf16 values gives.
+  bool any_nan = true;
+  bool used = false;  // by an output
+};
+
+struct Output {
+  // elements: one per row and column. row: one per row, as fp32. amax: maximum bits of |v| in each
+  // of 16 lanes, joined with those in memory.
+  enum class To : uint8_t { elements, row, amax };
+  To to = To::elements;
+  DType dtype = DType::f32;
+  uint32_t value = 0;  // node of the formula
+};
+
+// Input i is slot i of the formula.
+struct Function {
+  std::vector<Input> inputs = {};
+  std::vector<Output> outputs = {};
+  const Graph* graph = nullptr;  // lowered
+  bool stream = false;           // stores bypass the cache: addresses and steps are whole lines
+
+  void mark_used();
+
+  // Words of a frame before the address and step of the inputs, then of the outputs.
+  static constexpr size_t kHead = 2;
+  [[nodiscard]] size_t frame_words() const { return kHead + 2 * (inputs.size() + outputs.size()); }
+};
+
+// `wide`: AVX-512, else AVX2.
+std::unique_ptr<const Binary> compile(const Function& function, bool wide);
+
+}  // namespace tenon::cpu::jit

@@ -1,0 +1,378 @@
+// Gives compiled functions the addresses of an item, or of one tile where values pass through
+// slots.
+#include "backend/cpu/jit/runner.h"
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "backend/cpu/item.h"
+#include "backend/cpu/jit/kernel.h"
+
+namespace tenon::cpu::jit {
+
+namespace {
+
+constexpr size_t kFrameWords = Function::kHead + 2 * (kMostCompiledViews + 1);
+constexpr size_t kAmaxLanes = 16;
+constexpr size_t kMostWholeAmax = 2;  // more of them pass through slots
+
+// Where a function finds a load, or leaves a result.
+enum class Place : uint8_t { memory, slot };
+
+bool broadcasts(DType d) { return d == DType::f32 || d == DType::f16 || d == DType::bf16; }
+
+Place place_of(const Load& l) {
+  switch (l.from) {
+    case Load::From::tile:
+      return l.columns.contiguous() && !l.transposed ? Place::memory : Place::slot;
+    case Load::From::row:
+    case Load::From::product:
+      return l.columns.contiguous() ? Place::memory : Place::slot;
+    case Load::From::column:
+      return broadcasts(l.dtype) ? Place::memory : Place::slot;
+    default:
+      return Place::slot;
+  }
+}
+Place place_of(const Store& s) {
+  return s.to == Store::To::tile && s.columns.contiguous() ? Place::memory : Place::slot;
+}
+
+bool is_single(const Load& l) {
+  return l.from == Load::From::scalar || l.from == Load::From::parameter;
+}
+
+// One function: the body up to one total, or to the stores. It is compiled at its first run.
+class Phase {
+ public:
+  Phase(Function function, bool wide) : wide_(wide) {
+    for (const bool stream : {false, true}) {
+      variants_[stream].function = function;
+      variants_[stream].function.stream = stream;
+    }
+  }
+
+  [[nodiscard]] Binary::Function code(bool stream) const {
+    const Variant& v = variants_[stream];
+    std::call_once(v.once, [&] { v.code = compile(v.function, wide_); });
+    return v.code->function();
+  }
+  [[nodiscard]] const Function& function() const { return variants_[0].function; }
+
+ private:
+  struct Variant {
+    Function function;
+    mutable std::once_flag once;
+    mutable std::unique_ptr<const Binary> code;
+  };
+  bool wide_;
+  std::array<Variant, 2> variants_;
+};
+
+struct Body {
+  Step step;
+  Lowered lowered;
+  std::vector<std::unique_ptr<const Phase>> phases = {};  // one per total, then the stores
+  // If nothing passes through slots: an item is one call.
+  bool whole_items = false;
+};
+
+// The words of a frame.
+class Frame {
+ public:
+  Frame(const Function& f, int64_t rows, int64_t cols) : f_(f) {
+    words_[0] = rows, words_[1] = cols;
+  }
+
+  void input(size_t i, const void* address, int64_t step) { put(i, address, step); }
+  void output(size_t i, const void* address, int64_t step) {
+    put(f_.inputs.size() + i, address, step);
+  }
+  // One row if the rows of every view follow each other in memory.
+  void flatten() {
+    const int64_t rows = words_[0], cols = words_[1];
+    if (rows == 1) return;
+    const auto adjoins = [&](size_t i, int bytes) { return step(i) == cols * bytes; };
+    for (size_t i = 0; i < f_.inputs.size(); ++i)
+      if (f_.inputs[i].reach == Reach::row ||
+          (f_.inputs[i].reach == Reach::elements && !adjoins(i, info(f_.inputs[i].dtype).bytes)))
+        return;
+    for (size_t i = 0; i < f_.outputs.size(); ++i)
+      if (f_.outputs[i].to == Output::To::elements &&
+          !adjoins(f_.inputs.size() + i, info(f_.outputs[i].dtype).bytes))
+        return;
+    words_[0] = 1;
+    words_[1] = rows * cols;
+  }
+  // Whether all stores write whole lines.
+  [[nodiscard]] bool in_lines() const {
+    constexpr int64_t kLine = 64;
+    for (size_t i = 0; i < f_.outputs.size(); ++i) {
+      if (f_.outputs[i].to != Output::To::elements) continue;
+      const size_t at = f_.inputs.size() + i;
+      if (address(at) % kLine != 0 || (words_[0] > 1 && step(at) % kLine != 0)) return false;
+    }
+    return true;
+  }
+  void run(const Phase& phase, bool stream) const {
+    phase.code(stream && in_lines())(words_.data());
+  }
+
+ private:
+  void put(size_t i, const void* address, int64_t step) {
+    words_[Function::kHead + 2 * i] = reinterpret_cast<int64_t>(address);
+    words_[Function::kHead + 2 * i + 1] = step;
+  }
+  [[nodiscard]] int64_t address(size_t i) const { return words_[Function::kHead + 2 * i]; }
+  [[nodiscard]] int64_t step(size_t i) const { return words_[Function::kHead + 2 * i + 1]; }
+
+  const Function& f_;
+  std::array<int64_t, kFrameWords> words_;
+};
+
+int64_t step_of(const View& v) { return v.stride * info(v.dtype).bytes; }
+
+// The maximum of the lanes of an amax.
+uint32_t largest(const std::array<uint32_t, kAmaxLanes>& lanes) {
+  return *std::ranges::max_element(lanes);
+}
+
+// Inputs and outputs that are in the caller's memory, from row `row` and step column `col` on.
+class InMemory {
+ public:
+  InMemory(const Step& step, const RunArgs& args, std::span<const ProductRange> product,
+           int64_t product_row)
+      : step_(step), args_(args), product_(product), product_row_(product_row) {}
+
+  void load(Frame& frame, size_t i, int64_t row, int64_t col) const {
+    const Load& l = step_.loads[i];
+    const int64_t column = l.columns(col);
+    if (l.from == Load::From::product) {
+      const auto range = std::ranges::find_if(product_, [&](const ProductRange& p) {
+        return p.begin <= column && column < p.begin + p.n;
+      });
+      frame.input(i, range->data + (row - product_row_) * range->stride + (column - range->begin),
+                  range->stride * 4);
+    } else if (l.from == Load::From::row) {
+      frame.input(i, element(args_.in[l.arg], 0, column), 0);
+    } else if (l.from == Load::From::column) {
+      frame.input(i, element(args_.in[l.arg], row, 0), step_of(args_.in[l.arg]));
+    } else {
+      frame.input(i, element(args_.in[l.arg], row, column), step_of(args_.in[l.arg]));
+    }
+  }
+  void store(Frame& frame, size_t k, int64_t row, int64_t col) const {
+    const Store& s = step_.stores[k];
+    frame.output(k, element(args_.out[s.arg], row, s.columns(col)), step_of(args_.out[s.arg]));
+  }
+
+ private:
+  const Step& step_;
+  const RunArgs& args_;
+  std::span<const ProductRange> product_;
+  int64_t product_row_;
+};
+
+// An item some of whose loads or stores pass through slots, tile by tile.
+class SlotItem final : public Item {
+ public:
+  SlotItem(const Body& body, const Loops& loops, const RunArgs& args, const Grid& grid,
+           int64_t index, Leftovers& left, std::span<const ProductRange> product)
+      : Item(body.step, body.step.loads.size() + body.step.stores.size(), loops, args, grid, index,
+             left, product),
+        body_(body),
+        memory_(body.step, args, product, row_begin_),
+        singles_(step_.loads.size()),
+        lanes_(step_.stores.size()) {}
+
+ private:
+  void fill_constants() override {
+    for (size_t i = 0; i < step_.loads.size(); ++i) {
+      if (is_single(step_.loads[i])) singles_[i] = single(i);
+      if (step_.loads[i].from == Load::From::row && place_of(step_.loads[i]) == Place::slot)
+        fill_row(i);
+    }
+  }
+
+  void walk_rows(int64_t row, int64_t rows) override {
+    for (size_t i = 0; i < step_.loads.size(); ++i)
+      if (step_.loads[i].from == Load::From::column && place_of(step_.loads[i]) == Place::slot)
+        fill_column(i, row, rows);
+    const size_t last = body_.phases.size() - 1;
+    for (size_t p = 0; p <= last; ++p) {
+      for (int64_t c = col_begin_; c < col_end_; c += grid_.tile_cols())
+        tile(p, {row, rows, c, std::min(grid_.tile_cols(), col_end_ - c)});
+      if (col_begin_ == col_end_) tile(p, {row, rows, col_begin_, 0});
+      if (p < last) end_total(static_cast<uint32_t>(p), rows);
+    }
+    for (size_t k = 0; k < step_.stores.size(); ++k) {
+      const Store::To to = step_.stores[k].to;
+      if (to == Store::To::amax) join_amax(k, largest(lanes_[k]));
+      if (to == Store::To::column && chunk_ == 0) store_column(k, result(k), row, rows);
+    }
+  }
+
+  [[nodiscard]] float* result(size_t k) const { return slot_[step_.loads.size() + k]; }
+
+  void tile(size_t p, const Tile& t) {
+    const Phase& phase = *body_.phases[p];
+    const Function& f = phase.function();
+    Frame frame(f, t.rows, t.cols);
+    for (size_t i = 0; i < f.inputs.size(); ++i) load(frame, f, i, t);
+    const bool ends = p + 1 == body_.phases.size();
+    if (!ends) {
+      frame.output(0, slot_.back(), t.cols * 4);
+      frame.run(phase, false);
+      if (t.cols > 0) add_total(slot_.back(), t);
+      return;
+    }
+    for (size_t k = 0; k < step_.stores.size(); ++k) {
+      const Store& s = step_.stores[k];
+      if (s.to == Store::To::amax)
+        frame.output(k, lanes_[k].data(), 0);
+      else if (s.to == Store::To::column)
+        frame.output(k, result(k), 4);
+      else if (place_of(s) == Place::memory)
+        memory_.store(frame, k, t.row, t.col);
+      else
+        frame.output(k, result(k), t.cols * 4);
+    }
+    frame.run(phase, grid_.stream);
+    if (t.cols == 0) return;
+    for (size_t k = 0; k < step_.stores.size(); ++k)
+      if (step_.stores[k].to != Store::To::amax && place_of(step_.stores[k]) == Place::slot)
+        store(k, t, result(k));
+  }
+
+  void load(Frame& frame, const Function& f, size_t i, const Tile& t) {
+    const Load& l = step_.loads[i];
+    if (is_single(l)) return frame.input(i, &singles_[i], 0);
+    if (l.from == Load::From::column && place_of(l) == Place::slot)
+      return frame.input(i, slot_[i], 4);
+    if (l.from == Load::From::total) return frame.input(i, slot_[i], 4);
+    if (place_of(l) == Place::memory) return memory_.load(frame, i, t.row, t.col);
+    if (t.cols > 0 && f.inputs[i].used) fill_load(i, t);
+    frame.input(i, slot_[i], l.from == Load::From::row ? 0 : t.cols * 4);
+  }
+
+  const Body& body_;
+  InMemory memory_;
+  std::vector<float> singles_;
+  std::vector<std::array<uint32_t, kAmaxLanes>> lanes_;
+};
+
+class Runner final : public TileRunner {
+ public:
+  Runner(const Step& step, const Isa& isa)
+      : loops_(*isa.loops),
+        body_{step, lower(*step.graph, step.roots(), step.effective_precision())} {
+    const std::vector<uint32_t>& roots = body_.lowered.roots;
+    const size_t stores = step.stores.size();
+    for (size_t t = stores; t < roots.size(); ++t)
+      add_phase({{Output::To::elements, DType::f32, roots[t]}}, isa.wide);
+    std::vector<Output> outputs;
+    for (size_t k = 0; k < stores; ++k) {
+      const Store& s = step.stores[k];
+      outputs.push_back({s.to == Store::To::amax     ? Output::To::amax
+                         : s.to == Store::To::column ? Output::To::row
+                                                     : Output::To::elements,
+                         place_of(s) == Place::memory ? s.dtype : DType::f32, roots[k]});
+    }
+    add_phase(std::move(outputs), isa.wide);
+    const auto direct_load = [](const Load& l) {
+      return is_single(l) || place_of(l) == Place::memory;
+    };
+    const auto direct_store = [](const Store& s) {
+      return s.to == Store::To::amax || place_of(s) == Place::memory;
+    };
+    body_.whole_items = step.totals().empty() && std::ranges::all_of(step.loads, direct_load) &&
+                        std::ranges::all_of(step.stores, direct_store) &&
+                        static_cast<size_t>(std::ranges::count(step.stores, Store::To::amax,
+                                                               &Store::to)) <= kMostWholeAmax;
+  }
+
+  void prepare() const override {
+    for (const auto& phase : body_.phases) (void)phase->code(false);
+  }
+
+  void run(const RunArgs& args, const Grid& grid, int64_t index, Leftovers& left,
+           std::span<const ProductRange> product) const override {
+    if (body_.whole_items)
+      run_whole(args, grid, index, left, product);
+    else
+      SlotItem(body_, loops_, args, grid, index, left, product).run();
+  }
+
+ private:
+  void add_phase(std::vector<Output> outputs, bool wide) {
+    Function f{.graph = &body_.lowered.graph};
+    f.outputs = std::move(outputs);
+    for (const Load& l : body_.step.loads) f.inputs.push_back(input_of(l));
+    f.mark_used();
+    body_.phases.push_back(std::make_unique<const Phase>(std::move(f), wide));
+  }
+
+  static Input input_of(const Load& l) {
+    const bool row = l.from == Load::From::column || l.from == Load::From::total;
+    const bool direct = place_of(l) == Place::memory;
+    // Arithmetic on these gives NaNs whose low 16 bits are 0.
+    const bool short_nan = l.from == Load::From::parameter || l.from == Load::From::random ||
+                           l.from == Load::From::total || l.dtype == DType::bf16 ||
+                           info(l.dtype).bytes == 1;
+    return {row            ? Reach::row
+            : is_single(l) ? Reach::single
+                           : Reach::elements,
+            direct ? l.dtype : DType::f32, !short_nan};
+  }
+
+  void run_whole(const RunArgs& args, const Grid& grid, int64_t index, Leftovers& left,
+                 std::span<const ProductRange> product) const {
+    const Step& step = body_.step;
+    const Phase& phase = *body_.phases[0];
+    const int64_t row = index / grid.item_chunks() * grid.block_rows;
+    const int64_t col = index % grid.item_chunks() * grid.chunk_cols;
+    Frame frame(phase.function(), std::min(grid.block_rows, grid.rows - row),
+                std::min(grid.chunk_cols, grid.cols - col));
+    std::array<float, kMostCompiledViews> singles;
+    std::array<std::array<uint32_t, kAmaxLanes>, kMostWholeAmax> lanes{};
+    size_t maxima = 0;
+    const InMemory memory(step, args, product, row);
+    for (size_t i = 0; i < step.loads.size(); ++i) {
+      const Load& l = step.loads[i];
+      if (!is_single(l)) {
+        memory.load(frame, i, row, col);
+        continue;
+      }
+      if (l.from == Load::From::parameter)
+        singles[i] = args.parameters[l.arg];
+      else
+        loops_.load[tenon::index(l.dtype)](&singles[i], args.in[l.arg].data, 1, 1);
+      frame.input(i, &singles[i], 0);
+    }
+    for (size_t k = 0; k < step.stores.size(); ++k)
+      if (step.stores[k].to == Store::To::amax)
+        frame.output(k, lanes[maxima++].data(), 0);
+      else
+        memory.store(frame, k, row, col);
+    frame.flatten();
+    frame.run(phase, grid.stream);
+    if (grid.stream) end_stream();
+    maxima = 0;
+    for (size_t k = 0; k < step.stores.size(); ++k)
+      if (step.stores[k].to == Store::To::amax) raise(left.amax[k], largest(lanes[maxima++]));
+  }
+
+  const Loops& loops_;
+  Body body_;
+};
+
+}  // namespace
+
+std::unique_ptr<const TileRunner> runner(const Step& step, const Isa& isa) {
+  return std::make_unique<const Runner>(step, isa);
+}
+
+}  // namespace tenon::cpu::jit
