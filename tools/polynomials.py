@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Computes the minimax coefficients of src/expr/words.h and prints them in the same format.
+"""Computes the minimax coefficients of src/expr/words.h and src/backend/cpu/jit/exp2.h and prints
+them in the same format.
 
 Each table approximates g(x) by a polynomial in y(x). A linear program minimises the largest
 w(x)*|polynomial - g| on a grid that is dense at the ends. w converts an error of the polynomial to
@@ -90,6 +91,10 @@ def exp_table(terms):
                  lambda r: (mp.expm1(r) - r) / r**2, lambda r: r**2 / mp.exp(r))
 
 
+def exp2_table(name, terms, lo, hi):
+    return Table(name, "2^f = p(f)", terms, lo, hi, lambda f: mp.mpf(2)**f, lambda f: mp.mpf(2)**-f)
+
+
 def expm1_table(terms):
     return Table("kExpm1", "expm1(r) = r + r^2 p(r)", terms, -HALF_LN2, HALF_LN2,
                  lambda r: (mp.expm1(r) - r) / r**2, lambda r: r**2 / mp.expm1(r))
@@ -134,6 +139,11 @@ TABLES = {
         erf_table(4),
         erf_tail_table(7),
         erfc_tail_table(9, shift="2", centre="0.15625"),
+    ],
+    "exp2.h": [
+        exp2_table("kExp2Rough", 4, 0, 1),
+        exp2_table("kExp2", 6, 0, 1),
+        exp2_table("kExp2Nearest", 6, -0.5, 0.5),
     ],
     "NativeTables": [
         exp_table(3),

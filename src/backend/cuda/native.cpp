@@ -6,9 +6,8 @@
 #include <cmath>
 #include <optional>
 
-#include "backend/cuda/native_lowering.h"
-#include "backend/cuda/native_words.h"
-#include "expr/lower.h"
+#include "expr/hardware.h"
+#include "expr/native.h"
 #include "expr/order.h"
 #include "expr/print.h"
 #include "expr/word.h"
@@ -19,67 +18,6 @@ namespace tenon::cuda {
 namespace {
 
 using namespace hardware;
-
-// Copies a graph. `change` may replace nodes; it reads the images of all earlier nodes.
-template <class Change>
-Lowered rewritten(const Lowered& from, const Change& change) {
-  Lowered out;
-  std::vector<Expr> image(from.graph.size());
-  for (const uint32_t id : order(from.graph, from.roots)) {
-    const Node& n = from.graph[id];
-    if (n.word == Word::constant) {
-      image[id] = Expr(n.value);
-    } else if (const std::optional<Expr> other = change(n, image)) {
-      image[id] = *other;
-    } else {
-      Node copy = n;
-      for (uint32_t& in : std::span(copy.in).first(static_cast<size_t>(n.arity())))
-        in = out.graph.id(image[in]);
-      image[id] = out.graph.intern(copy);
-    }
-  }
-  for (const uint32_t root : from.roots) out.roots.push_back(out.graph.id(image[root]));
-  return out;
-}
-
-using Images = std::vector<Expr>;
-
-// Replaces divisions by constants.
-Lowered with_quotients(const Lowered& from) {
-  return rewritten(from, [](const Node& n, const Images& image) -> std::optional<Expr> {
-    if (n.word != Word::div) return std::nullopt;
-    const Expr a = image[n.in[0]], b = image[n.in[1]];
-    if (!b.is_constant() || !divides(b.constant()) || a.is_constant()) return std::nullopt;
-    return quotient(a, b.constant());
-  });
-}
-
-// If select(x < c, 0, ·) discards values below c, max(x, c) becomes x.
-Lowered unclamped(const Lowered& from) {
-  const Graph& graph = from.graph;
-  const std::vector<uint32_t> nodes = order(graph, from.roots);
-  const auto hides = [&](const Node& n, const Node& most) {
-    return n.word == Word::select && n.rel() == Rel::lt && n.in[0] == most.in[0] &&
-           n.in[1] == most.in[1] && graph[n.in[2]].word == Word::constant;
-  };
-  const auto hidden = [&](const Node& most) {
-    if (most.word != Word::max || graph[most.in[1]].word != Word::constant ||
-        graph[most.in[1]].value == 0)
-      return false;
-    std::vector<bool> seen(graph.size(), false);
-    for (const uint32_t root : from.roots) seen[root] = true;
-    for (size_t k = nodes.size(); k-- > 0;) {
-      const Node& n = graph[nodes[k]];
-      if (!seen[nodes[k]]) continue;
-      if (&n == &most) return false;
-      for (int i = 0; i < (hides(n, most) ? 3 : n.arity()); ++i) seen[n.in[i]] = true;
-    }
-    return true;
-  };
-  return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
-    return hidden(n) ? std::optional(image[n.in[0]]) : std::nullopt;
-  });
-}
 
 // 2^(c·(p·x) + k) becomes 2^((c·p)·x + k), because c·p is the same for all elements.
 Lowered joined(const Lowered& from, const std::vector<Loaded>& loads) {
@@ -103,22 +41,6 @@ Lowered joined(const Lowered& from, const std::vector<Loaded>& loads) {
     if (!single(product.in[i])) return std::nullopt;
     const Expr power = image[product.in[1 - i]] * (image[product.in[i]] * image[scaled.in[1]]);
     return ex2(sum ? power + image[top.in[1]] : power);
-  });
-}
-
-// Contracts sums of products to fma, which errs less.
-Lowered contracted(const Lowered& from) {
-  return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
-    const auto in = [&](int i) { return image[n.in[static_cast<size_t>(i)]]; };
-    const auto product = [&](int i) { return from.graph[n.in[i]].word == Word::mul; };
-    const auto factor = [&](int i, int k) { return image[from.graph[n.in[i]].in[k]]; };
-    if (n.word == Word::add && (product(0) || product(1))) {
-      const int i = product(0) ? 0 : 1;
-      return fma(factor(i, 0), factor(i, 1), in(1 - i));
-    }
-    if (n.word == Word::sub && product(0)) return fma(factor(0, 0), factor(0, 1), -in(1));
-    if (n.word == Word::sub && product(1)) return fma(-factor(1, 0), factor(1, 1), in(0));
-    return std::nullopt;
   });
 }
 
@@ -242,14 +164,7 @@ EightLines clamps_first(const Lowered& from, const std::vector<Loaded>& loads, s
 }  // namespace
 
 std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error) {
-  const auto errs = [&](uint32_t id) {
-    return info(graph[id].word).kind == WordKind::transcendental;
-  };
-  if (std::ranges::none_of(order(graph, roots), errs)) {
-    const Lowered strict = with_quotients(lower(graph, roots, Precision::strict));
-    return print(strict.graph, strict.roots);
-  }
-  const Lowered out = contracted(unclamped(approximated(graph, roots, error, {}).formula));
+  const Lowered out = native(graph, roots, error);
   return print(out.graph, out.roots, name_of);
 }
 

@@ -8,14 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "expr/approximated.h"
 #include "expr/lower.h"
 #include "tenon/expr.h"
 
 namespace tenon::cuda {
-
-// The kind of a load. pairs: bf16 values; two at a time can be compared with constants, in half as
-// many instructions. single: one value for all elements.
-enum class Loaded : uint8_t { otherwise, pairs, single };
 
 // The statements of print() for formulas whose functions may err by `error`, relative to their
 // results. Without such functions the result has the strict bits, except for subnormal quotients:

@@ -7,7 +7,9 @@
 #include <optional>
 #include <string>
 
+#include "backend/cpu/jit/formula.h"
 #include "backend/cpu/jit/vectors.h"
+#include "expr/hardware.h"
 #include "expr/order.h"
 #include "tenon/error.h"
 
@@ -329,9 +331,12 @@ class Builder {
       // The last use, and the only operand that is this value.
       in[i].dies = extent_[n.in[i]] == extent && left[n.in[i]] == 1;
     }
+    const auto reg = [&](const Value& v) { return v.constant ? vectors_->kept(v.bits) : v.reg; };
+    if (n.word == hardware::kEx2) return vectors_->exp2(reg(in[0]), is_rough(n));
+    if (n.word == hardware::kRcp) return vectors_->reciprocal(reg(in[0]), is_rough(n));
     if (n.word == Word::select) return vectors_->select(n.rel(), in[0], in[1], in[2], in[3]);
     if (n.word != Word::round) return vectors_->word(n.word, in[0], in[1], in[2]);
-    return vectors_->round(n.dtype(), in[0].constant ? vectors_->kept(in[0].bits) : in[0].reg);
+    return vectors_->round(n.dtype(), reg(in[0]));
   }
 
   void load(uint32_t id, uint32_t slot, int vectors, const x86::KReg* mask) {
@@ -382,12 +387,13 @@ class Builder {
       for (size_t i = 0; i < f_.outputs.size(); ++i) {
         const Output& o = f_.outputs[i];
         if (o.to != Output::To::elements) continue;
+        const Bf16 bf16{o.rounding, any_nan_};
         x86::Mem to = output_at(i, u * lanes);
         to.setSize(static_cast<uint32_t>(per_line * lanes * info(o.dtype).bytes));
         if (pairs_)
-          vectors_->store_pair(to, {value(o, u), value(o, u + 1)}, mask, stream, any_nan_);
+          vectors_->store_pair(to, {value(o, u), value(o, u + 1)}, mask, stream, bf16);
         else
-          vectors_->store(o.dtype, to, value(o, u), mask, stream, any_nan_);
+          vectors_->store(o.dtype, to, value(o, u), mask, stream, bf16);
       }
   }
 

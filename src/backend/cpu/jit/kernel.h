@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/cpu/jit/binary.h"
+#include "backend/cpu/jit/vectors.h"
 #include "expr/lower.h"
 #include "tenon/dtype.h"
 
@@ -29,6 +30,7 @@ struct Output {
   To to = To::elements;
   DType dtype = DType::f32;
   uint32_t value = 0;  // node of the formula
+  Rounding rounding = Rounding::even;
 };
 
 // Input i is slot i of the formula.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/cpu/item.h"
+#include "backend/cpu/jit/formula.h"
 #include "backend/cpu/jit/kernel.h"
 
 namespace tenon::cpu::jit {
@@ -267,19 +268,18 @@ class SlotItem final : public Item {
 class Runner final : public TileRunner {
  public:
   Runner(const Step& step, const Isa& isa)
-      : loops_(*isa.loops),
-        body_{step, lower(*step.graph, step.roots(), step.effective_precision())} {
+      : loops_(*isa.loops), body_{step, formula(step, isa.wide)} {
     const std::vector<uint32_t>& roots = body_.lowered.roots;
     const size_t stores = step.stores.size();
-    for (size_t t = stores; t < roots.size(); ++t)
-      add_phase({{Output::To::elements, DType::f32, roots[t]}}, isa.wide);
+    for (size_t t = stores; t < roots.size(); ++t) add_phase({{.value = roots[t]}}, isa.wide);
     std::vector<Output> outputs;
     for (size_t k = 0; k < stores; ++k) {
       const Store& s = step.stores[k];
       outputs.push_back({s.to == Store::To::amax     ? Output::To::amax
                          : s.to == Store::To::column ? Output::To::row
                                                      : Output::To::elements,
-                         place_of(s) == Place::memory ? s.dtype : DType::f32, roots[k]});
+                         place_of(s) == Place::memory ? s.dtype : DType::f32, roots[k],
+                         rounding_of(step, s)});
     }
     add_phase(std::move(outputs), isa.wide);
     const auto direct_load = [](const Load& l) {

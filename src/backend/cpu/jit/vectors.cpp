@@ -3,7 +3,10 @@
 
 #include <array>
 #include <cassert>
+#include <span>
 #include <utility>
+
+#include "backend/cpu/jit/exp2.h"
 
 namespace tenon::cpu::jit {
 
@@ -108,6 +111,9 @@ x86::Vec Vectors::blend(const Operand& mask, const x86::Vec& other, const Operan
 
 x86::Vec Vectors::fma(Value a, Value b, Value c) {
   if (a.constant) std::swap(a, b);
+  if (b.constant && b.bits == bits_of(1.0F))
+    return c.constant ? binary(Id::kIdVaddps, reg(a), any(c))
+                      : binary(Id::kIdVaddps, c.reg, any(a));
   // One operand at most is in memory, and the result replaces an operand.
   if (!c.constant && c.dies) {
     emit(Id::kIdVfmadd231ps, c.reg, reg(a), any(b));
@@ -196,6 +202,34 @@ x86::Vec Vectors::word(Word w, const Value& a, const Value& b, const Value& c) {
   }
 }
 
+x86::Vec Vectors::exp2(const x86::Vec& x, bool rough) {
+  assert(wide_);
+  constexpr int kFloor = 1;
+  const x86::Vec f = binary(Id::kIdVreduceps, x, Imm(kFloor));
+  const std::span<const float> c = rough ? std::span<const float>(kExp2Rough) : kExp2;
+  x86::Vec p = fresh();
+  emit(Id::kIdVmovaps, p, kept(bits_of(c.back())));
+  for (size_t k = c.size() - 1; k-- > 0;) emit(Id::kIdVfmadd213ps, p, f, memory(bits_of(c[k])));
+  return binary(Id::kIdVscalefps, p, x);  // uses the integer part of x
+}
+
+x86::Vec Vectors::reciprocal(const x86::Vec& x, bool rough) {
+  assert(wide_);
+  const x86::Vec r = fresh();
+  if (rough) {
+    emit(Id::kIdVrcp14ps, r, x);
+    return r;
+  }
+  // One step of Newton's method. An infinite x would make it NaN.
+  const x86::Vec finite = binary(Id::kIdVminps, kept(0x7f7fffff), x);
+  emit(Id::kIdVrcp14ps, r, finite);
+  const x86::Vec error = fresh();
+  emit(Id::kIdVmovaps, error, kept(bits_of(1.0F)));
+  emit(Id::kIdVfnmadd231ps, error, finite, r);
+  emit(Id::kIdVfmadd213ps, error, r, r);
+  return error;
+}
+
 x86::Vec Vectors::select(Rel rel, const Value& a, const Value& b, const Value& then,
                          const Value& other) {
   const bool mirror = a.constant && !b.constant;
@@ -205,10 +239,16 @@ x86::Vec Vectors::select(Rel rel, const Value& a, const Value& b, const Value& t
   return blend(mask, reg(other), any(then));
 }
 
-x86::Vec Vectors::rounded_bf16(const x86::Vec& v, bool any_nan) {
-  constexpr uint32_t kBelowHalf = 0x7fff, kLast = 0x10000;
+x86::Vec Vectors::rounded_bf16(const x86::Vec& v, Bf16 bf16) {
+  constexpr uint32_t kHalf = 0x8000, kBelowHalf = 0x7fff, kLast = 0x10000;
   x86::Vec sum = fresh();
-  if (wide_) {
+  if (bf16.rounding == Rounding::exact) {
+    emit(Id::kIdVmovaps, sum, v);
+    return sum;
+  }
+  if (bf16.rounding == Rounding::half_up) {
+    emit(Id::kIdVpaddd, sum, v, memory(kHalf));
+  } else if (wide_) {
     const x86::KReg odd = cc_.newKw();
     const x86::Vec one = kept(1);
     emit(Id::kIdVptestmd, odd, v, kept(kLast));
@@ -219,7 +259,7 @@ x86::Vec Vectors::rounded_bf16(const x86::Vec& v, bool any_nan) {
     emit(Id::kIdVpaddd, sum, binary(Id::kIdVpaddd, v, last), memory(kBelowHalf));
   }
   // The sum of other NaNs may overflow.
-  return any_nan ? blend(compare(kUnordered, v, v), sum, kept(kNan)) : sum;
+  return bf16.any_nan ? blend(compare(kUnordered, v, v), sum, kept(kNan)) : sum;
 }
 
 Vectors::Sum Vectors::fp8_sum(DType dtype, const x86::Vec& v) {
@@ -252,7 +292,7 @@ x86::Vec Vectors::encoded(DType dtype, const x86::Vec& v) {
 x86::Vec Vectors::round(DType dtype, x86::Vec a) {
   switch (dtype) {
     case DType::bf16: {
-      const x86::Vec v = binary(Id::kIdVandps, rounded_bf16(a, true), memory(0xffff0000));
+      const x86::Vec v = binary(Id::kIdVandps, rounded_bf16(a, {}), memory(0xffff0000));
       return v;
     }
     case DType::f16: {
@@ -371,12 +411,12 @@ void Vectors::put(const x86::Mem& to, const x86::Vec& v, int size, const x86::KR
 }
 
 void Vectors::store(DType dtype, const x86::Mem& to, x86::Vec v, const x86::KReg* mask, bool stream,
-                    bool any_nan) {
+                    Bf16 bf16) {
   switch (dtype) {
     case DType::f32:
       return put(to, v, 4, mask, stream);
     case DType::bf16:
-      return put(to, shifted(Id::kIdVpsrld, rounded_bf16(v, any_nan), 16), 2, mask, stream);
+      return put(to, shifted(Id::kIdVpsrld, rounded_bf16(v, bf16), 16), 2, mask, stream);
     case DType::f16: {
       if (mask) {
         cc_.k(*mask).emit(Id::kIdVcvtps2ph, to, v, Imm(0));
@@ -402,9 +442,9 @@ Vectors::Pair Vectors::load_pair(const x86::Mem& from, const x86::KReg* mask) {
 }
 
 void Vectors::store_pair(const x86::Mem& to, const Pair& v, const x86::KReg* mask, bool stream,
-                         bool any_nan) {
-  const x86::Vec even = shifted(Id::kIdVpsrld, rounded_bf16(v.even, any_nan), 16);
-  x86::Vec line = rounded_bf16(v.odd, any_nan);
+                         Bf16 bf16) {
+  const x86::Vec even = shifted(Id::kIdVpsrld, rounded_bf16(v.even, bf16), 16);
+  x86::Vec line = rounded_bf16(v.odd, bf16);
   if (wide_)
     emit(Id::kIdVpternlogd, line, even, kept(0xffff0000), Imm(kThirdFirstElseSecond));
   else

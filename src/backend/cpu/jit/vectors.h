@@ -20,6 +20,15 @@ struct Value {
   bool constant = false, dies = false;
 };
 
+// How bf16 results are rounded. half_up: only a tie differs from even. exact: they are bf16
+// already.
+enum class Rounding : uint8_t { even, half_up, exact };
+struct Bf16 {
+  Rounding rounding = Rounding::even;
+  // Whether a NaN may have bits other than those that arithmetic on bf16 values gives.
+  bool any_nan = true;
+};
+
 class Vectors {
  public:
   // Instructions that keep a value for the whole function are inserted at `start`.
@@ -32,8 +41,11 @@ class Vectors {
 
   x86::Vec fresh();
   x86::Vec zero();
-  // The value of every word except leaves, select and round.
+  // The value of every word except leaves, select, round, and those of hardware.h.
   x86::Vec word(Word w, const Value& a, const Value& b, const Value& c);
+  // 2^x and 1/x, with an error of a few ulp, or of 2^-13.7. Only with AVX-512.
+  x86::Vec exp2(const x86::Vec& x, bool rough);
+  x86::Vec reciprocal(const x86::Vec& x, bool rough);
   x86::Vec select(Rel rel, const Value& a, const Value& b, const Value& then, const Value& other);
   x86::Vec round(DType dtype, x86::Vec a);
 
@@ -46,14 +58,13 @@ class Vectors {
   // Elements in order. With a mask, only the first ones are accessed.
   x86::Vec load(DType dtype, const x86::Mem& from, const x86::KReg* mask);
   void store(DType dtype, const x86::Mem& to, x86::Vec v, const x86::KReg* mask, bool stream,
-             bool any_nan);
+             Bf16 bf16);
   // bf16 elements of one whole line: those with even and with odd index.
   struct Pair {
     x86::Vec even, odd;
   };
   Pair load_pair(const x86::Mem& from, const x86::KReg* mask);
-  void store_pair(const x86::Mem& to, const Pair& v, const x86::KReg* mask, bool stream,
-                  bool any_nan);
+  void store_pair(const x86::Mem& to, const Pair& v, const x86::KReg* mask, bool stream, Bf16 bf16);
 
   // most = max(most, bits of |v|). `inside` limits it to some lanes.
   void join_amax(x86::Vec most, x86::Vec v, const asmjit::Operand* inside);
@@ -76,8 +87,8 @@ class Vectors {
   // Where `mask` is set (a mask register, or a vector), `then`, else `other`.
   x86::Vec blend(const asmjit::Operand& mask, const x86::Vec& other, const asmjit::Operand& then);
   asmjit::Operand compare(int predicate, const x86::Vec& a, const asmjit::Operand& b);
-  x86::Vec rounded_bf16(const x86::Vec& v, bool any_nan);  // in the upper halves
-  x86::Vec encoded(DType dtype, const x86::Vec& v);        // FP8 codes in 32-bit lanes
+  x86::Vec rounded_bf16(const x86::Vec& v, Bf16 bf16);  // in the upper halves
+  x86::Vec encoded(DType dtype, const x86::Vec& v);     // FP8 codes in 32-bit lanes
   // |v| rounded to FP8 with an offset: the sum, and the offset.
   struct Sum {
     x86::Vec sum, offset;

@@ -1,13 +1,17 @@
-// The first step of native precision: replaces functions by approximations. native.h has the rest.
+// The first step of native precision: replaces functions by those of hardware.h.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "backend/cuda/native.h"
+#include "expr/lower.h"
 
-namespace tenon::cuda {
+namespace tenon {
+
+// The kind of a load. pairs: bf16 values; two at a time can be compared with constants, in half as
+// many instructions. single: one value for all elements.
+enum class Loaded : uint8_t { otherwise, pairs, single };
 
 struct Approximated {
   Lowered formula;
@@ -18,4 +22,4 @@ struct Approximated {
 Approximated approximated(const Graph& graph, std::span<const uint32_t> roots, double error,
                           const std::vector<Loaded>& loads);
 
-}  // namespace tenon::cuda
+}  // namespace tenon

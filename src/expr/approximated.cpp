@@ -1,6 +1,6 @@
 // Replaces functions by hardware approximations, and applies rewrites that these allow: slopes,
 // factored sums, guards of clamps, and products in place of quotients.
-#include "backend/cuda/native_lowering.h"
+#include "expr/approximated.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,11 +8,11 @@
 #include <optional>
 #include <set>
 
-#include "backend/cuda/native_words.h"
+#include "expr/hardware.h"
 #include "expr/order.h"
 #include "expr/word.h"
 
-namespace tenon::cuda {
+namespace tenon {
 
 namespace {
 
@@ -598,4 +598,4 @@ Approximated approximated(const Graph& graph, std::span<const uint32_t> roots, d
   return {lowering.result(), lowering.positive()};
 }
 
-}  // namespace tenon::cuda
+}  // namespace tenon

@@ -1,4 +1,4 @@
-// Functions in native precision from the hardware's 2^x, log2 x and 1/x. These err by a few ulp and
+// Functions in native precision from a processor's 2^x, log2 x and 1/x. These err by a few ulp and
 // flush fp32 subnormals to 0. Every sequence avoids subnormals.
 #pragma once
 
@@ -10,7 +10,7 @@
 #include "expr/lower.h"
 #include "expr/word.h"
 
-namespace tenon::cuda::hardware {
+namespace tenon::hardware {
 
 // A lowered graph has no transcendental words left, so three of them can represent the hardware
 // words.
@@ -165,4 +165,4 @@ inline Expr rough_quotient(Expr a, Expr b) {
   return a * rcp(b * scale) * scale;
 }
 
-}  // namespace tenon::cuda::hardware
+}  // namespace tenon::hardware

@@ -1,0 +1,147 @@
+// Native formulas use 2^x and 1/x of the instruction set, as roughly as their results allow.
+#include "backend/cpu/jit/formula.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "backend/cpu/jit/exp2.h"
+#include "expr/hardware.h"
+#include "expr/native.h"
+#include "expr/words.h"
+
+namespace tenon::cpu::jit {
+
+namespace {
+
+using hardware::kEx2, hardware::kLg2, hardware::kRcp;
+
+constexpr double kRoughEx2 = 0x1p-13 * 0.63;  // 2^-13.67, rounding included
+constexpr double kRoughRcp = 0x1p-14;
+
+// 2^x for x in [-127, 128], by fp32 operations. Subnormal results are 0.
+Expr portable_ex2(Expr x) {
+  const Expr shifted = min(max(x, -127.0F), 128.0F) + words::kPower;
+  const Expr n = shifted - words::kPower;
+  return words::polynomial(min(max(x, -127.0F), 128.0F) - n, kExp2Nearest) * pow2(shifted);
+}
+
+// Replaces functions that the instruction set lacks.
+Lowered available(const Lowered& from, bool wide) {
+  return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
+    if (n.word == kLg2) return words::Strict::log(image[n.in[0]]) * words::kLog2e;
+    if (n.word == kEx2 && !wide) return portable_ex2(image[n.in[0]]);
+    if (n.word == kRcp && !wide) return inverse(image[n.in[0]]);
+    return std::nullopt;
+  });
+}
+
+// The parts of 1/(2^t + k), of which σ is a multiple.
+struct Sigmoid {
+  uint32_t ex2, power;  // the node 2^t, and t
+  float k;
+};
+std::optional<Sigmoid> sigmoid(const Graph& g, uint32_t rcp) {
+  if (g[rcp].word != kRcp) return std::nullopt;
+  const Node& sum = g[g[rcp].in[0]];
+  if (sum.word != Word::add || g[sum.in[0]].word != kEx2) return std::nullopt;
+  const Node& k = g[sum.in[1]];
+  if (k.word != Word::constant || !(k.value > 0)) return std::nullopt;
+  return Sigmoid{sum.in[0], g[sum.in[0]].in[0], k.value};
+}
+
+// The node r of b·(1 − k·r) with r = 1/(2^t + k): a difference that a rough r makes useless.
+std::optional<uint32_t> complement(const Graph& g, const Node& n) {
+  if (n.word != Word::fma || g[n.in[1]].word != Word::constant || g[n.in[2]].word != Word::constant)
+    return std::nullopt;
+  const std::optional<Sigmoid> s = sigmoid(g, n.in[0]);
+  if (!s || g[n.in[1]].value != -g[n.in[2]].value * s->k) return std::nullopt;
+  return n.in[0];
+}
+
+// b·(1 − k·r) becomes b·(2^t·r). Where 2^t is infinite, r is 0: the limit keeps their product a
+// number. σ is then less than its smallest error.
+Lowered without_complements(const Lowered& from) {
+  constexpr float kMost = 0x1p126F;
+  return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
+    const std::optional<uint32_t> r = complement(from.graph, n);
+    if (!r) return std::nullopt;
+    return min(image[sigmoid(from.graph, *r)->ex2], kMost) * image[*r] * image[n.in[2]];
+  });
+}
+
+// The error that a word may have is enough for rough functions in two cases: σ, if nothing is
+// subtracted from it, and exp, which squares 2^(x/2).
+Lowered roughened(const Lowered& from, double allowed) {
+  const Graph& g = from.graph;
+  if (kRoughEx2 + kRoughRcp > allowed || 2 * kRoughEx2 > allowed) return from;
+  const std::vector<uint32_t> nodes = order(g, from.roots);
+  std::vector<bool> rough(g.size(), true);
+  for (const uint32_t id : nodes) {
+    const Node& n = g[id];
+    const auto constant = [&](int i) { return g[n.in[i]].word == Word::constant; };
+    for (int i = 0; i < n.arity(); ++i) {
+      const Node& in = g[n.in[i]];
+      const bool sum = n.word == Word::add || n.word == Word::sub;
+      if (in.word == kRcp) {
+        const bool difference = (sum && constant(1 - i)) ||
+                                (n.word == Word::fma && i < 2 && constant(1 - i) && constant(2));
+        if (difference || !sigmoid(g, n.in[i])) rough[n.in[i]] = false;
+      } else if (in.word == kEx2) {
+        const bool square = n.word == Word::mul && n.in[0] == n.in[1];
+        const bool limited = n.word == Word::min && constant(1 - i);
+        const bool denominator =
+            n.word == Word::add && i == 0 && constant(1) && g[n.in[1]].value > 0;
+        if (!square && !limited && !denominator) rough[n.in[i]] = false;
+      }
+    }
+  }
+  // Both functions of a σ are rough, or none. A sum 2^t + k may have other readers.
+  for (const uint32_t id : nodes) {
+    const Node& n = g[id];
+    for (int i = 0; i < n.arity(); ++i) {
+      const Node& in = g[n.in[i]];
+      if (in.word == Word::add && g[in.in[0]].word == kEx2 && n.word != kRcp)
+        rough[in.in[0]] = false;
+    }
+  }
+  for (int pass = 0; pass < 2; ++pass)
+    for (const uint32_t id : nodes)
+      if (const auto s = sigmoid(g, id)) {
+        if (!rough[id]) rough[s->ex2] = false;
+        if (!rough[s->ex2]) rough[id] = false;
+      }
+  return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
+    if ((n.word != kEx2 && n.word != kRcp) || !rough[static_cast<size_t>(&n - &g[0])])
+      return std::nullopt;
+    const Expr x = image[n.in[0]];
+    return x.graph()->intern({.word = n.word, .detail = 1, .in = {x.id()}});
+  });
+}
+
+}  // namespace
+
+bool is_rough(const Node& n) { return n.detail != 0; }
+
+Rounding rounding_of(const Step& step, const Store& store) {
+  const Graph& g = *step.graph;
+  const Node& value = g[store.value];
+  if (value.word == Word::round)
+    return value.dtype() == DType::bf16 ? Rounding::exact : Rounding::even;
+  if (step.native_error() == 0) return Rounding::even;
+  const std::vector<uint32_t> nodes = order(g, std::span(&store.value, 1));
+  const bool approximated = std::ranges::any_of(
+      nodes, [&](uint32_t id) { return info(g[id].word).kind == WordKind::transcendental; });
+  return approximated ? Rounding::half_up : Rounding::even;
+}
+
+Lowered formula(const Step& step, bool wide) {
+  const std::vector<uint32_t> roots = step.roots();
+  const double error = step.native_error();
+  if (error == 0) return lower(*step.graph, roots, Precision::strict);
+  const Lowered own = native(*step.graph, roots, error);
+  if (!wide) return available(own, wide);
+  return available(roughened(without_complements(own), error), wide);
+}
+
+}  // namespace tenon::cpu::jit
