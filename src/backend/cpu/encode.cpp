@@ -144,6 +144,10 @@ Health& Health::operator+=(const Health& h) {
   return *this;
 }
 
+float single_multiplier(const Encoder& e, const RunArgs& args) {
+  return single_scale(e, args).multiplier;
+}
+
 size_t encode_floats(int64_t rows, int64_t cols) {
   return static_cast<size_t>(std::max<int64_t>(rows, 2) * cols);
 }

@@ -19,6 +19,9 @@ struct Health {
   Health& operator+=(const Health& h);
 };
 
+// The multiplier of a tensor with a single scale.
+float single_multiplier(const Encoder& e, const RunArgs& args);
+
 // Size of the scratch memory of encode for one panel, in floats.
 size_t encode_floats(int64_t rows, int64_t cols);
 

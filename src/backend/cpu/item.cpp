@@ -65,6 +65,7 @@ Item::Item(const Step& step, size_t slots, const Loops& loops, const RunArgs& ar
       row_end_(std::min(grid.rows, row_begin_ + grid.block_rows)),
       col_begin_(chunk_ * grid.chunk_cols),
       col_end_(std::min(grid.cols, col_begin_ + grid.chunk_cols)),
+      walk_(grid.tile_rows),
       slot_(slots),
       most_(step.stores.size(), 0),
       panels_(panels(step, col_begin_, col_end_ - col_begin_)),
@@ -104,11 +105,11 @@ void Item::run() {
     if (step_.stores[k].to == Store::To::sum)
       leftovers_.forests[k][static_cast<size_t>(index_)] =
           Forest(static_cast<uint64_t>(row_begin_ * grid_.cols));
-  for (band_ = row_begin_; band_ < row_end_; band_ += grid_.band_rows) {
-    const int64_t end = std::min(band_ + grid_.band_rows, row_end_);
-    for (int64_t r = band_; r < end; r += grid_.tile_rows)
-      walk_rows(r, std::min(grid_.tile_rows, end - r));
-    encode_band(band_, end - band_);
+  const int64_t band = std::max(grid_.band_rows, walk_);
+  for (band_ = row_begin_; band_ < row_end_; band_ += band) {
+    const int64_t end = std::min(band_ + band, row_end_);
+    for (int64_t r = band_; r < end; r += walk_) walk_rows(r, std::min(walk_, end - r));
+    if (panels_on_) encode_band(band_, end - band_);
   }
   if (grid_.stream) end_stream();
   close();
@@ -304,11 +305,15 @@ void Item::encode_band(int64_t row, int64_t rows) {
 
 void Item::sum_columns(size_t k, const Tile& t, const float* value) {
   const auto cols = static_cast<size_t>(t.cols);
-  const auto group = static_cast<uint64_t>((t.row - row_begin_) / grid_.tile_rows);
   std::memcpy(spare_, value, t.size() * sizeof(float));
   tree_sum_rows(loops_, spare_, static_cast<size_t>(t.rows), cols);
+  push_columns(k, t.row, t.col - col_begin_, spare_, cols);
+}
+
+void Item::push_columns(size_t k, int64_t row, int64_t begin, float* piece, size_t n) {
   TreeStack stack(stack_[k], grid_.row_floats());
-  stack.push(loops_, group, static_cast<size_t>(t.col - col_begin_), spare_, cols);
+  stack.push(loops_, static_cast<uint64_t>((row - row_begin_) / walk_), static_cast<size_t>(begin),
+             piece, n);
 }
 
 void Item::sum_ordered(size_t k, const Tile& t, const float* value) {
@@ -348,7 +353,7 @@ void Item::close() {
   for (size_t k = 0; k < step_.stores.size(); ++k) {
     if (step_.stores[k].to == Store::To::column_sum) {
       const bool ordered = step_.stores[k].ordered;
-      const int64_t piece = ordered ? kOrderedRows : grid_.tile_rows;
+      const int64_t piece = ordered ? kOrderedRows : walk_;
       const TreeStack stack(stack_[k] + (ordered ? grid_.row_floats() : 0), grid_.row_floats());
       stack.collapse(loops_, static_cast<uint64_t>(cdiv(row_end_ - row_begin_, piece)), wide_,
                      width);

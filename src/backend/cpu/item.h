@@ -28,7 +28,7 @@ class Item {
  public:
   // `slots`: tiles in fp32, first one for each load.
   Item(const Step& step, size_t slots, const Loops& loops, const RunArgs& args, const Grid& grid,
-       int64_t index, Leftovers& leftovers, std::span<const ProductRange> product = {});
+       int64_t index, Leftovers& leftovers, std::span<const ProductRange> product);
   virtual ~Item() = default;
   Item(const Item&) = delete;
   Item& operator=(const Item&) = delete;
@@ -41,7 +41,7 @@ class Item {
   };
 
   virtual void fill_constants() = 0;  // values that are the same in every tile of the item
-  // Processes the rows of a tile, or of one row of tiles.
+  // Processes the rows of a tile, or of one row of tiles. There are `walk` rows, fewer at the end.
   virtual void walk_rows(int64_t row, int64_t rows) = 0;
 
   void fill_row(size_t i);  // the values of a row load, repeated for each row of a tile
@@ -52,6 +52,8 @@ class Item {
   void end_total(uint32_t total, int64_t rows);
   void store_column(size_t k, const float* values, int64_t row, int64_t rows) const;
   void store(size_t k, const Tile& t, const float* value);
+  // Columns [begin, begin + n) of a column sum over the rows of one walk. Overwrites `piece`.
+  void push_columns(size_t k, int64_t row, int64_t begin, float* piece, size_t n);
   void join_amax(size_t k, uint32_t most) { most_[k] = std::max(most_[k], most); }
 
   const Step& step_;
@@ -62,6 +64,8 @@ class Item {
   std::span<const ProductRange> product_;
   int64_t index_, block_, chunk_;
   int64_t row_begin_, row_end_, col_begin_, col_end_;
+  int64_t walk_;           // a power of two
+  bool panels_on_ = true;  // encoders get panels
   // Scratch memory: tiles (also for loads that are not read in place), row vectors by load, stacks
   // of partial sums by store, and two temporaries for sums. One temporary is as wide as a row
   // vector. The other holds a tile and its tree.

@@ -31,9 +31,10 @@ bool interpret_only() {
 
 std::string jit_refusal(const Step& step, const Isa& isa, bool here) {
   if (!isa.jit) return str("the JIT needs AVX2, and this is ", isa.name);
-  if (step.loads.size() + step.stores.size() > kMostCompiledViews)
-    return str("the JIT takes ", kMostCompiledViews, " loads and stores, and this step has ",
-               step.loads.size() + step.stores.size());
+  const size_t views = step.loads.size() + step.stores.size() + step.encoders.size();
+  if (views > kMostCompiledViews)
+    return str("the JIT takes ", kMostCompiledViews,
+               " loads, stores and encoders, and this step has ", views);
   if (!here) return "";
   if (interpret_only()) return "TENON_RUNNER=interpreter";
 #ifndef TENON_JIT

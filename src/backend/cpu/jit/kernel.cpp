@@ -77,8 +77,8 @@ class Builder {
     return r == Reach::elements ? element : r == Reach::row ? row : call;
   }
 
-  // Whether all elements are bf16. Lines are then split into even and odd elements: this costs
-  // less than widening.
+  // Whether all inputs are bf16, and results bf16 or FP8. Lines are then split into even and odd
+  // elements: this costs less than widening.
   [[nodiscard]] bool can_pair() const {
     bool any = false;
     for (size_t i = 0; i < f_.inputs.size(); ++i) {
@@ -86,11 +86,9 @@ class Builder {
       if (f_.inputs[i].dtype != DType::bf16) return false;
       any = true;
     }
-    for (const Output& o : f_.outputs) {
-      if (o.to != Output::To::elements) continue;
-      if (o.dtype != DType::bf16) return false;
-      any = true;
-    }
+    for (const Output& o : f_.outputs)
+      if (o.to == Output::To::elements && o.dtype != DType::bf16 && info(o.dtype).bytes != 1)
+        return false;
     return any;
   }
 
@@ -134,30 +132,83 @@ class Builder {
     cc.test(rows_, rows_);
     cc.jle(end);
     cc.bind(next_row);
-    evaluate(row, 1, nullptr);
+    if (!f_.groups()) evaluate(row, 1, nullptr);
     for (size_t i = 0; i < f_.outputs.size(); ++i)
       if (f_.outputs[i].to == Output::To::row)
         cc.emit(Id::kIdVmovss, x86::ptr(out_[i], 0, 4), first(f_.outputs[i].value));
     columns();
-    for (size_t i = 0; i < f_.inputs.size(); ++i)
-      if (f_.inputs[i].used && f_.inputs[i].reach != Reach::single)
-        cc.add(in_[i], word(input_word(i) + 1));
-    for (size_t i = 0; i < f_.outputs.size(); ++i)
-      if (f_.outputs[i].to != Output::To::amax) cc.add(out_[i], word(output_word(i) + 1));
-    cc.dec(rows_);
-    cc.jnz(next_row);
+    for (int r = 0; r < (f_.groups() ? kGroupRows : 1); ++r) move_rows(true);
+    cc.sub(rows_, f_.groups() ? kGroupRows : 1);
+    cc.jg(next_row);
     cc.bind(end);
     for (size_t i = 0; i < f_.outputs.size(); ++i)
       if (f_.outputs[i].to == Output::To::amax) join(most_[i], x86::ptr(out_[i]));
     cc.endFunc();
   }
 
-  // One lane of a row's value.
-  [[nodiscard]] x86::Xmm first(uint32_t id) {
-    const Value& v = values_[id][0];
-    const x86::Vec r = v.constant ? vectors_->kept(v.bits) : v.reg;
-    return r.as<x86::Xmm>().xmm();
+  // Moves all addresses to the next row, or back.
+  void move_rows(bool forward) {
+    const auto move = [&](const x86::Gp& p, size_t at) {
+      forward ? cc_->add(p, word(at)) : cc_->sub(p, word(at));
+    };
+    for (size_t i = 0; i < f_.inputs.size(); ++i)
+      if (f_.inputs[i].used && f_.inputs[i].reach != Reach::single) move(in_[i], input_word(i) + 1);
+    for (size_t i = 0; i < f_.outputs.size(); ++i)
+      if (f_.outputs[i].to == Output::To::elements || f_.outputs[i].to == Output::To::row)
+        move(out_[i], output_word(i) + 1);
   }
+
+  // The elements of some vectors of columns, in one row or in a group of rows.
+  void process(int vectors, const x86::KReg* mask, const x86::Gp* left) {
+    if (!f_.groups()) {
+      evaluate(element, vectors, mask);
+      store(vectors, mask, left);
+      return;
+    }
+    // By output: the sums of the first rows, and of the rows from the middle on.
+    std::vector<std::array<std::array<x86::Vec, 2>, kUnroll>> sums(f_.outputs.size());
+    for (int r = 0; r < kGroupRows; ++r) {
+      evaluate(row, 1, nullptr);
+      evaluate(element, vectors, mask);
+      store(vectors, mask, left);
+      for (size_t i = 0; i < f_.outputs.size(); ++i) {
+        if (f_.outputs[i].to != Output::To::column) continue;
+        for (int u = 0; u < vectors; ++u) {
+          x86::Vec& half = sums[i][u][r / 2];
+          const x86::Vec v = register_of(f_.outputs[i].value, u);
+          half = r % 2 == 0 ? v : vectors_->sum(half, v);
+          if (r + 1 == kGroupRows) half = sums[i][u][0] = vectors_->sum(sums[i][u][0], half);
+        }
+      }
+      if (r + 1 < kGroupRows) move_rows(true);
+    }
+    for (int r = 1; r < kGroupRows; ++r) move_rows(false);
+    for (size_t i = 0; i < f_.outputs.size(); ++i)
+      if (f_.outputs[i].to == Output::To::column) store_sums(i, vectors, sums[i]);
+  }
+
+  void store_sums(size_t i, int vectors, std::array<std::array<x86::Vec, 2>, kUnroll>& sums) {
+    const int lanes = vectors_->lanes();
+    for (int u = 0; u < vectors; u += pairs_ ? 2 : 1) {
+      if (pairs_) {
+        const Vectors::Pair p = vectors_->in_order({sums[u][0], sums[u + 1][0]});
+        sums[u][0] = p.even, sums[u + 1][0] = p.odd;
+      }
+      for (int k = u; k < u + (pairs_ ? 2 : 1); ++k) {
+        x86::Mem to = element_at(out_[i], DType::f32, int64_t{k} * lanes);
+        to.setSize(static_cast<uint32_t>(vectors_->bytes()));
+        vectors_->emit(Id::kIdVmovups, to, sums[k][0]);
+      }
+    }
+  }
+
+  [[nodiscard]] x86::Vec register_of(uint32_t id, int u) {
+    const Value& v = values_[id][static_cast<size_t>(u)];
+    return v.constant ? vectors_->kept(v.bits) : v.reg;
+  }
+
+  // One lane of a row's value.
+  [[nodiscard]] x86::Xmm first(uint32_t id) { return register_of(id, 0).as<x86::Xmm>().xmm(); }
 
   void join(x86::Vec most, x86::Mem to) {
     vectors_->emit(Id::kIdVpmaxud, most, most, to);
@@ -177,8 +228,7 @@ class Builder {
     cc.cmp(index_, last);
     cc.jg(tail);
     cc.bind(group);
-    evaluate(element, kUnroll, nullptr);
-    store(kUnroll, nullptr, nullptr);
+    process(kUnroll, nullptr, nullptr);
     cc.add(index_, wide_step);
     cc.cmp(index_, last);
     cc.jle(group);
@@ -209,8 +259,7 @@ class Builder {
       cc.kmovd(mask, bits.r32());
     else
       cc.kmovw(mask, bits.r32());
-    evaluate(element, vectors, &mask);
-    store(vectors, &mask, &left);
+    process(vectors, &mask, &left);
     cc.add(index_, step);
     cc.sub(left, step);
     cc.jg(more);
@@ -239,18 +288,10 @@ class Builder {
     cc.mov(count, step);
     cc.cmp(left, count);
     cc.cmovl(count, left);
-    for (size_t i = 0; i < in_lines_.size(); ++i)
-      if (in_lines_[i])
-        copy(*in_lines_[i], element_at(in_[i], f_.inputs[i].dtype, 0), count, f_.inputs[i].dtype,
-             true);
+    tail_count_ = count;
     on_lines_ = true;
-    evaluate(element, vectors, nullptr);
-    store(vectors, nullptr, &left);
+    process(vectors, nullptr, &left);
     on_lines_ = false;
-    for (size_t i = 0; i < out_lines_.size(); ++i)
-      if (out_lines_[i])
-        copy(*out_lines_[i], element_at(out_[i], f_.outputs[i].dtype, 0), count,
-             f_.outputs[i].dtype, false);
     cc.add(index_, step);
     cc.sub(left, step);
     cc.jg(more);
@@ -305,6 +346,10 @@ class Builder {
 
   // The values of one extent, for some vectors of columns.
   void evaluate(Extent extent, int vectors, const x86::KReg* mask) {
+    for (size_t i = 0; extent == element && on_lines_ && i < in_lines_.size(); ++i)
+      if (in_lines_[i])
+        copy(*in_lines_[i], element_at(in_[i], f_.inputs[i].dtype, 0), tail_count_,
+             f_.inputs[i].dtype, true);
     std::vector<uint32_t> left = uses_;
     for (const uint32_t id : order_) {
       if (extent_[id] != extent) continue;
@@ -383,18 +428,34 @@ class Builder {
       }
     }
     const bool stream = f_.stream && !left;
+    // FP8 codes of two lines are one whole line.
+    const auto two_lines = [&](const Output& o) {
+      return pairs_ && wide_ && vectors == kUnroll && info(o.dtype).bytes == 1;
+    };
     for (int u = 0; u < vectors; u += per_line)
       for (size_t i = 0; i < f_.outputs.size(); ++i) {
         const Output& o = f_.outputs[i];
         if (o.to != Output::To::elements) continue;
+        if (two_lines(o)) {
+          if (u + per_line < vectors) continue;
+          x86::Mem to = output_at(i, 0);
+          to.setSize(static_cast<uint32_t>(vectors_->bytes()));
+          vectors_->store_line(o.dtype, to, {value(o, 0), value(o, 1)}, {value(o, 2), value(o, 3)},
+                               stream);
+          continue;
+        }
         const Bf16 bf16{o.rounding, any_nan_};
         x86::Mem to = output_at(i, u * lanes);
         to.setSize(static_cast<uint32_t>(per_line * lanes * info(o.dtype).bytes));
         if (pairs_)
-          vectors_->store_pair(to, {value(o, u), value(o, u + 1)}, mask, stream, bf16);
+          vectors_->store_pair(o.dtype, to, {value(o, u), value(o, u + 1)}, mask, stream, bf16);
         else
           vectors_->store(o.dtype, to, value(o, u), mask, stream, bf16);
       }
+    for (size_t i = 0; on_lines_ && i < out_lines_.size(); ++i)
+      if (out_lines_[i])
+        copy(*out_lines_[i], element_at(out_[i], f_.outputs[i].dtype, 0), tail_count_,
+             f_.outputs[i].dtype, false);
   }
 
   const Function& f_;
@@ -407,7 +468,7 @@ class Builder {
   std::vector<std::array<Value, kUnroll>> values_;  // by node
   x86::Compiler* cc_ = nullptr;
   std::optional<Vectors> vectors_;
-  x86::Gp frame_, rows_, cols_, index_;
+  x86::Gp frame_, rows_, cols_, index_, tail_count_;
   std::vector<x86::Gp> in_, out_;
   std::vector<std::optional<x86::Mem>> in_lines_, out_lines_;
   std::vector<x86::Vec> most_;  // by output

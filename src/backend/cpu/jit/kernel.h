@@ -1,6 +1,7 @@
 // Compiles a formula with its loads and stores to one function over rows and columns.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -25,13 +26,18 @@ struct Input {
 
 struct Output {
   // elements: one per row and column. row: one per row, as fp32. amax: maximum bits of |v| in each
-  // of 16 lanes, joined with those in memory.
-  enum class To : uint8_t { elements, row, amax };
+  // of 16 lanes, joined with those in memory. column: the tree sum over the rows of a group, as
+  // fp32; up to kMostBeyond more elements are written.
+  enum class To : uint8_t { elements, row, amax, column };
   To to = To::elements;
   DType dtype = DType::f32;
   uint32_t value = 0;  // node of the formula
   Rounding rounding = Rounding::even;
 };
+
+// Rows whose column sums a function adds. Their partial sums stay in registers.
+inline constexpr int kGroupRows = 4;
+inline constexpr int64_t kMostBeyond = 64;
 
 // Input i is slot i of the formula.
 struct Function {
@@ -41,6 +47,10 @@ struct Function {
   bool stream = false;           // stores bypass the cache: addresses and steps are whole lines
 
   void mark_used();
+  // Whether the rows are groups of kGroupRows. There are then no results of one per row.
+  [[nodiscard]] bool groups() const {
+    return std::ranges::any_of(outputs, [](const Output& o) { return o.to == Output::To::column; });
+  }
 
   // Words of a frame before the address and step of the inputs, then of the outputs.
   static constexpr size_t kHead = 2;

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "backend/cpu/encode.h"
 #include "backend/cpu/item.h"
 #include "backend/cpu/jit/formula.h"
 #include "backend/cpu/jit/kernel.h"
@@ -16,7 +18,7 @@ namespace tenon::cpu::jit {
 
 namespace {
 
-constexpr size_t kFrameWords = Function::kHead + 2 * (kMostCompiledViews + 1);
+constexpr size_t kFrameWords = Function::kHead + 2 * kMostCompiledViews;
 constexpr size_t kAmaxLanes = 16;
 constexpr size_t kMostWholeAmax = 2;  // more of them pass through slots
 
@@ -38,7 +40,19 @@ Place place_of(const Load& l) {
       return Place::slot;
   }
 }
-Place place_of(const Store& s) {
+// Whether all codes of the step are stored without panels: they have one scale for the tensor.
+bool codes_in_memory(const Step& step) {
+  return std::ranges::all_of(step.encoders,
+                             [](const Encoder& e) {
+                               return e.rowwise && !e.columnwise && !e.counts &&
+                                      e.format.blocks(Orientation::rowwise).single();
+                             }) &&
+         std::ranges::all_of(step.stores, [](const Store& s) {
+           return s.to != Store::To::encoded || s.columns.contiguous();
+         });
+}
+Place place_of(const Step& step, const Store& s) {
+  if (s.to == Store::To::encoded) return codes_in_memory(step) ? Place::memory : Place::slot;
   return s.to == Store::To::tile && s.columns.contiguous() ? Place::memory : Place::slot;
 }
 
@@ -77,6 +91,8 @@ struct Body {
   Step step;
   Lowered lowered;
   std::vector<std::unique_ptr<const Phase>> phases = {};  // one per total, then the stores
+  std::unique_ptr<const Phase> group = nullptr;  // the stores, with column sums in registers
+  bool panels = false;
   // If nothing passes through slots: an item is one call.
   bool whole_items = false;
 };
@@ -167,7 +183,9 @@ class InMemory {
   }
   void store(Frame& frame, size_t k, int64_t row, int64_t col) const {
     const Store& s = step_.stores[k];
-    frame.output(k, element(args_.out[s.arg], row, s.columns(col)), step_of(args_.out[s.arg]));
+    const bool codes = s.to == Store::To::encoded;
+    const View& v = args_.out[codes ? step_.encoders[s.arg].data(Orientation::rowwise) : s.arg];
+    frame.output(k, element(v, row, s.columns(col)), step_of(v));
   }
 
  private:
@@ -176,6 +194,21 @@ class InMemory {
   std::span<const ProductRange> product_;
   int64_t product_row_;
 };
+
+// The values of inputs that are the same for all elements: those of loads, then the multipliers of
+// encoders.
+void fill_singles(const Step& step, const RunArgs& args, const Loops& loops, float* to) {
+  for (size_t i = 0; i < step.loads.size(); ++i) {
+    const Load& l = step.loads[i];
+    if (l.from == Load::From::parameter)
+      to[i] = args.parameters[l.arg];
+    else if (l.from == Load::From::scalar)
+      loops.load[tenon::index(l.dtype)](&to[i], args.in[l.arg].data, 1, 1);
+  }
+  for (size_t i = 0; i < step.encoders.size(); ++i)
+    if (codes_in_memory(step))
+      to[step.loads.size() + i] = single_multiplier(step.encoders[i], args);
+}
 
 // An item some of whose loads or stores pass through slots, tile by tile.
 class SlotItem final : public Item {
@@ -186,34 +219,67 @@ class SlotItem final : public Item {
              left, product),
         body_(body),
         memory_(body.step, args, product, row_begin_),
-        singles_(step_.loads.size()),
-        lanes_(step_.stores.size()) {}
+        singles_(body.phases[0]->function().inputs.size()),
+        lanes_(step_.stores.size()) {
+    panels_on_ = body.panels;
+    if (!body.group || grid.tile_rows > 1) return;
+    walk_ = kGroupRows;
+    pieces_.emplace((grid.row_floats() + kMostBeyond) * step_.stores.size() * sizeof(float));
+  }
 
  private:
   void fill_constants() override {
-    for (size_t i = 0; i < step_.loads.size(); ++i) {
-      if (is_single(step_.loads[i])) singles_[i] = single(i);
+    fill_singles(step_, args_, loops_, singles_.data());
+    for (size_t i = 0; i < step_.loads.size(); ++i)
       if (step_.loads[i].from == Load::From::row && place_of(step_.loads[i]) == Place::slot)
         fill_row(i);
-    }
   }
 
   void walk_rows(int64_t row, int64_t rows) override {
+    if (walk_ > grid_.tile_rows && rows == walk_)
+      group(row);
+    else
+      walk_tiles(row, rows);
+    for (size_t k = 0; k < step_.stores.size(); ++k)
+      if (step_.stores[k].to == Store::To::amax) join_amax(k, largest(lanes_[k]));
+  }
+
+  void group(int64_t row) {
+    const int64_t cols = col_end_ - col_begin_;
+    const Function& f = body_.group->function();
+    Frame frame(f, kGroupRows, cols);
+    const Tile t{row, kGroupRows, col_begin_, cols};
+    for (size_t i = 0; i < f.inputs.size(); ++i) load(frame, f, i, t);
+    for (size_t k = 0; k < step_.stores.size(); ++k)
+      if (step_.stores[k].to == Store::To::column_sum)
+        frame.output(k, piece(k), 0);
+      else
+        store(frame, k, t);
+    frame.run(*body_.group, grid_.stream);
+    for (size_t k = 0; k < step_.stores.size(); ++k)
+      if (step_.stores[k].to == Store::To::column_sum)
+        push_columns(k, row, 0, piece(k), static_cast<size_t>(cols));
+  }
+  [[nodiscard]] float* piece(size_t k) const {
+    return pieces_->floats() + k * (grid_.row_floats() + kMostBeyond);
+  }
+
+  void walk_tiles(int64_t row, int64_t rows) {
     for (size_t i = 0; i < step_.loads.size(); ++i)
       if (step_.loads[i].from == Load::From::column && place_of(step_.loads[i]) == Place::slot)
         fill_column(i, row, rows);
+    // A slot holds one tile.
+    const int64_t width = walk_ > grid_.tile_rows ? kTileCols / walk_ : grid_.tile_cols();
     const size_t last = body_.phases.size() - 1;
     for (size_t p = 0; p <= last; ++p) {
-      for (int64_t c = col_begin_; c < col_end_; c += grid_.tile_cols())
-        tile(p, {row, rows, c, std::min(grid_.tile_cols(), col_end_ - c)});
+      for (int64_t c = col_begin_; c < col_end_; c += width)
+        tile(p, {row, rows, c, std::min(width, col_end_ - c)});
       if (col_begin_ == col_end_) tile(p, {row, rows, col_begin_, 0});
       if (p < last) end_total(static_cast<uint32_t>(p), rows);
     }
-    for (size_t k = 0; k < step_.stores.size(); ++k) {
-      const Store::To to = step_.stores[k].to;
-      if (to == Store::To::amax) join_amax(k, largest(lanes_[k]));
-      if (to == Store::To::column && chunk_ == 0) store_column(k, result(k), row, rows);
-    }
+    for (size_t k = 0; k < step_.stores.size(); ++k)
+      if (step_.stores[k].to == Store::To::column && chunk_ == 0)
+        store_column(k, result(k), row, rows);
   }
 
   [[nodiscard]] float* result(size_t k) const { return slot_[step_.loads.size() + k]; }
@@ -230,27 +296,29 @@ class SlotItem final : public Item {
       if (t.cols > 0) add_total(slot_.back(), t);
       return;
     }
-    for (size_t k = 0; k < step_.stores.size(); ++k) {
-      const Store& s = step_.stores[k];
-      if (s.to == Store::To::amax)
-        frame.output(k, lanes_[k].data(), 0);
-      else if (s.to == Store::To::column)
-        frame.output(k, result(k), 4);
-      else if (place_of(s) == Place::memory)
-        memory_.store(frame, k, t.row, t.col);
-      else
-        frame.output(k, result(k), t.cols * 4);
-    }
+    for (size_t k = 0; k < step_.stores.size(); ++k) store(frame, k, t);
     frame.run(phase, grid_.stream);
     if (t.cols == 0) return;
     for (size_t k = 0; k < step_.stores.size(); ++k)
-      if (step_.stores[k].to != Store::To::amax && place_of(step_.stores[k]) == Place::slot)
-        store(k, t, result(k));
+      if (step_.stores[k].to != Store::To::amax && place_of(step_, step_.stores[k]) == Place::slot)
+        Item::store(k, t, result(k));
+  }
+
+  void store(Frame& frame, size_t k, const Tile& t) {
+    const Store& s = step_.stores[k];
+    if (s.to == Store::To::amax)
+      frame.output(k, lanes_[k].data(), 0);
+    else if (s.to == Store::To::column)
+      frame.output(k, result(k), 4);
+    else if (place_of(step_, s) == Place::memory)
+      memory_.store(frame, k, t.row, t.col);
+    else
+      frame.output(k, result(k), t.cols * 4);
   }
 
   void load(Frame& frame, const Function& f, size_t i, const Tile& t) {
+    if (f.inputs[i].reach == Reach::single) return frame.input(i, &singles_[i], 0);
     const Load& l = step_.loads[i];
-    if (is_single(l)) return frame.input(i, &singles_[i], 0);
     if (l.from == Load::From::column && place_of(l) == Place::slot)
       return frame.input(i, slot_[i], 4);
     if (l.from == Load::From::total) return frame.input(i, slot_[i], 4);
@@ -263,39 +331,46 @@ class SlotItem final : public Item {
   InMemory memory_;
   std::vector<float> singles_;
   std::vector<std::array<uint32_t, kAmaxLanes>> lanes_;
+  std::optional<Scratch> pieces_;  // sums of a group, by store
 };
 
 class Runner final : public TileRunner {
  public:
   Runner(const Step& step, const Isa& isa)
       : loops_(*isa.loops), body_{step, formula(step, isa.wide)} {
-    const std::vector<uint32_t>& roots = body_.lowered.roots;
+    const std::vector<uint32_t> roots = body_.lowered.roots;
     const size_t stores = step.stores.size();
     for (size_t t = stores; t < roots.size(); ++t) add_phase({{.value = roots[t]}}, isa.wide);
     std::vector<Output> outputs;
-    for (size_t k = 0; k < stores; ++k) {
-      const Store& s = step.stores[k];
-      outputs.push_back({s.to == Store::To::amax     ? Output::To::amax
-                         : s.to == Store::To::column ? Output::To::row
-                                                     : Output::To::elements,
-                         place_of(s) == Place::memory ? s.dtype : DType::f32, roots[k],
-                         rounding_of(step, s)});
-    }
-    add_phase(std::move(outputs), isa.wide);
-    const auto direct_load = [](const Load& l) {
-      return is_single(l) || place_of(l) == Place::memory;
+    for (size_t k = 0; k < stores; ++k) outputs.push_back(output_of(step.stores[k], roots[k]));
+    add_phase(outputs, isa.wide);
+
+    const auto each_store = [&](auto... to) {
+      return std::ranges::all_of(step.stores, [&](const Store& s) {
+        return ((s.to == to) || ...) || place_of(step, s) == Place::memory;
+      });
     };
-    const auto direct_store = [](const Store& s) {
-      return s.to == Store::To::amax || place_of(s) == Place::memory;
+    const auto count = [&](Store::To to) {
+      return static_cast<size_t>(std::ranges::count(step.stores, to, &Store::to));
     };
-    body_.whole_items = step.totals().empty() && std::ranges::all_of(step.loads, direct_load) &&
-                        std::ranges::all_of(step.stores, direct_store) &&
-                        static_cast<size_t>(std::ranges::count(step.stores, Store::To::amax,
-                                                               &Store::to)) <= kMostWholeAmax;
+    const bool direct = step.totals().empty() && std::ranges::all_of(step.loads, [](const Load& l) {
+                          return is_single(l) || place_of(l) == Place::memory;
+                        });
+    body_.whole_items =
+        direct && each_store(Store::To::amax) && count(Store::To::amax) <= kMostWholeAmax;
+    body_.panels = !codes_in_memory(step);
+    const bool ordered = std::ranges::any_of(step.stores, &Store::ordered);
+    if (!direct || !each_store(Store::To::amax, Store::To::column_sum) || ordered ||
+        count(Store::To::column_sum) == 0)
+      return;
+    for (size_t k = 0; k < stores; ++k)
+      if (step.stores[k].to == Store::To::column_sum) outputs[k].to = Output::To::column;
+    body_.group = std::make_unique<const Phase>(function_of(outputs), isa.wide);
   }
 
   void prepare() const override {
     for (const auto& phase : body_.phases) (void)phase->code(false);
+    if (body_.group) (void)body_.group->code(false);
   }
 
   void run(const RunArgs& args, const Grid& grid, int64_t index, Leftovers& left,
@@ -308,11 +383,34 @@ class Runner final : public TileRunner {
 
  private:
   void add_phase(std::vector<Output> outputs, bool wide) {
-    Function f{.graph = &body_.lowered.graph};
-    f.outputs = std::move(outputs);
+    body_.phases.push_back(std::make_unique<const Phase>(function_of(std::move(outputs)), wide));
+  }
+
+  Function function_of(std::vector<Output> outputs) const {
+    Function f{.outputs = std::move(outputs), .graph = &body_.lowered.graph};
     for (const Load& l : body_.step.loads) f.inputs.push_back(input_of(l));
+    f.inputs.resize(f.inputs.size() + body_.step.encoders.size(),
+                    {.reach = Reach::single, .any_nan = false});
     f.mark_used();
-    body_.phases.push_back(std::make_unique<const Phase>(std::move(f), wide));
+    return f;
+  }
+
+  // The value is multiplied by the scale of its encoder.
+  Output output_of(const Store& s, uint32_t root) {
+    const Step& step = body_.step;
+    const bool direct = place_of(step, s) == Place::memory;
+    Output o{
+        .dtype = direct ? s.dtype : DType::f32, .value = root, .rounding = rounding_of(step, s)};
+    if (s.to == Store::To::amax) o.to = Output::To::amax;
+    if (s.to == Store::To::column) o.to = Output::To::row;
+    if (s.to == Store::To::encoded && direct) {
+      const Encoder& e = step.encoders[s.arg];
+      Graph& g = body_.lowered.graph;
+      o.dtype = e.format.dtype;
+      if (e.format.scaling != Scaling::none)
+        o.value = g.id(Expr(&g, root) * g.load(static_cast<uint32_t>(step.loads.size() + s.arg)));
+    }
+    return o;
   }
 
   static Input input_of(const Load& l) {
@@ -337,21 +435,15 @@ class Runner final : public TileRunner {
     Frame frame(phase.function(), std::min(grid.block_rows, grid.rows - row),
                 std::min(grid.chunk_cols, grid.cols - col));
     std::array<float, kMostCompiledViews> singles;
+    fill_singles(step, args, loops_, singles.data());
     std::array<std::array<uint32_t, kAmaxLanes>, kMostWholeAmax> lanes{};
     size_t maxima = 0;
     const InMemory memory(step, args, product, row);
-    for (size_t i = 0; i < step.loads.size(); ++i) {
-      const Load& l = step.loads[i];
-      if (!is_single(l)) {
-        memory.load(frame, i, row, col);
-        continue;
-      }
-      if (l.from == Load::From::parameter)
-        singles[i] = args.parameters[l.arg];
+    for (size_t i = 0; i < phase.function().inputs.size(); ++i)
+      if (phase.function().inputs[i].reach == Reach::single)
+        frame.input(i, &singles[i], 0);
       else
-        loops_.load[tenon::index(l.dtype)](&singles[i], args.in[l.arg].data, 1, 1);
-      frame.input(i, &singles[i], 0);
-    }
+        memory.load(frame, i, row, col);
     for (size_t k = 0; k < step.stores.size(); ++k)
       if (step.stores[k].to == Store::To::amax)
         frame.output(k, lanes[maxima++].data(), 0);

@@ -441,8 +441,22 @@ Vectors::Pair Vectors::load_pair(const x86::Mem& from, const x86::KReg* mask) {
           binary(Id::kIdVandps, line, wide_ ? Operand(kept(0xffff0000)) : memory(0xffff0000))};
 }
 
-void Vectors::store_pair(const x86::Mem& to, const Pair& v, const x86::KReg* mask, bool stream,
-                         Bf16 bf16) {
+x86::Vec Vectors::encoded_pair(DType dtype, const Pair& v) {
+  const x86::Vec even = encoded(dtype, v.even);
+  return binary(wide_ ? Id::kIdVpord : Id::kIdVpor, even,
+                shifted(Id::kIdVpslld, encoded(dtype, v.odd), 8));
+}
+
+void Vectors::store_pair(DType dtype, const x86::Mem& to, const Pair& v, const x86::KReg* mask,
+                         bool stream, Bf16 bf16) {
+  if (dtype != DType::bf16) {
+    const x86::Vec codes = encoded_pair(dtype, v);
+    if (!wide_ || !mask) return put(to, codes, 2, nullptr, false);
+    const x86::Ymm low = cc_.newYmm();
+    emit(Id::kIdVpmovdw, low, codes);
+    cc_.k(*mask).emit(Id::kIdVmovdqu8, to, low);
+    return;
+  }
   const x86::Vec even = shifted(Id::kIdVpsrld, rounded_bf16(v.even, bf16), 16);
   x86::Vec line = rounded_bf16(v.odd, bf16);
   if (wide_)
@@ -453,6 +467,40 @@ void Vectors::store_pair(const x86::Mem& to, const Pair& v, const x86::KReg* mas
     cc_.k(*mask).emit(Id::kIdVmovdqu16, to, line);
   else
     emit(stream ? Id::kIdVmovntps : Id::kIdVmovups, to, line);
+}
+
+void Vectors::store_line(DType dtype, const x86::Mem& to, const Pair& first, const Pair& second,
+                         bool stream) {
+  assert(wide_);
+  const x86::Ymm low = cc_.newYmm(), high = cc_.newYmm();
+  emit(Id::kIdVpmovdw, low, encoded_pair(dtype, first));
+  emit(Id::kIdVpmovdw, high, encoded_pair(dtype, second));
+  const x86::Zmm line = cc_.newZmm();
+  emit(Id::kIdVinserti64x4, line, low.zmm(), high, Imm(1));
+  emit(stream ? Id::kIdVmovntps : Id::kIdVmovups, to, line);
+}
+
+Vectors::Pair Vectors::in_order(const Pair& v) {
+  if (!wide_) {
+    // Unpacking works in halves of the register.
+    const x86::Vec low = binary(Id::kIdVunpcklps, v.even, v.odd);
+    const x86::Vec high = binary(Id::kIdVunpckhps, v.even, v.odd);
+    const Pair order{fresh(), fresh()};
+    emit(Id::kIdVperm2f128, order.even, low, high, Imm(0x20));
+    emit(Id::kIdVperm2f128, order.odd, low, high, Imm(0x31));
+    return order;
+  }
+  const auto half = [&](int begin) {
+    // Element i is lane i ÷ 2 of the even ones, or 16 lanes later of the odd ones.
+    std::array<int32_t, 16> from;
+    for (int i = 0; i < 16; ++i) from[i] = (begin + i) / 2 + (i % 2) * 16;
+    const x86::Vec index = fresh();
+    emit(Id::kIdVmovups, index,
+         cc_.newConst(asmjit::ConstPoolScope::kLocal, from.data(), sizeof from));
+    emit(Id::kIdVpermi2ps, index, v.even, v.odd);
+    return index;
+  };
+  return {half(0), half(16)};
 }
 
 Operand Vectors::lanes_below(const x86::Gp& count, int first, int step) {

@@ -59,12 +59,19 @@ class Vectors {
   x86::Vec load(DType dtype, const x86::Mem& from, const x86::KReg* mask);
   void store(DType dtype, const x86::Mem& to, x86::Vec v, const x86::KReg* mask, bool stream,
              Bf16 bf16);
-  // bf16 elements of one whole line: those with even and with odd index.
+  // The elements of one line of bf16: those with even and with odd index.
   struct Pair {
     x86::Vec even, odd;
   };
   Pair load_pair(const x86::Mem& from, const x86::KReg* mask);
-  void store_pair(const x86::Mem& to, const Pair& v, const x86::KReg* mask, bool stream, Bf16 bf16);
+  void store_pair(DType dtype, const x86::Mem& to, const Pair& v, const x86::KReg* mask,
+                  bool stream, Bf16 bf16);
+  // The FP8 codes of two pairs. Only with AVX-512.
+  void store_line(DType dtype, const x86::Mem& to, const Pair& first, const Pair& second,
+                  bool stream);
+  // The first and the second half of the elements of a pair.
+  Pair in_order(const Pair& v);
+  x86::Vec sum(const x86::Vec& a, const x86::Vec& b) { return binary(x86::Inst::kIdVaddps, a, b); }
 
   // most = max(most, bits of |v|). `inside` limits it to some lanes.
   void join_amax(x86::Vec most, x86::Vec v, const asmjit::Operand* inside);
@@ -89,6 +96,7 @@ class Vectors {
   asmjit::Operand compare(int predicate, const x86::Vec& a, const asmjit::Operand& b);
   x86::Vec rounded_bf16(const x86::Vec& v, Bf16 bf16);  // in the upper halves
   x86::Vec encoded(DType dtype, const x86::Vec& v);     // FP8 codes in 32-bit lanes
+  x86::Vec encoded_pair(DType dtype, const Pair& v);    // two codes in each lane
   // |v| rounded to FP8 with an offset: the sum, and the offset.
   struct Sum {
     x86::Vec sum, offset;
