@@ -165,39 +165,57 @@ class Builder {
       store(vectors, mask, left);
       return;
     }
-    // By output: the sums of the first rows, and of the rows from the middle on.
-    std::vector<std::array<std::array<x86::Vec, 2>, kUnroll>> sums(f_.outputs.size());
-    for (int r = 0; r < kGroupRows; ++r) {
+    // Two rows are unrolled: four would take twice as long to compile. −0 changes no sum.
+    x86::Compiler& cc = *cc_;
+    std::vector<std::array<x86::Vec, kUnroll>> sums(f_.outputs.size());
+    each_sum(vectors, [&](size_t i, int u) {
+      sums[i][u] = vectors_->fresh();
+      vectors_->emit(Id::kIdVmovaps, sums[i][u], vectors_->kept(0x80000000U));
+    });
+    const asmjit::Label two_rows = cc.newLabel();
+    const x86::Gp count = cc.newInt64();
+    cc.mov(count, kGroupRows / 2);
+    cc.bind(two_rows);
+    std::vector<std::array<x86::Vec, kUnroll>> first(f_.outputs.size());
+    for (int r = 0; r < 2; ++r) {
       evaluate(row, 1, nullptr);
       evaluate(element, vectors, mask);
       store(vectors, mask, left);
-      for (size_t i = 0; i < f_.outputs.size(); ++i) {
-        if (f_.outputs[i].to != Output::To::column) continue;
-        for (int u = 0; u < vectors; ++u) {
-          x86::Vec& half = sums[i][u][r / 2];
-          const x86::Vec v = register_of(f_.outputs[i].value, u);
-          half = r % 2 == 0 ? v : vectors_->sum(half, v);
-          if (r + 1 == kGroupRows) half = sums[i][u][0] = vectors_->sum(sums[i][u][0], half);
+      each_sum(vectors, [&](size_t i, int u) {
+        const x86::Vec v = register_of(f_.outputs[i].value, u);
+        if (r == 0) {
+          first[i][u] = v;
+        } else {
+          const x86::Vec both = vectors_->sum(first[i][u], v);
+          vectors_->emit(Id::kIdVaddps, sums[i][u], sums[i][u], both);
         }
-      }
-      if (r + 1 < kGroupRows) move_rows(true);
+      });
+      move_rows(true);
     }
-    for (int r = 1; r < kGroupRows; ++r) move_rows(false);
+    cc.dec(count);
+    cc.jnz(two_rows);
+    for (int r = 0; r < kGroupRows; ++r) move_rows(false);
     for (size_t i = 0; i < f_.outputs.size(); ++i)
       if (f_.outputs[i].to == Output::To::column) store_sums(i, vectors, sums[i]);
   }
 
-  void store_sums(size_t i, int vectors, std::array<std::array<x86::Vec, 2>, kUnroll>& sums) {
+  template <class F>
+  void each_sum(int vectors, F f) {
+    for (size_t i = 0; i < f_.outputs.size(); ++i)
+      for (int u = 0; u < vectors && f_.outputs[i].to == Output::To::column; ++u) f(i, u);
+  }
+
+  void store_sums(size_t i, int vectors, std::array<x86::Vec, kUnroll>& sums) {
     const int lanes = vectors_->lanes();
     for (int u = 0; u < vectors; u += pairs_ ? 2 : 1) {
       if (pairs_) {
-        const Vectors::Pair p = vectors_->in_order({sums[u][0], sums[u + 1][0]});
-        sums[u][0] = p.even, sums[u + 1][0] = p.odd;
+        const Vectors::Pair p = vectors_->in_order({sums[u], sums[u + 1]});
+        sums[u] = p.even, sums[u + 1] = p.odd;
       }
       for (int k = u; k < u + (pairs_ ? 2 : 1); ++k) {
         x86::Mem to = element_at(out_[i], DType::f32, int64_t{k} * lanes);
         to.setSize(static_cast<uint32_t>(vectors_->bytes()));
-        vectors_->emit(Id::kIdVmovups, to, sums[k][0]);
+        vectors_->emit(Id::kIdVmovups, to, sums[k]);
       }
     }
   }

@@ -146,6 +146,15 @@ x86::Vec Vectors::extreme(bool most, Value a, Value b) {
     if (most || !negative_zero) return v;
   }
   const x86::Vec left = reg(a), right = reg(b);
+  if (wide_) {
+    // This instruction orders zeros, but prefers numbers to NaNs.
+    constexpr int kSignOfResult = 4;
+    const x86::Vec v = fresh();
+    emit(Id::kIdVrangeps, v, left, right, Imm((most ? 1 : 0) | kSignOfResult));
+    const Operand nan = compare(kUnordered, left, right);
+    cc_.k(nan.as<x86::KReg>()).emit(Id::kIdVaddps, v, left, right);
+    return v;
+  }
   const x86::Vec v = binary(id, left, right);
   const x86::Vec zeros = binary(most ? Id::kIdVandps : Id::kIdVorps, left, right);
   const x86::Vec ordered = blend(compare(kEqual, left, right), v, zeros);
@@ -497,7 +506,8 @@ Vectors::Pair Vectors::in_order(const Pair& v) {
     const x86::Vec index = fresh();
     emit(Id::kIdVmovups, index,
          cc_.newConst(asmjit::ConstPoolScope::kLocal, from.data(), sizeof from));
-    emit(Id::kIdVpermi2ps, index, v.even, v.odd);
+    // Not vpermi2ps: asmjit's tables say that it does not read its first operand.
+    emit(Id::kIdVpermi2d, index, v.even, v.odd);
     return index;
   };
   return {half(0), half(16)};
