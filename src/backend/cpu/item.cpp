@@ -128,6 +128,15 @@ void Item::add_total(const float* value, const Tile& t) {
   }
 }
 
+void Item::set_total(int64_t i, const float* pieces, size_t blocks, size_t rest) {
+  const Scratch scratch((2 * (blocks + rest) + kTreeLevels) * sizeof(float));
+  float* const all = scratch.floats();
+  float* const memory = all + blocks + 1;
+  std::copy_n(pieces, blocks, all);
+  if (rest > 0) all[blocks] = tree_sum(loops_, pieces + blocks, memory, rest);
+  totals_[i] = tree_sum(loops_, all, memory, blocks + (rest > 0 ? 1 : 0));
+}
+
 void Item::end_total(uint32_t total, int64_t rows) {
   if (grid_.cols == 0) std::fill_n(totals_, rows, 0.0F);  // the empty sum
   for (size_t i = 0; i < step_.loads.size(); ++i)

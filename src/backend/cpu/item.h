@@ -49,6 +49,9 @@ class Item {
   void fill_column(size_t i, int64_t row, int64_t rows);
   [[nodiscard]] float single(size_t i) const;  // the value of a parameter or scalar
   void add_total(const float* value, const Tile& t);
+  // The total of row i of the walk from the tree sums of its pieces: blocks, then pieces of a
+  // block.
+  void set_total(int64_t i, const float* pieces, size_t blocks, size_t rest);
   void end_total(uint32_t total, int64_t rows);
   void store_column(size_t k, const float* values, int64_t row, int64_t rows) const;
   void store(size_t k, const Tile& t, const float* value);

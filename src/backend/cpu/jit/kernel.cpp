@@ -12,6 +12,7 @@
 #include "expr/hardware.h"
 #include "expr/order.h"
 #include "tenon/error.h"
+#include "tenon/format.h"
 
 namespace tenon::cpu::jit {
 
@@ -25,6 +26,21 @@ constexpr int kUnroll = 4;            // vectors in flight; more of them spill, 
 constexpr int kPrefetchBytes = 2048;  // distance of prefetches on each input
 
 enum Extent : uint8_t { call, row, element };
+
+// Whether all inputs are bf16, and results bf16 or FP8. Lines are then split into even and odd
+// elements: this costs less than widening.
+bool can_pair(const Function& f) {
+  bool any = false;
+  for (const Input& i : f.inputs) {
+    if (!i.used || i.reach != Reach::elements) continue;
+    if (i.dtype != DType::bf16) return false;
+    any = true;
+  }
+  for (const Output& o : f.outputs)
+    if (o.to == Output::To::elements && o.dtype != DType::bf16 && info(o.dtype).bytes != 1)
+      return false;
+  return any;
+}
 
 class Errors final : public asmjit::ErrorHandler {
  public:
@@ -51,7 +67,7 @@ class Builder {
       }
     }
     for (const uint32_t id : roots) ++uses_[id];
-    pairs_ = can_pair();
+    pairs_ = can_pair(f);
     for (size_t i = 0; i < f.inputs.size(); ++i)
       any_nan_ = any_nan_ || (f_.inputs[i].used && f.inputs[i].any_nan);
   }
@@ -75,21 +91,6 @@ class Builder {
  private:
   static Extent extent_of(Reach r) {
     return r == Reach::elements ? element : r == Reach::row ? row : call;
-  }
-
-  // Whether all inputs are bf16, and results bf16 or FP8. Lines are then split into even and odd
-  // elements: this costs less than widening.
-  [[nodiscard]] bool can_pair() const {
-    bool any = false;
-    for (size_t i = 0; i < f_.inputs.size(); ++i) {
-      if (!f_.inputs[i].used || f_.inputs[i].reach != Reach::elements) continue;
-      if (f_.inputs[i].dtype != DType::bf16) return false;
-      any = true;
-    }
-    for (const Output& o : f_.outputs)
-      if (o.to == Output::To::elements && o.dtype != DType::bf16 && info(o.dtype).bytes != 1)
-        return false;
-    return any;
   }
 
   [[nodiscard]] x86::Mem word(size_t i) const {
@@ -125,6 +126,8 @@ class Builder {
     values_.resize(graph_.size());
     for (const Output& o : f_.outputs)
       most_.push_back(o.to == Output::To::amax ? vectors_->zero() : x86::Vec());
+    for (const Output& o : f_.outputs)
+      total_at_.push_back(o.to == Output::To::total ? cc.newIntPtr() : x86::Gp());
     if (!wide_) make_tails();
     evaluate(call, 1, nullptr);
 
@@ -136,6 +139,8 @@ class Builder {
     for (size_t i = 0; i < f_.outputs.size(); ++i)
       if (f_.outputs[i].to == Output::To::row)
         cc.emit(Id::kIdVmovss, x86::ptr(out_[i], 0, 4), first(f_.outputs[i].value));
+    for (size_t i = 0; i < f_.outputs.size(); ++i)
+      if (f_.outputs[i].to == Output::To::total) cc.mov(total_at_[i], out_[i]);
     columns();
     for (int r = 0; r < (f_.groups() ? kGroupRows : 1); ++r) move_rows(true);
     cc.sub(rows_, f_.groups() ? kGroupRows : 1);
@@ -154,7 +159,7 @@ class Builder {
     for (size_t i = 0; i < f_.inputs.size(); ++i)
       if (f_.inputs[i].used && f_.inputs[i].reach != Reach::single) move(in_[i], input_word(i) + 1);
     for (size_t i = 0; i < f_.outputs.size(); ++i)
-      if (f_.outputs[i].to == Output::To::elements || f_.outputs[i].to == Output::To::row)
+      if (f_.outputs[i].to != Output::To::amax && f_.outputs[i].to != Output::To::column)
         move(out_[i], output_word(i) + 1);
   }
 
@@ -163,6 +168,8 @@ class Builder {
     if (!f_.groups()) {
       evaluate(element, vectors, mask);
       store(vectors, mask, left);
+      for (size_t i = 0; i < f_.outputs.size(); ++i)
+        if (f_.outputs[i].to == Output::To::total) add_total(i, vectors, left);
       return;
     }
     // Two rows are unrolled: four would take twice as long to compile. −0 changes no sum.
@@ -203,6 +210,28 @@ class Builder {
   void each_sum(int vectors, F f) {
     for (size_t i = 0; i < f_.outputs.size(); ++i)
       for (int u = 0; u < vectors && f_.outputs[i].to == Output::To::column; ++u) f(i, u);
+  }
+
+  // The tree sum of some vectors, in which missing elements are −0.
+  void add_total(size_t i, int vectors, const x86::Gp* left) {
+    Vectors& v = *vectors_;
+    std::array<x86::Vec, kUnroll> parts;
+    for (int u = 0; u < vectors; ++u) {
+      parts[u] = register_of(f_.outputs[i].value, u);
+      if (left)
+        parts[u] = v.where(v.lanes_below(*left, pairs_ ? u : u * v.lanes(), pairs_ ? 2 : 1),
+                           parts[u], v.kept(0x80000000U));
+    }
+    for (int n = vectors; n > 1; n /= 2)
+      for (int u = 0; u < n / 2; ++u) {
+        // Even and odd elements are neighbours.
+        const bool lines = pairs_ && n == vectors;
+        const x86::Vec &a = parts[2 * u], &b = parts[2 * u + 1];
+        parts[u] = lines ? v.sum(a, b) : v.sum_pairs(a, b);
+      }
+    cc_->emit(Id::kIdVmovss, x86::ptr(total_at_[i], 0, 4),
+              v.sum_lanes(parts[0]).as<x86::Xmm>().xmm());
+    cc_->add(total_at_[i], 4);
   }
 
   void store_sums(size_t i, int vectors, std::array<x86::Vec, kUnroll>& sums) {
@@ -487,7 +516,7 @@ class Builder {
   x86::Compiler* cc_ = nullptr;
   std::optional<Vectors> vectors_;
   x86::Gp frame_, rows_, cols_, index_, tail_count_;
-  std::vector<x86::Gp> in_, out_;
+  std::vector<x86::Gp> in_, out_, total_at_;
   std::vector<std::optional<x86::Mem>> in_lines_, out_lines_;
   std::vector<x86::Vec> most_;  // by output
 };
@@ -499,6 +528,12 @@ void Function::mark_used() {
   for (const Output& o : outputs) roots.push_back(o.value);
   for (const uint32_t id : order(*graph, roots))
     if ((*graph)[id].word == Word::load) inputs[(*graph)[id].slot].used = true;
+}
+
+TotalPieces total_pieces(const Function& f, bool wide, int64_t cols) {
+  const int64_t lanes = wide ? 16 : 8, block = kUnroll * lanes;
+  const int64_t piece = can_pair(f) ? 2 * lanes : lanes;
+  return {cols / block, cdiv(cols % block, piece)};
 }
 
 std::unique_ptr<const Binary> compile(const Function& function, bool wide) {

@@ -27,8 +27,9 @@ struct Input {
 struct Output {
   // elements: one per row and column. row: one per row, as fp32. amax: maximum bits of |v| in each
   // of 16 lanes, joined with those in memory. column: the tree sum over the rows of a group, as
-  // fp32; up to kMostBeyond more elements are written.
-  enum class To : uint8_t { elements, row, amax, column };
+  // fp32; up to kMostBeyond more elements are written. total: tree sums of the pieces of a row, as
+  // fp32 (TotalPieces).
+  enum class To : uint8_t { elements, row, amax, column, total };
   To to = To::elements;
   DType dtype = DType::f32;
   uint32_t value = 0;  // node of the formula
@@ -38,6 +39,16 @@ struct Output {
 // Rows whose column sums a function adds. Their partial sums stay in registers.
 inline constexpr int kGroupRows = 4;
 inline constexpr int64_t kMostBeyond = 64;
+
+struct Function;
+// The pieces of a row whose sums are stored for a total: whole blocks, then the rest in smaller
+// pieces, the last one of which may be incomplete.
+struct TotalPieces {
+  int64_t blocks, rest;
+
+  [[nodiscard]] int64_t count() const { return blocks + rest; }
+};
+[[nodiscard]] TotalPieces total_pieces(const Function& f, bool wide, int64_t cols);
 
 // Input i is slot i of the formula.
 struct Function {

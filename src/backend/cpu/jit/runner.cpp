@@ -93,6 +93,9 @@ struct Body {
   std::vector<std::unique_ptr<const Phase>> phases = {};  // one per total, then the stores
   std::unique_ptr<const Phase> group = nullptr;  // the stores, with column sums in registers
   bool panels = false;
+  bool wide = false;
+  bool totals_in_memory = false;  // no load of a total passes through slots
+  bool stores_in_memory = false;  // nor does a load or store of the last phase
   // If nothing passes through slots: an item is one call.
   bool whole_items = false;
 };
@@ -271,10 +274,15 @@ class SlotItem final : public Item {
     // A slot holds one tile.
     const int64_t width = walk_ > grid_.tile_rows ? kTileCols / walk_ : grid_.tile_cols();
     const size_t last = body_.phases.size() - 1;
+    const Tile all{row, rows, col_begin_, col_end_ - col_begin_};
     for (size_t p = 0; p <= last; ++p) {
-      for (int64_t c = col_begin_; c < col_end_; c += width)
-        tile(p, {row, rows, c, std::min(width, col_end_ - c)});
-      if (col_begin_ == col_end_) tile(p, {row, rows, col_begin_, 0});
+      if (p < last ? body_.totals_in_memory : body_.stores_in_memory) {
+        p < last ? total(p, all) : tile(p, all);
+      } else {
+        for (int64_t c = col_begin_; c < col_end_; c += width)
+          tile(p, {row, rows, c, std::min(width, col_end_ - c)});
+        if (col_begin_ == col_end_) tile(p, all);
+      }
       if (p < last) end_total(static_cast<uint32_t>(p), rows);
     }
     for (size_t k = 0; k < step_.stores.size(); ++k)
@@ -283,6 +291,21 @@ class SlotItem final : public Item {
   }
 
   [[nodiscard]] float* result(size_t k) const { return slot_[step_.loads.size() + k]; }
+
+  void total(size_t p, const Tile& t) {
+    if (t.cols == 0) return;
+    const Phase& phase = *body_.phases[p];
+    const Function& f = phase.function();
+    const TotalPieces pieces = total_pieces(f, body_.wide, t.cols);
+    const Scratch scratch(static_cast<size_t>(t.rows * pieces.count()) * sizeof(float));
+    Frame frame(f, t.rows, t.cols);
+    for (size_t i = 0; i < f.inputs.size(); ++i) load(frame, f, i, t);
+    frame.output(0, scratch.floats(), pieces.count() * 4);
+    frame.run(phase, false);
+    for (int64_t r = 0; r < t.rows; ++r)
+      set_total(r, scratch.floats() + r * pieces.count(), static_cast<size_t>(pieces.blocks),
+                static_cast<size_t>(pieces.rest));
+  }
 
   void tile(size_t p, const Tile& t) {
     const Phase& phase = *body_.phases[p];
@@ -340,7 +363,13 @@ class Runner final : public TileRunner {
       : loops_(*isa.loops), body_{step, formula(step, isa.wide)} {
     const std::vector<uint32_t> roots = body_.lowered.roots;
     const size_t stores = step.stores.size();
-    for (size_t t = stores; t < roots.size(); ++t) add_phase({{.value = roots[t]}}, isa.wide);
+    body_.wide = isa.wide;
+    body_.totals_in_memory = std::ranges::all_of(step.loads, [](const Load& l) {
+      return l.from == Load::From::total || is_single(l) || place_of(l) == Place::memory;
+    });
+    const Output::To to = body_.totals_in_memory ? Output::To::total : Output::To::elements;
+    for (size_t t = stores; t < roots.size(); ++t)
+      add_phase({{.to = to, .value = roots[t]}}, isa.wide);
     std::vector<Output> outputs;
     for (size_t k = 0; k < stores; ++k) outputs.push_back(output_of(step.stores[k], roots[k]));
     add_phase(outputs, isa.wide);
@@ -359,6 +388,8 @@ class Runner final : public TileRunner {
     body_.whole_items =
         direct && each_store(Store::To::amax) && count(Store::To::amax) <= kMostWholeAmax;
     body_.panels = !codes_in_memory(step);
+    body_.stores_in_memory =
+        body_.totals_in_memory && each_store(Store::To::amax, Store::To::column);
     const bool ordered = std::ranges::any_of(step.stores, &Store::ordered);
     if (!direct || !each_store(Store::To::amax, Store::To::column_sum) || ordered ||
         count(Store::To::column_sum) == 0)

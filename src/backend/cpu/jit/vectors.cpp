@@ -513,6 +513,39 @@ Vectors::Pair Vectors::in_order(const Pair& v) {
   return {half(0), half(16)};
 }
 
+x86::Vec Vectors::sum_pairs(const x86::Vec& a, const x86::Vec& b) {
+  if (!wide_) {
+    // Halves of the register are added apart.
+    const x86::Vec halves = binary(Id::kIdVhaddps, a, b), order = fresh();
+    emit(Id::kIdVpermq, order, halves, Imm(0xd8));
+    return order;
+  }
+  const auto every_second = [&](int begin) {
+    std::array<int32_t, 16> from;
+    for (int i = 0; i < 16; ++i) from[i] = 2 * i + begin;
+    const x86::Vec index = fresh();
+    emit(Id::kIdVmovups, index,
+         cc_.newConst(asmjit::ConstPoolScope::kLocal, from.data(), sizeof from));
+    emit(Id::kIdVpermi2d, index, a, b);
+    return index;
+  };
+  return sum(every_second(0), every_second(1));
+}
+
+x86::Vec Vectors::sum_lanes(x86::Vec v) {
+  constexpr int kNeighbours = 0xb1, kPairs = 0x4e;
+  v = sum(v, binary(Id::kIdVpermilps, v, Imm(kNeighbours)));
+  v = sum(v, binary(Id::kIdVpermilps, v, Imm(kPairs)));
+  const auto quarters = [&](int order) {
+    const x86::Vec moved = fresh();
+    emit(wide_ ? Id::kIdVshuff32x4 : Id::kIdVperm2f128, moved, v, v, Imm(order));
+    return sum(v, moved);
+  };
+  if (!wide_) return quarters(1);
+  v = quarters(kNeighbours);
+  return quarters(kPairs);
+}
+
 Operand Vectors::lanes_below(const x86::Gp& count, int first, int step) {
   std::array<int32_t, 16> numbers;
   for (int i = 0; i < 16; ++i) numbers[i] = first + step * i;

@@ -73,6 +73,14 @@ class Vectors {
   Pair in_order(const Pair& v);
   x86::Vec sum(const x86::Vec& a, const x86::Vec& b) { return binary(x86::Inst::kIdVaddps, a, b); }
 
+  // The sums of neighbours: those of a, then those of b.
+  x86::Vec sum_pairs(const x86::Vec& a, const x86::Vec& b);
+  // The tree sum of all lanes, in every lane.
+  x86::Vec sum_lanes(x86::Vec v);
+  x86::Vec where(const asmjit::Operand& mask, const x86::Vec& then, const x86::Vec& other) {
+    return blend(mask, other, then);
+  }
+
   // most = max(most, bits of |v|). `inside` limits it to some lanes.
   void join_amax(x86::Vec most, x86::Vec v, const asmjit::Operand* inside);
   // The lanes first, first + step, … that are below `count`, as a mask or a vector.
