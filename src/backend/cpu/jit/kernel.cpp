@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cassert>
+#include <cmath>
 #include <optional>
 #include <string>
 
@@ -70,6 +71,8 @@ class Builder {
     pairs_ = can_pair(f);
     for (size_t i = 0; i < f.inputs.size(); ++i)
       any_nan_ = any_nan_ || (f_.inputs[i].used && f.inputs[i].any_nan);
+    for (const uint32_t id : order_)
+      any_nan_ = any_nan_ || (graph_[id].word == Word::constant && std::isnan(graph_[id].value));
   }
 
   std::unique_ptr<const Binary> run() {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -58,6 +60,16 @@ Place place_of(const Step& step, const Store& s) {
 
 bool is_single(const Load& l) {
   return l.from == Load::From::scalar || l.from == Load::From::parameter;
+}
+
+// Whether arithmetic on these values gives NaNs whose low 16 bits are 0.
+bool short_nan(const Load& l) {
+  return l.from == Load::From::parameter || l.from == Load::From::random ||
+         l.dtype == DType::bf16 || info(l.dtype).bytes == 1;
+}
+// A parameter may be any NaN. Formulas get the usual one.
+float with_short_nan(float v) {
+  return std::isnan(v) ? std::numeric_limits<float>::quiet_NaN() : v;
 }
 
 // One function: the body up to one total, or to the stores. It is compiled at its first run.
@@ -204,7 +216,7 @@ void fill_singles(const Step& step, const RunArgs& args, const Loops& loops, flo
   for (size_t i = 0; i < step.loads.size(); ++i) {
     const Load& l = step.loads[i];
     if (l.from == Load::From::parameter)
-      to[i] = args.parameters[l.arg];
+      to[i] = with_short_nan(args.parameters[l.arg]);
     else if (l.from == Load::From::scalar)
       loops.load[tenon::index(l.dtype)](&to[i], args.in[l.arg].data, 1, 1);
   }
@@ -419,7 +431,7 @@ class Runner final : public TileRunner {
 
   Function function_of(std::vector<Output> outputs) const {
     Function f{.outputs = std::move(outputs), .graph = &body_.lowered.graph};
-    for (const Load& l : body_.step.loads) f.inputs.push_back(input_of(l));
+    for (const Load& l : body_.step.loads) f.inputs.push_back(input_of(body_.step, l));
     f.inputs.resize(f.inputs.size() + body_.step.encoders.size(),
                     {.reach = Reach::single, .any_nan = false});
     f.mark_used();
@@ -444,17 +456,21 @@ class Runner final : public TileRunner {
     return o;
   }
 
-  static Input input_of(const Load& l) {
+  static Input input_of(const Step& step, const Load& l) {
     const bool row = l.from == Load::From::column || l.from == Load::From::total;
     const bool direct = place_of(l) == Place::memory;
-    // Arithmetic on these gives NaNs whose low 16 bits are 0.
-    const bool short_nan = l.from == Load::From::parameter || l.from == Load::From::random ||
-                           l.from == Load::From::total || l.dtype == DType::bf16 ||
-                           info(l.dtype).bytes == 1;
+    // A total has the NaNs of its row.
+    const bool any_nan =
+        l.from == Load::From::total
+            ? !std::ranges::all_of(step.loads,
+                                   [](const Load& other) {
+                                     return other.from == Load::From::total || short_nan(other);
+                                   })
+            : !short_nan(l);
     return {row            ? Reach::row
             : is_single(l) ? Reach::single
                            : Reach::elements,
-            direct ? l.dtype : DType::f32, !short_nan};
+            direct ? l.dtype : DType::f32, any_nan};
   }
 
   void run_whole(const RunArgs& args, const Grid& grid, int64_t index, Leftovers& left,
