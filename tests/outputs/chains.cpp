@@ -143,7 +143,8 @@ void hash_rows(const std::string& group, const ChainCase& c, const Report& repor
   }
 }
 
-void hash_all_ways(const std::string& group, ChainCase c, bool e4m3, const Report& report) {
+void hash_all_ways(const std::string& group, ChainCase c, bool e4m3, const Report& report,
+                   Sample& sample) {
   const std::string name = c.name;
   PlanRequest& r = c.request;
   r.options.precision = Precision::strict;
@@ -157,7 +158,7 @@ void hash_all_ways(const std::string& group, ChainCase c, bool e4m3, const Repor
         c.name =
             str(name, " ", info(r.dtype).name, " ", recipe_name, " ",
                 kKeeps[static_cast<size_t>(keep)], " ", kRoundings[static_cast<size_t>(rounding)]);
-        hash_rows(group, c, report);
+        if (sample()) hash_rows(group, c, report);
       }
 }
 
@@ -200,6 +201,7 @@ void hash_initial(const ChainCase& c, const Report& report) {
 }  // namespace
 
 void hash_golden_chains(const Report& report) {
+  Sample all(1);
   uint64_t number = 0;
   // Every chain is hashed with every `keep`.
   for (const Golden& g : kGoldenPlans)
@@ -213,12 +215,12 @@ void hash_golden_chains(const Report& report) {
         if (number++ % 2 == 1)
           c.request.parameter_grads.assign(parameters(chain),
                                            {.dtype = DType::f32, .accumulate = true});
-        hash_all_ways("golden-chains", c, false, report);
+        hash_all_ways("golden-chains", c, false, report, all);
         hash_initial(c, report);
       }
 }
 
-void hash_random_chains(const Report& report) {
+void hash_random_chains(const Report& report, Sample sample) {
   constexpr size_t kChains = 600;
   constexpr uint64_t kSeed = 18;
   uint64_t number = 0;
@@ -229,7 +231,7 @@ void hash_random_chains(const Report& report) {
     };
     if (c.chain.find("twice") != std::string::npos)
       c.request.opaque["twice"] = {.forward = forward, .backward = backward};
-    hash_all_ways("random-chains", c, number++ % 4 == 0, report);
+    hash_all_ways("random-chains", c, number++ % 4 == 0, report, sample);
   }
 }
 

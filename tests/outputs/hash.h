@@ -120,9 +120,19 @@ class Memory {
 using Report =
     std::function<void(const std::string& group, const std::string& name, uint64_t hash)>;
 
-void hash_conformance(const Report& report);
+// True for each n-th case.
+class Sample {
+ public:
+  explicit Sample(uint64_t n) : n_(n) {}
+  bool operator()() { return number_++ % n_ == 0; }
+
+ private:
+  uint64_t n_, number_ = 0;
+};
+
+void hash_conformance(const Report& report, Sample sample);
 void hash_single_calls(const Report& report);
 void hash_golden_chains(const Report& report);
-void hash_random_chains(const Report& report);
+void hash_random_chains(const Report& report, Sample sample);
 
 }  // namespace tenon::test

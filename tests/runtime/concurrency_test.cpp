@@ -5,8 +5,10 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
@@ -103,6 +105,51 @@ TEST(Concurrency, FusedFunctionsFromManyThreads) {
     }
   });
 }
+
+#if defined(__linux__)
+// The bytes of compiled code in memory. No page may be writable and executable.
+size_t compiled_bytes() {
+  std::ifstream maps("/proc/self/maps");
+  size_t bytes = 0;
+  for (std::string line; std::getline(maps, line);) {
+    size_t begin = 0, end = 0;
+    char rights[5] = {};
+    if (std::sscanf(line.c_str(), "%zx-%zx %4s", &begin, &end, rights) != 3) continue;
+    const bool executable = rights[2] == 'x';
+    EXPECT_FALSE(executable && rights[1] == 'w') << line;
+    // Code of files and of the system has a name.
+    if (executable && line.find_first_of("/[") == std::string::npos) bytes += end - begin;
+  }
+  return bytes;
+}
+
+TEST(Concurrency, FirstCallsCompileOnceToCodeThatIsNotWritable) {
+  const Mat x = Mat(DType::f32, 65, 33).fill(7);
+  const auto function = [](float k) {
+    return fuse([k](Expr a) { return a * tanh(a) + sigmoid(a * k); });
+  };
+  const auto run = [&](const Fused& f) {
+    Mat y(DType::f32, 65, 33);
+    f.forward({x.view()}, y.view());
+    return y;
+  };
+  const size_t none = compiled_bytes();
+  run(function(1.5F));
+  const size_t one = compiled_bytes() - none;
+  if (one == 0) GTEST_SKIP() << "this processor, this build or TENON_ISA has no JIT";
+  for (int i = 0; i < 2 * kRounds; ++i) {
+    const Fused f = function(2.5F + static_cast<float>(i));
+    const size_t before = compiled_bytes();
+    std::vector<std::optional<Mat>> y(kThreadCount);
+    together([&](int t) {
+      y[static_cast<size_t>(t)] = run(f);
+      compiled_bytes();  // while others still compile
+    });
+    EXPECT_EQ(compiled_bytes() - before, one);
+    for (const auto& m : y) EXPECT_TRUE(m->same_bytes(*y[0]));
+  }
+}
+#endif
 
 // All that both passes of a plan give.
 std::vector<Numbers> results(std::string_view chain, const PlanRequest& request, int64_t rows) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <fstream>
 #include <optional>
 #include <set>
 
@@ -505,40 +504,6 @@ TEST(Jit, CompilesUpToFortyViews) {
     EXPECT_EQ(kernel_for(more, Device::cpu).maker, "executor");
   }
 }
-
-#if defined(__linux__)
-struct Mapping {
-  std::string line;
-  bool writable, executable, file;
-};
-std::vector<Mapping> mappings() {
-  std::vector<Mapping> all;
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    const size_t at = line.find(' ') + 1;
-    all.push_back({line, line[at + 1] == 'w', line[at + 2] == 'x',
-                   line.find_first_of("/[") != std::string::npos});
-  }
-  return all;
-}
-
-TEST(Jit, NoMemoryIsWritableAndExecutable) {
-  SKIP_WITHOUT_JIT();
-  const auto code = [] {
-    size_t count = 0;
-    for (const Mapping& m : mappings()) {
-      EXPECT_FALSE(m.writable && m.executable) << m.line;
-      count += m.executable && !m.file ? 1 : 0;
-    }
-    return count;
-  };
-  const Step step = doubled();
-  std::vector<std::unique_ptr<const cpu::TileRunner>> bodies;
-  for (const cpu::Isa* isa : sets()) bodies.push_back(cpu::compiled(step, *isa));
-  for (const auto& body : bodies) body->prepare();
-  EXPECT_GT(code(), 0U) << "no page has compiled code";
-}
-#endif
 
 }  // namespace
 }  // namespace tenon::test
