@@ -248,8 +248,26 @@ class PlanCommand(CommandTest):
 
     def test_refused_makers(self):
         step, = self.plan("rmsnorm(64)", "--rows", "7", device="cpu", backward=False)["forward"]
-        if step["maker"] == "executor":
+        if step["maker"] != "norm":
             self.assertIn("norm", [r["maker"] for r in step["refused"]])
+
+    def test_runner(self):
+        """TENON_RUNNER chooses between compiled and interpreted bodies."""
+        chain = ("gelu", "--cols", "8", "--format", "json")
+
+        def forward(runner):
+            out, err = self.run_it(*chain, env={"TENON_RUNNER": runner} if runner else None)
+            return strict_json(out)["forward"][0], err
+
+        usual, quiet = forward(None)
+        self.assertEqual(quiet, "")
+        self.assertEqual(forward("jit"), (usual, ""))
+        self.assertEqual(forward("fast"), (usual,
+                         "tenon: TENON_RUNNER=fast is ignored; give jit or interpreter\n"))
+        step, quiet = forward("interpreter")
+        self.assertEqual((step["maker"], quiet), ("executor", ""))
+        if usual["maker"] == "jit":
+            self.assertEqual(step["refused"], [{"maker": "jit", "why": "TENON_RUNNER=interpreter"}])
 
     def test_text(self):
         out, _ = self.run_it(MLP, "--rows", "4096", "--dtype", "bf16", "--recipe", "delayed",

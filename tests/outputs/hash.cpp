@@ -3,9 +3,8 @@
 //   outputs_hash             compares
 //   outputs_hash --update    writes the file
 //   outputs_hash --list      prints one line per case, to compare two source trees with diff
-//   outputs_hash --some N    prints the single calls and each N-th other case without large
-//   products,
-//                            to compare two machines
+//   outputs_hash --some N    prints single calls and each N-th case of the conformance list and of
+//                            the random chains, to compare two machines
 #include "outputs/hash.h"
 
 #include <cstdio>
