@@ -1,5 +1,6 @@
 # tenon_asmjit(TARGET): adds asmjit to the objects of a library, if it is installed. Sets
-# TENON_ASMJIT_OBJECT to the object file, which programs that link the objects get by themselves.
+# TENON_ASMJIT_OBJECT to the object file, which programs that link the objects get by themselves. With
+# sanitizers they link one library instead, which has it.
 #
 # Debian's archive can be part of a shared library but for one reference to `stderr`, which needs
 # code that is not position-independent. It gets another name (src/backend/cpu/jit/binary.cpp).
@@ -17,7 +18,9 @@ function(tenon_asmjit target)
   set_source_files_properties(${object} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/backend/cpu/jit/*.cpp)
   target_sources(${target} PRIVATE ${sources})
-  target_link_libraries(${target} INTERFACE $<BUILD_INTERFACE:${object}>)
+  if(NOT TENON_SANITIZE)
+    target_link_libraries(${target} INTERFACE $<BUILD_INTERFACE:${object}>)
+  endif()
   add_custom_target(${target}_asmjit DEPENDS ${object})
   add_dependencies(${target} ${target}_asmjit)
   set_property(SOURCE ${sources} APPEND PROPERTY COMPILE_DEFINITIONS ASMJIT_STATIC)
