@@ -20,7 +20,11 @@ inline std::string_view name_of(Word w) {
   return w == kEx2 ? "ex2" : w == kLg2 ? "lg2" : w == kRcp ? "rcp" : info(w).name;
 }
 
-inline Expr own(Word w, Expr x) { return x.graph()->intern({.word = w, .in = {x.id()}}); }
+inline Expr own(Word w, Expr x) {
+  if (!x.is_constant()) return x.graph()->intern({.word = w, .in = {x.id()}});
+  const float v = x.constant();
+  return w == kEx2 ? std::exp2(v) : w == kLg2 ? std::log2(v) : 1 / v;
+}
 inline Expr ex2(Expr x) { return own(kEx2, x); }
 inline Expr lg2(Expr x) { return own(kLg2, x); }
 inline Expr rcp(Expr x) { return own(kRcp, x); }

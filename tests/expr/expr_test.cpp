@@ -18,6 +18,7 @@
 
 #include "expr/evaluate.h"
 #include "expr/lower.h"
+#include "expr/native.h"
 #include "expr/order.h"
 #include "expr/parse.h"
 #include "expr/print.h"
@@ -541,6 +542,23 @@ TEST(OracleTest, WithinAcceptsUpToTheBound) {
   EXPECT_FALSE(within(kInf, DType::f16, 65000, 2));
   EXPECT_TRUE(within(kInf, DType::f32, 0x1.ffffffp127, 0));
   EXPECT_FALSE(within(kInf, DType::f32, 0x1.fffffep127, 0));
+}
+
+// The functions of the hardware have no value at compile time.
+TEST(NativeTest, FunctionsOfConstantsAreFolded) {
+  for (const float divisor :
+       {0.0F, -0.0F, 0x1p-149F, 1e-30F, -1e-30F, 1e-18F, 3.0F, 1e18F, 1e25F, -1e25F, kInf, NAN})
+    for (const auto& function : {tenon::sigmoid, tenon::tanh}) {
+      Graph graph;
+      const uint32_t root = graph.id(function(graph.load(0) / divisor));
+      const Lowered formula = native(graph, std::span(&root, 1), 0x1p-13);
+      for (uint32_t i = 0; i < formula.graph.size(); ++i) {
+        const Node& n = formula.graph[i];
+        if (info(n.word).kind == WordKind::transcendental) {
+          EXPECT_NE(formula.graph[n.in[0]].word, Word::constant) << divisor;
+        }
+      }
+    }
 }
 
 }  // namespace
