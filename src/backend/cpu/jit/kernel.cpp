@@ -5,6 +5,7 @@
 #include <array>
 #include <cassert>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -71,8 +72,6 @@ class Builder {
     pairs_ = can_pair(f);
     for (size_t i = 0; i < f.inputs.size(); ++i)
       any_nan_ = any_nan_ || (f_.inputs[i].used && f.inputs[i].any_nan);
-    for (const uint32_t id : order_)
-      any_nan_ = any_nan_ || (graph_[id].word == Word::constant && std::isnan(graph_[id].value));
   }
 
   std::unique_ptr<const Binary> run() {
@@ -409,7 +408,9 @@ class Builder {
         continue;
       }
       if (n.word == Word::constant) {
-        const Value c{.bits = __builtin_bit_cast(uint32_t, n.value), .constant = true};
+        // Bf16 results need NaNs whose low 16 bits are 0.
+        const float value = std::isnan(n.value) ? std::numeric_limits<float>::quiet_NaN() : n.value;
+        const Value c{.bits = __builtin_bit_cast(uint32_t, value), .constant = true};
         values_[id].fill(c);
         continue;
       }
