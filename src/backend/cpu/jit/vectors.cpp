@@ -229,13 +229,14 @@ x86::Vec Vectors::reciprocal(const x86::Vec& x, bool rough) {
     emit(Id::kIdVrcp14ps, r, x);
     return r;
   }
-  // One step of Newton's method. An infinite x would make it NaN.
-  const x86::Vec finite = binary(Id::kIdVminps, kept(0x7f7fffff), x);
-  emit(Id::kIdVrcp14ps, r, finite);
+  // One step of Newton's method. It makes NaN of zeros and infinities: their results are set.
+  constexpr uint32_t kInverses = 0x00870600;  // 0: ±inf, −inf: −0, +inf: +0
+  emit(Id::kIdVrcp14ps, r, x);
   const x86::Vec error = fresh();
   emit(Id::kIdVmovaps, error, kept(bits_of(1.0F)));
-  emit(Id::kIdVfnmadd231ps, error, finite, r);
+  emit(Id::kIdVfnmadd231ps, error, x, r);
   emit(Id::kIdVfmadd213ps, error, r, r);
+  emit(Id::kIdVfixupimmps, error, x, kept(kInverses), Imm(0));
   return error;
 }
 
