@@ -59,13 +59,35 @@ std::optional<uint32_t> complement(const Graph& g, const Node& n) {
   return n.in[0];
 }
 
-// b·(1 − k·r) becomes b·(2^t·r). Where 2^t is infinite, r is 0: the limit keeps their product a
-// number. σ is then less than its smallest error.
+// The nodes all of whose uses are multiplied by r in the end. They have no effect where r is 0.
+std::vector<bool> hidden_by(const Lowered& from, uint32_t r) {
+  const Graph& g = from.graph;
+  const std::vector<uint32_t> nodes = order(g, from.roots);  // inputs first
+  std::vector<bool> multiple(g.size()), hidden(g.size(), true);
+  for (const uint32_t id : nodes) {
+    const Node& n = g[id];
+    multiple[id] = id == r || (n.word == Word::mul && (multiple[n.in[0]] || multiple[n.in[1]]));
+  }
+  for (const uint32_t root : from.roots) hidden[root] = false;
+  for (size_t k = nodes.size(); k-- > 0;) {
+    const Node& n = g[nodes[k]];
+    for (int i = 0; i < n.arity(); ++i) {
+      const bool factor = i < 2 && (n.word == Word::mul || n.word == Word::fma);
+      const bool linear = factor || n.word == Word::fma || n.word == Word::add;
+      if ((factor && multiple[n.in[1 - i]]) || (linear && hidden[nodes[k]])) continue;
+      hidden[n.in[i]] = false;
+    }
+  }
+  return hidden;
+}
+
+// b·(1 − k·r) becomes b·(2^t·r), if it is hidden where r is 0: there 2^t is infinite, and the limit
+// keeps the product a number.
 Lowered without_complements(const Lowered& from) {
   constexpr float kMost = 0x1p126F;
   return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
     const std::optional<uint32_t> r = complement(from.graph, n);
-    if (!r) return std::nullopt;
+    if (!r || !hidden_by(from, *r)[static_cast<size_t>(&n - &from.graph[0])]) return std::nullopt;
     return min(image[sigmoid(from.graph, *r)->ex2], kMost) * image[*r] * image[n.in[2]];
   });
 }
