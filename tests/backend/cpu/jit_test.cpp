@@ -573,7 +573,7 @@ TEST(Jit, CompilesUpToFortyViews) {
     for (const cpu::Isa* isa : sets()) {
       EXPECT_EQ(cpu::jit_refusal(most, *isa, true), "");
       EXPECT_EQ(cpu::jit_refusal(more, *isa, true),
-                "the JIT takes 40 loads and stores, and this step has 41");
+                "the JIT takes 40 loads, stores and encoders, and this step has 41");
     }
     EXPECT_EQ(kernel_for(most, Device::cpu).maker, "jit");
     EXPECT_EQ(kernel_for(more, Device::cpu).maker, "executor");
