@@ -125,9 +125,12 @@ class Random {
  public:
   Random(unsigned seed, int64_t cols, Precision precision = Precision::strict)
       : random_(seed), cols_(cols), rows_(below(7)), precision_(precision) {
-    if (cols > 100) rows_ = 1 + below(3);
+    if (cols > 100) rows_ = 1 + below(14);
+    if (cols == kStreamed) rows_ = 280;  // results of more than a megabyte
     build();
   }
+
+  static constexpr int64_t kStreamed = 1024;
 
   void compare() {
     const std::vector<std::vector<uint8_t>> before = contents();
@@ -222,6 +225,7 @@ class Random {
   }
 
   ColumnMap any_map() {
+    if (direct_) return {1, 1, one_in(4) ? below(5) : 0};
     if (one_in(3)) {
       const int64_t block = any(std::array<int64_t, 3>{1, 3, 8});
       return {block, 2 * block, one_in(2) ? block : 0};
@@ -239,12 +243,13 @@ class Random {
                                 From::parameter, From::random, From::product};
     l.from = any(kKinds);
     if (l.from == From::product && !gemm_) l.from = From::tile;
+    if (l.from == From::random && direct_) l.from = From::row;
     if (l.from != From::tile && !info(l.dtype).plain) l.dtype = any(kPlain);
     const auto view = [&](int64_t rows, int64_t cols) {
       l.arg = static_cast<uint32_t>(in_.size());
       in_.push_back(matrix_of(l.dtype, rows, cols, true));
     };
-    if (l.from == From::tile && one_in(6)) {
+    if (l.from == From::tile && !direct_ && one_in(6)) {
       l.transposed = true;
       view(cols_, rows_);
     } else if (l.from == From::tile) {
@@ -338,9 +343,11 @@ class Random {
   void store(StepBuilder& to, Expr value) {
     const bool strict = precision_ == Precision::strict;
     Store s{.dtype = strict ? any(kPlain) : any(kHalves)};
+    constexpr std::array kDirect{To::tile, To::tile, To::column_sum, To::amax};
+    if (strict && one_in(8)) return store_encoded(to, value);
     constexpr std::array kKinds{To::tile,    To::tile, To::tile, To::tile, To::column_sum,
                                 To::row_sum, To::sum,  To::amax, To::amax, To::column};
-    s.to = any(kKinds);
+    s.to = direct_ ? any(kDirect) : any(kKinds);
     if (!strict && s.to == To::sum) s.to = To::tile;  // with an f32 result native is strict
     if (s.to == To::column && flat_.empty()) s.to = To::tile;
     s.arg = static_cast<uint32_t>(out_.size());
@@ -351,6 +358,7 @@ class Random {
       const std::optional<View> same = strict && one_in(2) ? in_place(s) : std::nullopt;
       out_.push_back(same ? *same : matrix_of(s.dtype, rows_, width(s.columns), false));
     } else if (s.to == To::column_sum) {
+      s.ordered = one_in(4);
       out_.push_back(matrix_of(s.dtype, 1, cols_, false));
     } else if (s.to == To::row_sum || s.to == To::column) {
       out_.push_back(matrix_of(s.dtype, rows_, 1, false));
@@ -360,6 +368,29 @@ class Random {
       out_.push_back(matrix_of(s.dtype, 1, 1, false));
     }
     to.store(s, value);
+  }
+
+  // A quantised tensor of any mode, in one or both orientations.
+  void store_encoded(StepBuilder& to, Expr value) {
+    Operand o;
+    o.format.dtype = one_in(2) ? DType::e4m3 : DType::e5m2;
+    o.format.scaling = static_cast<Scaling>(1 + below(kScalings.size() - 1));
+    o.columnwise = !direct_ && one_in(2);
+    o.rowwise = !o.columnwise || one_in(2);
+    o.counts = !direct_ && one_in(3);
+    const auto scale = static_cast<uint32_t>(in_.size());
+    in_.push_back(matrix_of(DType::f32, 1, 1, true));
+    const Piece piece{value, {}};
+    to.store(o, static_cast<uint32_t>(out_.size()), scale, cols_, std::span(&piece, 1));
+    for (const Orientation side : kOrientations) {
+      const bool has = side == Orientation::rowwise ? o.rowwise : o.columnwise;
+      const Shape data = o.format.data_shape(rows_, cols_, side);
+      const Shape scales = o.format.scale_shape(rows_, cols_, side);
+      const DType scale_dtype = info(o.format.scaling).scale;
+      out_.push_back(has ? matrix_of(o.format.dtype, data.rows, data.cols, false) : View{});
+      out_.push_back(has ? matrix_of(scale_dtype, scales.rows, scales.cols, false) : View{});
+    }
+    out_.push_back(o.counts ? matrix_of(DType::f32, 1, 3, false) : View{});
   }
 
   // The view of a tile load with this dtype and these columns that is not yet overwritten.
@@ -378,13 +409,14 @@ class Random {
   void build() {
     StepBuilder to("random", cols_, precision_);
     const bool strict = precision_ == Precision::strict;
-    gemm_ = strict && one_in(4);
+    gemm_ = strict && cols_ != kStreamed && one_in(4);
+    direct_ = cols_ == kStreamed || one_in(3);  // nothing passes through slots
     std::vector<Expr> values;
     for (int64_t i = 1 + below(4); i > 0; --i) values.push_back(load(to));
     loaded_ = values;
     for (int64_t i = 1 + below(12); i > 0; --i) {
       values.push_back(operation(values));
-      if (!gemm_ && one_in(20)) {
+      if (!gemm_ && !direct_ && one_in(20)) {
         values.push_back(to.total(values.back()));
         flat_.push_back(values.back());
       }
@@ -404,7 +436,7 @@ class Random {
   std::mt19937 random_;
   int64_t cols_, rows_;
   Precision precision_;
-  bool gemm_ = false;
+  bool gemm_ = false, direct_ = false;
   std::deque<Fenced> all_;
   std::set<size_t> inputs_;
   std::set<uint32_t> used_;
@@ -428,8 +460,9 @@ TEST(Jit, StrictBodiesHaveTheBitsOfTheInterpreter) {
   };
   for (int round = 0; round < 24; ++round)
     for (int64_t cols = 0; cols <= 70 && !HasFailure(); ++cols) compare(cols);
-  for (const int64_t cols : {127, 128, 511, 512, 513, 1031, 4160})
-    for (int round = 0; round < 6 && !HasFailure(); ++round) compare(cols);
+  for (const int64_t cols : {127, 128, 257, 300, 511, 512, 513, 1031, 4160})
+    for (int round = 0; round < 12 && !HasFailure(); ++round) compare(cols);
+  for (int round = 0; round < 4 && !HasFailure(); ++round) compare(Random::kStreamed);
 }
 
 TEST(Jit, NativeBodiesAreWithinTheBound) {
