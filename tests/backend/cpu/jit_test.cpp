@@ -411,12 +411,13 @@ class Random {
     const bool strict = precision_ == Precision::strict;
     gemm_ = strict && cols_ != kStreamed && one_in(4);
     direct_ = cols_ == kStreamed || one_in(3);  // nothing passes through slots
+    const bool totals = !gemm_ && one_in(3);
     std::vector<Expr> values;
     for (int64_t i = 1 + below(4); i > 0; --i) values.push_back(load(to));
     loaded_ = values;
     for (int64_t i = 1 + below(12); i > 0; --i) {
       values.push_back(operation(values));
-      if (!gemm_ && !direct_ && one_in(20)) {
+      if (totals && one_in(3)) {
         values.push_back(to.total(values.back()));
         flat_.push_back(values.back());
       }
