@@ -126,7 +126,7 @@ class Random {
   Random(unsigned seed, int64_t cols, Precision precision = Precision::strict)
       : random_(seed), cols_(cols), rows_(below(7)), precision_(precision) {
     if (cols > 100) rows_ = 1 + below(14);
-    if (cols == kStreamed) rows_ = 280;  // results of more than a megabyte
+    if (cols == kStreamed) rows_ = 600;  // results of more than a megabyte
     build();
   }
 
@@ -463,7 +463,7 @@ TEST(Jit, StrictBodiesHaveTheBitsOfTheInterpreter) {
     for (int64_t cols = 0; cols <= 70 && !HasFailure(); ++cols) compare(cols);
   for (const int64_t cols : {127, 128, 257, 300, 511, 512, 513, 1031, 4160})
     for (int round = 0; round < 12 && !HasFailure(); ++round) compare(cols);
-  for (int round = 0; round < 4 && !HasFailure(); ++round) compare(Random::kStreamed);
+  for (int round = 0; round < 10 && !HasFailure(); ++round) compare(Random::kStreamed);
 }
 
 TEST(Jit, NativeBodiesAreWithinTheBound) {
