@@ -25,6 +25,7 @@ using asmjit::Operand;
 namespace Id = x86::Inst;
 
 constexpr int kUnroll = 4;            // vectors in flight; more of them spill, fewer wait
+constexpr size_t kLongFormula = 160;  // nodes; asmjit's time grows with the square of live values
 constexpr int kPrefetchBytes = 2048;  // distance of prefetches on each input
 
 enum Extent : uint8_t { call, row, element };
@@ -43,6 +44,9 @@ bool can_pair(const Function& f) {
       return false;
   return any;
 }
+
+// Vectors of columns per pass of the loop.
+int vectors_of(const Function& f) { return f.graph->size() > kLongFormula ? kUnroll / 2 : kUnroll; }
 
 class Errors final : public asmjit::ErrorHandler {
  public:
@@ -70,6 +74,7 @@ class Builder {
     }
     for (const uint32_t id : roots) ++uses_[id];
     pairs_ = can_pair(f);
+    unroll_ = vectors_of(f);
     for (size_t i = 0; i < f.inputs.size(); ++i)
       any_nan_ = any_nan_ || (f_.inputs[i].used && f.inputs[i].any_nan);
   }
@@ -271,13 +276,13 @@ class Builder {
     index_ = cc.newInt64();
     const x86::Gp last = cc.newInt64();
     cc.xor_(index_.r32(), index_.r32());
-    const int wide_step = kUnroll * vectors_->lanes();
+    const int wide_step = unroll_ * vectors_->lanes();
     cc.mov(last, cols_);
     cc.sub(last, wide_step);
     cc.cmp(index_, last);
     cc.jg(tail);
     cc.bind(group);
-    process(kUnroll, nullptr, nullptr);
+    process(unroll_, nullptr, nullptr);
     cc.add(index_, wide_step);
     cc.cmp(index_, last);
     cc.jle(group);
@@ -481,7 +486,7 @@ class Builder {
     const bool stream = f_.stream && !left;
     // FP8 codes of two lines are one whole line.
     const auto two_lines = [&](const Output& o) {
-      return pairs_ && wide_ && vectors == kUnroll && info(o.dtype).bytes == 1;
+      return pairs_ && wide_ && vectors == 4 && info(o.dtype).bytes == 1;
     };
     for (int u = 0; u < vectors; u += per_line)
       for (size_t i = 0; i < f_.outputs.size(); ++i) {
@@ -512,6 +517,7 @@ class Builder {
   const Function& f_;
   const Graph& graph_;
   bool wide_, pairs_ = false, any_nan_ = false;
+  int unroll_ = kUnroll;
   bool on_lines_ = false;  // elements are in the lines of a copied tail
   std::vector<uint32_t> order_;
   std::vector<Extent> extent_;
@@ -535,7 +541,7 @@ void Function::mark_used() {
 }
 
 TotalPieces total_pieces(const Function& f, bool wide, int64_t cols) {
-  const int64_t lanes = wide ? 16 : 8, block = kUnroll * lanes;
+  const int64_t lanes = wide ? 16 : 8, block = vectors_of(f) * lanes;
   const int64_t piece = can_pair(f) ? 2 * lanes : lanes;
   return {cols / block, cdiv(cols % block, piece)};
 }
