@@ -100,6 +100,26 @@ template <DType d>
     const uint32_t up = exponent == 0 ? mantissa > 0x400000U : mantissa != 0 && exponent < 254;
     const uint32_t finite = exponent + up;
     return mag > 0x7f800000U ? kFormat.nan : mag == 0x7f800000U ? kFormat.largest : finite;
+  } else if constexpr (kFormat.bytes == 1) {
+    // |v| + 2^n with n chosen by the exponent of |v|: the addition rounds to the spacing of the
+    // codes, for subnormals too, and leaves the number of spacings in the low bits. kFix makes the
+    // remaining bits of the sum a multiple of 128.
+    constexpr int kShift = 23 - kFormat.mantissa_bits;
+    constexpr int32_t kLeast = (128 - kFormat.bias) << 23;  // the smallest normal value
+    constexpr int32_t kFix = -((kShift + 128 - kFormat.bias) << kFormat.mantissa_bits) & 127;
+    constexpr auto kMost = __builtin_bit_cast(int32_t, kFormat.max);
+    constexpr auto kNan = kMost + static_cast<int32_t>((kFormat.nan - kFormat.largest) << kShift);
+    constexpr int32_t kInfinity = 0x7f800000;
+    const auto magnitude = static_cast<int32_t>(mag);
+    const bool nan = magnitude > kInfinity;
+    const int32_t most = magnitude < kMost ? magnitude : kMost;
+    const int32_t a = nan ? kNan : most;
+    const int32_t exponent = a & kInfinity;
+    const int32_t binade = (exponent > kLeast ? exponent : kLeast) + (kShift << 23) + kFix;
+    const float sum = __builtin_bit_cast(float, a) + __builtin_bit_cast(float, binade);
+    const auto rounded = __builtin_bit_cast(uint32_t, sum);
+    const uint32_t sign = nan ? 0 : bits >> 24 & 0x80U;
+    return ((rounded + (rounded >> kShift)) & 0x7fU) | sign;
   } else {
     constexpr int kShift = 23 - kFormat.mantissa_bits;
     const uint32_t rounded = mag + ((1U << (kShift - 1)) - 1) + ((mag >> kShift) & 1U);
@@ -113,8 +133,8 @@ template <DType d>
           __builtin_bit_cast(uint32_t, sum) - __builtin_bit_cast(uint32_t, kMagic);
       code = mag < (static_cast<uint32_t>(128 - kFormat.bias) << 23) ? small : code;
     }
-    constexpr uint32_t kCeiling = kFormat.saturates ? kFormat.largest : kFormat.largest + 1;
-    code = static_cast<int32_t>(code) > static_cast<int32_t>(kCeiling) ? kCeiling : code;
+    constexpr uint32_t kInfinity = kFormat.largest + 1;
+    code = static_cast<int32_t>(code) > static_cast<int32_t>(kInfinity) ? kInfinity : code;
     code |= (bits >> 31) << (kFormat.exponent_bits + kFormat.mantissa_bits);
     return mag > 0x7f800000U ? kFormat.nan : code;
   }
