@@ -24,31 +24,35 @@ struct Scale {
 constexpr uint32_t kMagnitude = 0x7fffffffU;
 constexpr uint32_t kInfinity = 0x7f800000U;
 
+// The rules are inlined and without branches, so that loops over blocks use the vectors of each
+// instruction set.
+
 // A given multiplier, for delayed scaling.
-constexpr Scale scale_given(float multiplier) {
+[[gnu::always_inline]] constexpr Scale scale_given(float multiplier) {
   return {multiplier, __builtin_bit_cast(uint32_t, 1.0F / multiplier)};
 }
 
 // For `current` and `block`. amax is the integer maximum of the bits of |v|.
-constexpr Scale scale_fp32(uint32_t amax_bits, DType dtype, float eps, bool power_of_two) {
+[[gnu::always_inline]] constexpr Scale scale_fp32(uint32_t amax_bits, DType dtype, float eps,
+                                                  bool power_of_two) {
   constexpr float kLargest = info(DType::f32).max;
-  float amax = __builtin_bit_cast(float, amax_bits);
-  if (amax < eps) amax = eps;
-  if (amax == 0 || __builtin_bit_cast(uint32_t, amax) >= kInfinity) return scale_given(1);
-  float scale = info(dtype).max / amax;
-  if (scale > kLargest) scale = kLargest;
-  if (power_of_two)
-    scale = __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, scale) & kInfinity);
-  return scale_given(scale);
+  const float most = info(dtype).max;
+  const float amax = __builtin_bit_cast(float, amax_bits);
+  const float floored = amax < eps ? eps : amax;
+  const bool usable = floored > 0 && floored <= kLargest;
+  const float scale = most / (usable ? floored : most);  // 1 without an amax
+  const float finite = scale > kLargest ? kLargest : scale;
+  const uint32_t kept = power_of_two ? kInfinity : ~0U;
+  return scale_given(__builtin_bit_cast(float, __builtin_bit_cast(uint32_t, finite) & kept));
 }
 
 // For `mxfp8`: the power of two that brings amax just below the largest value, rounded up.
-constexpr Scale scale_e8m0(uint32_t amax_bits, DType dtype) {
+[[gnu::always_inline]] constexpr Scale scale_e8m0(uint32_t amax_bits, DType dtype) {
   const float p = __builtin_bit_cast(float, amax_bits) * (1.0F / info(dtype).max);
   const uint32_t e = encode<DType::e8m0>(p);
-  if (e == info(DType::e8m0).nan) return {__builtin_nanf(""), e};
   // 2^(127−e): the exponent field is 254 − e. e = 254 gives the subnormal 2^−127.
-  const uint32_t bits = e == 254 ? 0x00400000U : (254 - e) << 23;
+  const uint32_t power = e == 254 ? 0x00400000U : (254 - e) << 23;
+  const uint32_t bits = e == info(DType::e8m0).nan ? 0x7fc00000U : power;
   return {__builtin_bit_cast(float, bits), e};
 }
 

@@ -1,9 +1,10 @@
-// Encodes panels block by block. A transposed copy is the rowwise encoding of the transposed panel.
+// Encodes panels row by row. Transposed encodings transpose the codes, not the values.
 #include "backend/cpu/encode.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "core/scaling.h"
 
@@ -28,88 +29,140 @@ Scale single_scale(const Encoder& e, const RunArgs& args) {
   return scale_of(__builtin_bit_cast(uint32_t, value) & kMagnitude, e.format);
 }
 
-void transpose(const Panel& p, float* to) {
-  constexpr int64_t kBlock = 16;  // 16 x 16 values: 16 cache lines to read, 16 to write
-  for (int64_t r0 = 0; r0 < p.rows; r0 += kBlock)
-    for (int64_t c0 = 0; c0 < p.cols; c0 += kBlock)
-      for (int64_t c = c0; c < std::min(c0 + kBlock, p.cols); ++c)
-        for (int64_t r = r0; r < std::min(r0 + kBlock, p.rows); ++r)
-          to[c * p.rows + r] = p.data[r * p.cols + c];
-}
+// Scratch of one panel: its codes, then maxima, multipliers and inverses of blocks.
+struct Room {
+  char* codes;
+  uint32_t* most;
+  float* multipliers;
+  uint32_t* inverses;
 
+  Room(float* scratch, const Panel& p) {
+    const int64_t line = rup(p.cols, 16);
+    codes = reinterpret_cast<char*>(scratch);
+    scratch += rup(p.rows * p.cols, 16);
+    most = reinterpret_cast<uint32_t*>(scratch);
+    multipliers = scratch + line;
+    inverses = reinterpret_cast<uint32_t*>(scratch + 2 * line);
+  }
+};
+
+// Encodes a panel into the room, and then writes the codes of the room to the tensors.
 class PanelEncoder {
  public:
-  PanelEncoder(const Loops& loops, const Encoder& e, const RunArgs& args, Health* health)
-      : loops_(loops), e_(e), args_(args), health_(health) {}
+  PanelEncoder(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& p,
+               float* scratch, bool stream)
+      : loops_(loops),
+        e_(e),
+        args_(args),
+        p_(p),
+        room_(scratch, p),
+        stream_(stream),
+        bytes_(info(e.format.dtype).bytes) {}
 
-  // Encodes the blocks of the panel. Data rows are panel rows. Scales go to orientation `o`. In a
-  // transposed panel, element (i, j) of the tensor is (j, i).
-  void rows(const Panel& p, Orientation o, bool transposed) const {
-    const View& data = args_.out[e_.data(o)];
-    Blocks blocks = e_.format.blocks(o);
-    if (transposed) std::swap(blocks.rows, blocks.cols);
+  // The blocks of the rowwise encoding, which the columnwise encoding may share.
+  void rows(Health* health) const {
+    const Blocks blocks = e_.format.blocks(Orientation::rowwise);
+    const auto n = static_cast<size_t>(p_.cols);
     if (blocks.single()) {
       const float multiplier = single_scale(e_, args_).multiplier;
-      for (int64_t r = 0; r < p.rows; ++r) row(p, data, r, 0, p.cols, multiplier);
+      for (int64_t r = 0; r < p_.rows; ++r) {
+        loops_.store_scaled[type()](codes(r), at(r), n, multiplier);
+        if (health) count(*health, at(r), n, [&](size_t) { return multiplier; });
+      }
       return;
     }
-    for (int64_t r = 0; r < p.rows; r += blocks.rows)
-      for (int64_t c = 0; c < p.cols; c += blocks.cols) {
-        const int64_t end = std::min(r + blocks.rows, p.rows);
-        const int64_t n = std::min(blocks.cols, p.cols - c);
-        uint32_t most = 0;
-        for (int64_t k = r; k < end; ++k)
-          most = std::max(most, loops_.max_bits(at(p, k, c), static_cast<size_t>(n)));
-        const Scale scale = scale_of(most, e_.format);
-        const int64_t i = (p.row + r) / blocks.rows;
-        const int64_t j = (p.col + c) / blocks.cols;
-        write_scale(o, transposed ? j : i, transposed ? i : j, scale);
-        for (int64_t k = r; k < end; ++k) row(p, data, k, c, n, scale.multiplier);
+    const auto width = static_cast<size_t>(blocks.cols);
+    const int64_t in_row = cdiv(p_.cols, blocks.cols);
+    for (int64_t r = 0; r < p_.rows; r += blocks.rows) {
+      const int64_t end = std::min(r + blocks.rows, p_.rows);
+      const float* values = at(r);
+      if (blocks.rows > 1) {
+        column_maxima(r, end);
+        values = reinterpret_cast<const float*>(room_.most);
       }
+      loops_.block_max(room_.inverses, values, n, width);
+      std::memcpy(room_.most, room_.inverses, static_cast<size_t>(in_row) * sizeof(uint32_t));
+      find_scales(in_row);
+      for (const Orientation o : kOrientations)
+        if (e_.has(o) && same_blocks(o))
+          for (int64_t j = 0; j < in_row; ++j)
+            write_scale(o, (p_.row + r) / blocks.rows, p_.col / blocks.cols + j, j);
+      for (int64_t k = r; k < end; ++k) {
+        loops_.store_blocks[type()](codes(k), at(k), n, width, room_.multipliers);
+        if (health)
+          count(*health, at(k), n, [&](size_t i) { return room_.multipliers[i / width]; });
+      }
+    }
   }
 
-  // Blocks of one column, data not transposed: one multiplier per column.
-  void columns(const Panel& p, float* scratch) const {
-    constexpr Orientation kColumnwise = Orientation::columnwise;
-    const View& data = args_.out[e_.data(kColumnwise)];
-    const int64_t height = e_.format.blocks(kColumnwise).rows;
-    const auto n = static_cast<size_t>(p.cols);
-    auto* most = reinterpret_cast<uint32_t*>(scratch + n);
-    for (int64_t r = 0; r < p.rows; r += height) {
-      const int64_t end = std::min(r + height, p.rows);
-      std::fill_n(most, n, 0U);
-      for (int64_t k = r; k < end; ++k) loops_.max_bits_into(most, at(p, k, 0), n);
-      for (int64_t c = 0; c < p.cols; ++c) {
-        const Scale scale = scale_of(most[c], e_.format);
-        write_scale(kColumnwise, (p.row + r) / height, p.col + c, scale);
-        scratch[c] = scale.multiplier;
-      }
+  // Blocks of one column: one multiplier per column.
+  void columns(Health* health) const {
+    const int64_t height = e_.format.blocks(Orientation::columnwise).rows;
+    const auto n = static_cast<size_t>(p_.cols);
+    for (int64_t r = 0; r < p_.rows; r += height) {
+      const int64_t end = std::min(r + height, p_.rows);
+      column_maxima(r, end);
+      find_scales(p_.cols);
+      for (int64_t c = 0; c < p_.cols; ++c)
+        write_scale(Orientation::columnwise, (p_.row + r) / height, p_.col + c, c);
       for (int64_t k = r; k < end; ++k) {
-        loops_.store_scales[index(e_.format.dtype)](
-            address(data, (p.row + k) * data.stride + p.col), at(p, k, 0), n, scratch);
-        if (health_) count(at(p, k, 0), n, scratch, 1);
+        loops_.store_scales[type()](codes(k), at(k), n, room_.multipliers);
+        if (health) count(*health, at(k), n, [&](size_t i) { return room_.multipliers[i]; });
       }
+    }
+  }
+
+  // Whether the rowwise codes are also those of this orientation.
+  [[nodiscard]] bool same_blocks(Orientation o) const {
+    const Blocks a = e_.format.blocks(Orientation::rowwise), b = e_.format.blocks(o);
+    return a.rows == b.rows && a.cols == b.cols;
+  }
+
+  void put(Orientation o) const {
+    const View& data = args_.out[e_.data(o)];
+    if (o == Orientation::columnwise && info(e_.format.scaling).transposes)
+      return put_columns(data);
+    const auto n = static_cast<size_t>(p_.cols * bytes_);
+    for (int64_t r = 0; r < p_.rows; ++r) {
+      char* to = address(data, (p_.row + r) * data.stride + p_.col);
+      stream_ ? loops_.stream_bytes(to, codes(r), n) : (void)std::memcpy(to, codes(r), n);
     }
   }
 
  private:
-  static const float* at(const Panel& p, int64_t r, int64_t c) { return p.data + r * p.cols + c; }
+  [[nodiscard]] size_t type() const { return index(e_.format.dtype); }
+  [[nodiscard]] const float* at(int64_t r) const { return p_.data + r * p_.cols; }
+  [[nodiscard]] char* codes(int64_t r) const { return room_.codes + r * p_.cols * bytes_; }
 
-  void row(const Panel& p, const View& data, int64_t r, int64_t c, int64_t n,
-           float multiplier) const {
-    loops_.store_scaled[index(e_.format.dtype)](
-        address(data, (p.row + r) * data.stride + p.col + c), at(p, r, c), static_cast<size_t>(n),
-        multiplier);
-    if (health_) count(at(p, r, c), static_cast<size_t>(n), &multiplier, 0);
+  void put_columns(const View& data) const {
+    char* to = address(data, p_.col * data.stride + p_.row);
+    if (bytes_ == 1)
+      return loops_.transpose_bytes(reinterpret_cast<uint8_t*>(to), data.stride,
+                                    reinterpret_cast<const uint8_t*>(room_.codes), p_.cols, p_.rows,
+                                    p_.cols, stream_);
+    for (int64_t c = 0; c < p_.cols; ++c)
+      for (int64_t r = 0; r < p_.rows; ++r)
+        std::memcpy(to + (c * data.stride + r) * bytes_, codes(r) + c * bytes_,
+                    static_cast<size_t>(bytes_));
   }
 
-  void write_scale(Orientation o, int64_t i, int64_t j, const Scale& scale) const {
+  void column_maxima(int64_t begin, int64_t end) const {
+    const auto n = static_cast<size_t>(p_.cols);
+    std::fill_n(room_.most, n, 0U);
+    for (int64_t k = begin; k < end; ++k) loops_.max_bits_into(room_.most, at(k), n);
+  }
+
+  void find_scales(int64_t n) const {
+    loops_.scales(e_.format, room_.most, static_cast<size_t>(n), room_.multipliers, room_.inverses);
+  }
+
+  void write_scale(Orientation o, int64_t i, int64_t j, int64_t from) const {
     const View& v = args_.out[e_.scale_inv(o)];
-    write(v, scale_offset(e_.format, o, i, j, {v.rows, v.cols}, v.stride), scale.inverse);
+    write(v, scale_offset(e_.format, o, i, j, {v.rows, v.cols}, v.stride), room_.inverses[from]);
   }
 
-  // `step` 0: one multiplier for all values.
-  void count(const float* v, size_t n, const float* multiplier, size_t step) const {
+  template <class Multiplier>
+  void count(Health& health, const float* v, size_t n, Multiplier multiplier) const {
     const uint32_t dtype_max = __builtin_bit_cast(uint32_t, saturation_threshold(e_.format.dtype));
     // Half of the smallest code. At or below it the code is 0.
     const DTypeInfo& f = info(e_.format.dtype);
@@ -119,20 +172,22 @@ class PanelEncoder {
     uint32_t nonfinite = 0;
     for (size_t i = 0; i < n; ++i) {
       const uint32_t bits = __builtin_bit_cast(uint32_t, v[i]) & kMagnitude;
-      const uint32_t scaled =
-          __builtin_bit_cast(uint32_t, v[i] * multiplier[i * step]) & kMagnitude;
+      const uint32_t scaled = __builtin_bit_cast(uint32_t, v[i] * multiplier(i)) & kMagnitude;
       const bool finite = bits < kInfinity;
       nonfinite += finite ? 0 : 1;
       saturated += finite && scaled > dtype_max && scaled <= kInfinity ? 1 : 0;
       flushed += finite && bits != 0 && scaled <= least ? 1 : 0;
     }
-    *health_ += {saturated, flushed, nonfinite};
+    health += {saturated, flushed, nonfinite};
   }
 
   const Loops& loops_;
   const Encoder& e_;
   const RunArgs& args_;
-  Health* health_;
+  Panel p_;
+  Room room_;
+  bool stream_;
+  int64_t bytes_;
 };
 
 }  // namespace
@@ -149,20 +204,20 @@ float single_multiplier(const Encoder& e, const RunArgs& args) {
 }
 
 size_t encode_floats(int64_t rows, int64_t cols) {
-  return static_cast<size_t>(std::max<int64_t>(rows, 2) * cols);
+  return static_cast<size_t>(rup(rows * cols, 16) + 3 * rup(cols, 16));
 }
 
 void encode(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,
-            float* scratch, Health& health) {
+            float* scratch, Health& health, bool stream) {
+  const PanelEncoder panel_encoder(loops, e, args, panel, scratch, stream);
   // Counts once: in the rowwise encoding if there is one.
-  Health* const counted = e.counts ? &health : nullptr;
-  if (e.rowwise) PanelEncoder(loops, e, args, counted).rows(panel, Orientation::rowwise, false);
+  Health* counted = e.counts ? &health : nullptr;
+  const bool same = panel_encoder.same_blocks(Orientation::columnwise);
+  if (e.rowwise || same) panel_encoder.rows(std::exchange(counted, nullptr));
+  if (e.rowwise) panel_encoder.put(Orientation::rowwise);
   if (!e.columnwise) return;
-  const PanelEncoder columnwise(loops, e, args, e.rowwise ? nullptr : counted);
-  if (!info(e.format.scaling).transposes) return columnwise.columns(panel, scratch);
-  transpose(panel, scratch);
-  columnwise.rows({panel.col, panel.cols, panel.row, panel.rows, scratch}, Orientation::columnwise,
-                  true);
+  if (!same) panel_encoder.columns(counted);
+  panel_encoder.put(Orientation::columnwise);
 }
 
 void finish_encoder(const Encoder& e, const RunArgs& args, const Health& health) {

@@ -25,9 +25,10 @@ float single_multiplier(const Encoder& e, const RunArgs& args);
 // Size of the scratch memory of encode for one panel, in floats.
 size_t encode_floats(int64_t rows, int64_t cols);
 
-// Writes the data of the panel. Writes the scales too if each block has its own.
+// Writes the data of the panel. Writes the scales too if each block has its own. `stream`: data
+// bypass the cache.
 void encode(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,
-            float* scratch, Health& health);
+            float* scratch, Health& health, bool stream);
 
 // Writes the results of the whole tensor: the single scale of delayed and current scaling, zeros in
 // the padding of scale tensors, and the counts.

@@ -32,7 +32,7 @@ std::vector<size_t> stores_of(const Step& step, size_t encoder) {
   return found;
 }
 
-// Columns and rows that share a scale. Transposing 32 rows writes whole half lines.
+// Columns and rows that share a scale. Transposing 64 rows of codes writes whole lines.
 int64_t block_cols(const Encoder& e) {
   int64_t most = 1;
   for (const Orientation o : kOrientations)
@@ -40,8 +40,8 @@ int64_t block_cols(const Encoder& e) {
   return most;
 }
 int64_t block_rows(const Encoder& e) {
-  constexpr int64_t kTransposed = 32;
-  int64_t most = e.columnwise ? kTransposed : 1;
+  constexpr int64_t kTransposed = 64;
+  int64_t most = e.columnwise && info(e.format.scaling).transposes ? kTransposed : 1;
   for (const Orientation o : kOrientations)
     if (e.has(o)) most = std::max(most, e.format.blocks(o).rows);
   return most;
@@ -110,7 +110,12 @@ Grid make_grid(const Step& step, int64_t rows) {
   int64_t stored = 0;
   for (const Store& s : step.stores)
     if (s.to == Store::To::tile) stored += rows * step.cols * info(s.dtype).bytes;
-  Grid g{.rows = rows, .cols = step.cols, .stream = stored >= kStreamBytes};
+  int64_t encoded = 0;
+  for (const Encoder& e : step.encoders) encoded += rows * e.cols * info(e.format.dtype).bytes;
+  Grid g{.rows = rows,
+         .cols = step.cols,
+         .stream = stored >= kStreamBytes,
+         .stream_codes = encoded >= kStreamBytes};
   const int64_t cols = std::max<int64_t>(g.cols, 1);
   if (cols < kTileCols)
     g.tile_rows = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(kTileCols / cols)));

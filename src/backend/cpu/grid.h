@@ -22,12 +22,13 @@ inline constexpr int64_t kStreamBytes = 1 << 20;
 // An item is a block of 2^k rows by a chunk of columns. It processes its tiles row by row.
 struct Grid {
   int64_t rows = 0, cols = 0;
-  int64_t tile_rows = 1;   // above 1 only if a tile holds whole rows
-  int64_t band_rows = 1;   // a power of two tiles; encoders process one band at a time
-  int64_t block_rows = 1;  // a power of two bands
-  int64_t chunk_cols = 1;  // a power of two tiles, or all columns
-  bool stream = false;     // results bypass the cache; each item ends with end_stream()
-  bool columns = false;    // values of one per row are stored, even if rows are empty
+  int64_t tile_rows = 1;      // above 1 only if a tile holds whole rows
+  int64_t band_rows = 1;      // a power of two tiles; encoders process one band at a time
+  int64_t block_rows = 1;     // a power of two bands
+  int64_t chunk_cols = 1;     // a power of two tiles, or all columns
+  bool stream = false;        // results bypass the cache; each item ends with end_stream()
+  bool stream_codes = false;  // the same for the codes of encoders
+  bool columns = false;       // values of one per row are stored, even if rows are empty
 
   [[nodiscard]] int64_t blocks() const { return cdiv(rows, block_rows); }
   [[nodiscard]] int64_t chunks() const { return cdiv(cols, chunk_cols); }

@@ -111,7 +111,7 @@ void Item::run() {
     for (int64_t r = band_; r < end; r += walk_) walk_rows(r, std::min(walk_, end - r));
     if (panels_on_) encode_band(band_, end - band_);
   }
-  if (grid_.stream) end_stream();
+  if (grid_.stream || grid_.stream_codes) end_stream();
   close();
 }
 
@@ -308,7 +308,7 @@ void Item::encode_band(int64_t row, int64_t rows) {
     const PanelRange& p = panels_[i];
     if (p.n == 0) continue;
     encode(loops_, step_.encoders[p.encoder], args_, {row, rows, p.begin, p.n, panel_data_[i]},
-           encode_scratch_, health_[p.encoder]);
+           encode_scratch_, health_[p.encoder], grid_.stream_codes);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "tenon/dtype.h"
 #include "tenon/expr.h"
+#include "tenon/format.h"
 
 namespace tenon::cpu {
 
@@ -18,6 +19,9 @@ using StoreLoop = void (*)(void* to, int64_t stride, const float* from, size_t n
 // Contiguous elements from[i]·scale, and from[i]·scales[i].
 using ScaleLoop = void (*)(void* to, const float* from, size_t n, float scale);
 using ScalesLoop = void (*)(void* to, const float* from, size_t n, const float* scales);
+// The same with one scale for each `width` elements, 32 or 128. The last block may be shorter.
+using BlocksLoop = void (*)(void* to, const float* from, size_t n, size_t width,
+                            const float* scales);
 
 struct Loops {
   std::array<WordLoop, kWords.size()> strict, native;
@@ -28,10 +32,20 @@ struct Loops {
   std::array<StoreLoop, kDTypes.size()> stream;  // the same; whole cache lines bypass the cache
   std::array<ScaleLoop, kDTypes.size()> store_scaled;
   std::array<ScalesLoop, kDTypes.size()> store_scales;
+  std::array<BlocksLoop, kDTypes.size()> store_blocks;
   void (*add_into)(float* sum, const float* in, size_t n);       // sum[i] = sum[i] + in[i]
   void (*add_pairs)(float* out, const float* in, size_t pairs);  // out[i] = in[2i] + in[2i+1]
   uint32_t (*max_bits)(const float* in, size_t n);  // maximum of the bits of |v| as integers
   void (*max_bits_into)(uint32_t* most, const float* in, size_t n);  // the same per lane
+  // The maximum for each `width` elements, 32 or 128.
+  void (*block_max)(uint32_t* most, const float* in, size_t n, size_t width);
+  // The scales of blocks with these maxima.
+  void (*scales)(const Format& format, const uint32_t* most, size_t n, float* multiplier,
+                 uint32_t* inverse);
+  void (*stream_bytes)(void* to, const void* from, size_t n);  // whole lines bypass the cache
+  // to[c·to_stride + r] = from[r·from_stride + c]. `stream` as in stream_bytes.
+  void (*transpose_bytes)(uint8_t* to, int64_t to_stride, const uint8_t* from, int64_t from_stride,
+                          int64_t rows, int64_t cols, bool stream);
   // Values 8·first … 8·(first + blocks) of the random stream, as 0 to 65535.
   void (*random)(float* out, uint64_t key, uint64_t first, uint64_t high, size_t blocks);
 };

@@ -10,6 +10,7 @@
 
 #include "backend/cpu/loops.h"
 #include "core/philox.h"
+#include "core/scaling.h"
 #include "expr/lane.h"
 #include "expr/word.h"
 
@@ -88,11 +89,11 @@ struct LoopMaker {
 
   static void stream_line(void* to, const void* line) {
 #if defined(__AVX512F__)
-    _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_load_si512(line));
+    _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_loadu_si512(line));
 #elif defined(__AVX2__)
     for (int i = 0; i < 2; ++i)
       _mm256_stream_si256(static_cast<__m256i*>(to) + i,
-                          _mm256_load_si256(static_cast<const __m256i*>(line) + i));
+                          _mm256_loadu_si256(static_cast<const __m256i*>(line) + i));
 #else
     std::memcpy(to, line, kLineBytes);
 #endif
@@ -162,6 +163,143 @@ struct LoopMaker {
     }
   }
 
+  // f(begin, n, block) for each block. The width of whole blocks is a constant in each copy of f.
+  template <class F>
+  [[gnu::always_inline]] static void for_blocks(size_t n, size_t width, F f) {
+    size_t block = 0;
+    if (width == 32)
+      for (; (block + 1) * 32 <= n; ++block) f(block * 32, 32, block);
+    else if (width == 128)
+      for (; (block + 1) * 128 <= n; ++block) f(block * 128, 128, block);
+    for (size_t i = block * width; i < n; i += width, ++block)
+      f(i, width < n - i ? width : n - i, block);
+  }
+
+  [[gnu::noinline]] static void block_max(uint32_t* __restrict most, const float* __restrict in,
+                                          size_t n, size_t width) {
+    for_blocks(n, width, [&](size_t begin, size_t count, size_t block) {
+      uint32_t largest = 0;
+      for (size_t i = 0; i < count; ++i) {
+        const uint32_t b = __builtin_bit_cast(uint32_t, in[begin + i]) & kMagnitude;
+        largest = b > largest ? b : largest;
+      }
+      most[block] = largest;
+    });
+  }
+
+  template <DType d>
+  [[gnu::noinline]] static void store_blocks_loop(void* to, const float* __restrict from, size_t n,
+                                                  size_t width, const float* __restrict scales) {
+    auto* __restrict p = static_cast<Element<d>*>(to);
+    for_blocks(n, width, [&](size_t begin, size_t count, size_t block) {
+      const V scale(scales[block]);
+      for (size_t i = begin; i < begin + count; ++i)
+        p[i].code = static_cast<Storage<d>>(encode<d>((V(from[i]) * scale).v));
+    });
+  }
+
+  [[gnu::noinline]] static void scales(const Format& f, const uint32_t* __restrict most, size_t n,
+                                       float* __restrict multiplier, uint32_t* __restrict inverse) {
+    const auto each = [&](auto rule) __attribute__((always_inline)) {
+      for (size_t i = 0; i < n; ++i) {
+        const Scale scale = rule(most[i]);
+        multiplier[i] = scale.multiplier;
+        inverse[i] = scale.inverse;
+      }
+    };
+    const DType dtype = f.dtype;
+    if (info(f.scaling).scale == DType::e8m0)
+      return each([dtype](uint32_t m) { return scale_e8m0(m, dtype); });
+    const float eps = f.eps;
+    const bool powers = f.powers();
+    each([=](uint32_t m) { return scale_fp32(m, dtype, eps, powers); });
+  }
+
+  [[gnu::noinline]] static void stream_bytes(void* to, const void* from, size_t n) {
+    auto* out = static_cast<uint8_t*>(to);
+    const auto* in = static_cast<const uint8_t*>(from);
+    const size_t head = -reinterpret_cast<uintptr_t>(to) % kLineBytes;
+    if (n < head + kLineBytes) return (void)std::memcpy(to, from, n);
+    std::memcpy(out, in, head);
+    size_t i = head;
+    for (; i + kLineBytes <= n; i += kLineBytes) stream_line(out + i, in + i);
+    std::memcpy(out + i, in + i, n - i);
+  }
+
+  // Vectors of bytes whose 16-byte lanes are interleaved separately.
+#if defined(__AVX512BW__)
+  using Bytes = __m512i;
+  static Bytes low(Bytes a, Bytes b) { return _mm512_unpacklo_epi8(a, b); }
+  static Bytes high(Bytes a, Bytes b) { return _mm512_unpackhi_epi8(a, b); }
+#elif defined(__AVX2__)
+  using Bytes = __m256i;
+  static Bytes low(Bytes a, Bytes b) { return _mm256_unpacklo_epi8(a, b); }
+  static Bytes high(Bytes a, Bytes b) { return _mm256_unpackhi_epi8(a, b); }
+#elif defined(__x86_64__)
+  using Bytes = __m128i;
+  static Bytes low(Bytes a, Bytes b) { return _mm_unpacklo_epi8(a, b); }
+  static Bytes high(Bytes a, Bytes b) { return _mm_unpackhi_epi8(a, b); }
+#else
+  struct Bytes {
+    uint8_t v[16];
+  };
+  static Bytes half(const Bytes& a, const Bytes& b, int first) {
+    Bytes r;
+    for (int i = 0; i < 8; ++i) r.v[2 * i] = a.v[first + i], r.v[2 * i + 1] = b.v[first + i];
+    return r;
+  }
+  static Bytes low(const Bytes& a, const Bytes& b) { return half(a, b, 0); }
+  static Bytes high(const Bytes& a, const Bytes& b) { return half(a, b, 8); }
+#endif
+
+  static constexpr int64_t kSide = 64;  // of a tile: its columns are whole lines
+
+  // Four stages that interleave row i with row i + 8 transpose 16 rows of 16 bytes.
+  static void transpose_tile(uint8_t* to, const uint8_t* from, int64_t stride) {
+    constexpr int64_t kLanes = sizeof(Bytes) / 16;
+    for (int64_t row = 0; row < kSide; row += 16)
+      for (int64_t column = 0; column < kSide; column += 16 * kLanes) {
+        Bytes a[16], b[16];
+        for (int i = 0; i < 16; ++i)
+          std::memcpy(&a[i], from + (row + i) * stride + column, sizeof(Bytes));
+        const auto stage = [](Bytes * out, const Bytes* in) __attribute__((always_inline)) {
+          for (int i = 0; i < 8; ++i) {
+            out[2 * i] = low(in[i], in[i + 8]);
+            out[2 * i + 1] = high(in[i], in[i + 8]);
+          }
+        };
+        stage(b, a), stage(a, b), stage(b, a), stage(a, b);
+        for (int64_t i = 0; i < 16; ++i)
+          for (int64_t lane = 0; lane < kLanes; ++lane)
+            std::memcpy(to + (column + 16 * lane + i) * kSide + row,
+                        reinterpret_cast<const uint8_t*>(&a[i]) + 16 * lane, 16);
+      }
+  }
+
+  [[gnu::noinline]] static void transpose_bytes(uint8_t* to, int64_t to_stride, const uint8_t* from,
+                                                int64_t from_stride, int64_t rows, int64_t cols,
+                                                bool stream) {
+    const bool lines = stream && reinterpret_cast<uintptr_t>(to) % kLineBytes == 0 &&
+                       to_stride % static_cast<int64_t>(kLineBytes) == 0;
+    const int64_t whole_rows = rows / kSide * kSide;
+    const int64_t whole_cols = cols / kSide * kSide;
+    for (int64_t c = 0; c < whole_cols; c += kSide)
+      for (int64_t r = 0; r < whole_rows; r += kSide) {
+        alignas(kLineBytes) uint8_t tile[kSide * kSide];
+        transpose_tile(tile, from + r * from_stride + c, from_stride);
+        for (int64_t i = 0; i < kSide; ++i) {
+          uint8_t* line = to + (c + i) * to_stride + r;
+          if (lines)
+            stream_line(line, tile + i * kSide);
+          else
+            std::memcpy(line, tile + i * kSide, kSide);
+        }
+      }
+    for (int64_t c = 0; c < cols; ++c)
+      for (int64_t r = c < whole_cols ? whole_rows : 0; r < rows; ++r)
+        to[c * to_stride + r] = from[r * from_stride + c];
+  }
+
   [[gnu::noinline]] static void random(float* __restrict out, uint64_t key, uint64_t first,
                                        uint64_t high, size_t blocks) {
     for (size_t i = 0; i < blocks; ++i) {
@@ -186,10 +324,15 @@ struct LoopMaker {
             .stream = {stream_loop<static_cast<DType>(d)>...},
             .store_scaled = {store_scaled_loop<static_cast<DType>(d)>...},
             .store_scales = {store_scales_loop<static_cast<DType>(d)>...},
+            .store_blocks = {store_blocks_loop<static_cast<DType>(d)>...},
             .add_into = add_into,
             .add_pairs = add_pairs,
             .max_bits = max_bits,
             .max_bits_into = max_bits_into,
+            .block_max = block_max,
+            .scales = scales,
+            .stream_bytes = stream_bytes,
+            .transpose_bytes = transpose_bytes,
             .random = random};
   }
 };
