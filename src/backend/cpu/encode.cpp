@@ -17,7 +17,11 @@ char* address(const View& v, int64_t offset) {
 }
 
 void write(const View& v, int64_t offset, uint32_t code) {
-  std::memcpy(address(v, offset), &code, static_cast<size_t>(info(v.dtype).bytes));
+  char* to = address(v, offset);
+  if (info(v.dtype).bytes == 1)
+    *to = static_cast<char>(code);
+  else
+    std::memcpy(to, &code, sizeof code);
 }
 
 // The multiplier of a tensor with a single scale.

@@ -235,6 +235,10 @@ void Item::load_random(size_t i, const Tile& t) {
                            static_cast<uint64_t>(t.col);
     const uint64_t skipped = first % 8;
     const auto n = static_cast<size_t>(t.cols);
+    if (first % 8 == 0 && n % 8 == 0) {
+      loops_.random(slot_[i] + k * t.cols, state[0], first / 8, high, n / 8);
+      continue;
+    }
     loops_.random(spare_, state[0], first / 8, high, (skipped + n + 7) / 8);
     std::memcpy(slot_[i] + k * t.cols, spare_ + skipped, n * sizeof(float));
   }
@@ -287,10 +291,23 @@ void Item::store(size_t k, const Tile& t, const float* value) {
   }
 }
 
+// Whether each tile of the store is a panel: one row, whole blocks.
+bool Item::in_place(const PanelRange& p, size_t k) const {
+  const ColumnMap& map = step_.stores[k].columns;
+  return grid_.band_rows == 1 && map.contiguous() && p.stores.size() == 1 &&
+         p.begin == col_begin_ + map.offset && p.n == col_end_ - col_begin_;
+}
+
 void Item::store_panel(size_t k, const Tile& t, const float* value) {
   for (size_t i = 0; i < panels_.size(); ++i) {
     const PanelRange& p = panels_[i];
     if (std::ranges::find(p.stores, k) == p.stores.end()) continue;
+    if (in_place(p, k)) {
+      const int64_t column = t.col + step_.stores[k].columns.offset;
+      encode(loops_, step_.encoders[p.encoder], args_, {t.row, 1, column, t.cols, value},
+             encode_scratch_, health_[p.encoder], grid_.stream_codes);
+      continue;
+    }
     for (int64_t r = 0; r < t.rows; ++r) {
       float* row = panel_data_[i] + (t.row + r - band_) * p.n;
       for_runs(step_.stores[k].columns, t.col, t.cols,
@@ -306,7 +323,7 @@ void Item::store_panel(size_t k, const Tile& t, const float* value) {
 void Item::encode_band(int64_t row, int64_t rows) {
   for (size_t i = 0; i < panels_.size(); ++i) {
     const PanelRange& p = panels_[i];
-    if (p.n == 0) continue;
+    if (p.n == 0 || in_place(p, p.stores[0])) continue;
     encode(loops_, step_.encoders[p.encoder], args_, {row, rows, p.begin, p.n, panel_data_[i]},
            encode_scratch_, health_[p.encoder], grid_.stream_codes);
   }

@@ -79,6 +79,7 @@ class Item {
   void load_blocks(size_t i, const Tile& t);
   void load_random(size_t i, const Tile& t);
   void load_product(size_t i, const Tile& t);
+  [[nodiscard]] bool in_place(const PanelRange& p, size_t k) const;
   void store_panel(size_t k, const Tile& t, const float* value);
   void encode_band(int64_t row, int64_t rows);
   void sum_columns(size_t k, const Tile& t, const float* value);

@@ -8,7 +8,9 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/cpu/fp8_make.h"
 #include "backend/cpu/loops.h"
+#include "backend/cpu/random_make.h"
 #include "core/philox.h"
 #include "core/scaling.h"
 #include "expr/lane.h"
@@ -120,20 +122,37 @@ struct LoopMaker {
   }
 
   // One multiplication in fp32, then one rounding, in the order that docs/scaling.md specifies.
+  // Element i has the scale *scale(i). `each`: every element has its own.
+  template <DType d, bool each, class Scale>
+  [[gnu::always_inline]] static void encode_run(Element<d>* __restrict to,
+                                                const float* __restrict from, size_t n,
+                                                Scale scale) {
+    size_t i = 0;
+#if defined(__AVX2__)
+    if constexpr (d == DType::e4m3 || d == DType::e5m2) {
+      using Codes = Fp8<tag, d>;
+      for (; i + Codes::kStep <= n; i += Codes::kStep)
+        Codes::store(
+            to + i, from + i, [&](size_t k) __attribute__((always_inline)) {
+              return each ? Codes::W::load(scale(i + k)) : Codes::W::all(*scale(i + k));
+            });
+    }
+#endif
+    for (; i < n; ++i)
+      to[i].code = static_cast<Storage<d>>(encode<d>((V(from[i]) * V(*scale(i))).v));
+  }
+
   template <DType d>
   [[gnu::noinline]] static void store_scaled_loop(void* to, const float* __restrict from, size_t n,
                                                   float scale) {
-    auto* __restrict p = static_cast<Element<d>*>(to);
-    for (size_t i = 0; i < n; ++i)
-      p[i].code = static_cast<Storage<d>>(encode<d>((V(from[i]) * V(scale)).v));
+    encode_run<d, false>(static_cast<Element<d>*>(to), from, n, [&](size_t) { return &scale; });
   }
 
   template <DType d>
   [[gnu::noinline]] static void store_scales_loop(void* to, const float* __restrict from, size_t n,
                                                   const float* __restrict scales) {
-    auto* __restrict p = static_cast<Element<d>*>(to);
-    for (size_t i = 0; i < n; ++i)
-      p[i].code = static_cast<Storage<d>>(encode<d>((V(from[i]) * V(scales[i])).v));
+    encode_run<d, true>(static_cast<Element<d>*>(to), from, n,
+                        [&](size_t i) { return scales + i; });
   }
 
   [[gnu::noinline]] static void add_into(float* __restrict sum, const float* __restrict in,
@@ -169,7 +188,7 @@ struct LoopMaker {
     size_t block = 0;
     if (width == 32)
       for (; (block + 1) * 32 <= n; ++block) f(block * 32, 32, block);
-    else if (width == 128)
+    else
       for (; (block + 1) * 128 <= n; ++block) f(block * 128, 128, block);
     for (size_t i = block * width; i < n; i += width, ++block)
       f(i, width < n - i ? width : n - i, block);
@@ -190,12 +209,10 @@ struct LoopMaker {
   template <DType d>
   [[gnu::noinline]] static void store_blocks_loop(void* to, const float* __restrict from, size_t n,
                                                   size_t width, const float* __restrict scales) {
-    auto* __restrict p = static_cast<Element<d>*>(to);
-    for_blocks(n, width, [&](size_t begin, size_t count, size_t block) {
-      const V scale(scales[block]);
-      for (size_t i = begin; i < begin + count; ++i)
-        p[i].code = static_cast<Storage<d>>(encode<d>((V(from[i]) * scale).v));
-    });
+    auto* p = static_cast<Element<d>*>(to);
+    if (width == 32)
+      return encode_run<d, false>(p, from, n, [&](size_t i) { return scales + i / 32; });
+    encode_run<d, false>(p, from, n, [&](size_t i) { return scales + i / 128; });
   }
 
   [[gnu::noinline]] static void scales(const Format& f, const uint32_t* __restrict most, size_t n,
@@ -302,7 +319,12 @@ struct LoopMaker {
 
   [[gnu::noinline]] static void random(float* __restrict out, uint64_t key, uint64_t first,
                                        uint64_t high, size_t blocks) {
-    for (size_t i = 0; i < blocks; ++i) {
+    size_t i = 0;
+#if defined(__AVX2__)
+    constexpr size_t kCount = Counters<tag>::kCount;
+    for (; i + kCount <= blocks; i += kCount) store_draws<tag>(out + 8 * i, key, first + i, high);
+#endif
+    for (; i < blocks; ++i) {
       // Element indices wrap at 2^64, so block indices wrap at 2^61.
       const RandomWords r = philox(key, (first + i) & (~uint64_t{0} >> 3), high);
       for (size_t k = 0; k < 4; ++k) {

@@ -1,0 +1,119 @@
+// fp32 to FP8 with the vectors of an instruction set: the conversion of encode() in tenon/dtype.h,
+// which compilers turn into twice as many instructions. Included by files of one instruction set.
+#pragma once
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tenon/dtype.h"
+
+namespace tenon::cpu {
+
+#if defined(__AVX512BW__)
+template <class tag>
+struct Vectors {
+  using F = __m512;
+  using I = __m512i;
+  static F load(const float* from) { return _mm512_loadu_ps(from); }
+  static F all(float v) { return _mm512_set1_ps(v); }
+  static I all(uint32_t v) { return _mm512_set1_epi32(static_cast<int>(v)); }
+  static I bits(F v) { return _mm512_castps_si512(v); }
+  static F floats(I v) { return _mm512_castsi512_ps(v); }
+  static F multiply(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static I add(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I both(I a, I b) { return _mm512_and_si512(a, b); }
+  static I smaller(I a, I b) { return _mm512_min_epu32(a, b); }
+  static I larger(I a, I b) { return _mm512_max_epu32(a, b); }
+  static F smaller(F a, F b) { return _mm512_min_ps(a, b); }  // b if either is NaN
+  template <int n>
+  static I right(I v) {
+    return _mm512_srli_epi32(v, n);
+  }
+  // Bit 7 from the sign of v, except of a NaN. Bits 0 to 6 from the code.
+  static I with_sign(I code, F v) {
+    const __mmask16 number = _mm512_cmp_ps_mask(v, v, _CMP_ORD_Q);
+    const I sign = _mm512_maskz_srli_epi32(number, bits(v), 24);
+    return _mm512_ternarylogic_epi32(all(0x7fU), code, sign, 0xca);  // mask ? code : sign
+  }
+  static void store(void* to, I a, I b, I c, I d) {
+    const I lanes = _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
+    const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, lanes));
+  }
+};
+#else
+template <class tag>
+struct Vectors {
+  using F = __m256;
+  using I = __m256i;
+  static F load(const float* from) { return _mm256_loadu_ps(from); }
+  static F all(float v) { return _mm256_set1_ps(v); }
+  static I all(uint32_t v) { return _mm256_set1_epi32(static_cast<int>(v)); }
+  static I bits(F v) { return _mm256_castps_si256(v); }
+  static F floats(I v) { return _mm256_castsi256_ps(v); }
+  static F multiply(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static I add(I a, I b) { return _mm256_add_epi32(a, b); }
+  static I both(I a, I b) { return _mm256_and_si256(a, b); }
+  static I smaller(I a, I b) { return _mm256_min_epu32(a, b); }
+  static I larger(I a, I b) { return _mm256_max_epu32(a, b); }
+  static F smaller(F a, F b) { return _mm256_min_ps(a, b); }  // b if either is NaN
+  template <int n>
+  static I right(I v) {
+    return _mm256_srli_epi32(v, n);
+  }
+  // Bit 7 from the sign of v, except of a NaN. Bits 0 to 6 from the code.
+  static I with_sign(I code, F v) {
+    const F number = _mm256_cmp_ps(v, v, _CMP_ORD_Q);
+    const I sign = both(right<24>(both(bits(v), bits(number))), all(0x80U));
+    return _mm256_or_si256(both(code, all(0x7fU)), sign);
+  }
+  static void store(void* to, I a, I b, I c, I d) {
+    const I lanes = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
+    const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(static_cast<I*>(to), _mm256_permutevar8x32_epi32(lanes, order));
+  }
+};
+#endif
+
+template <class tag, DType d>
+struct Fp8 {
+  using W = Vectors<tag>;
+  using F = typename W::F;
+  using I = typename W::I;
+  static constexpr size_t kLanes = sizeof(F) / sizeof(float);
+  static constexpr size_t kStep = 4 * kLanes;
+
+  // The names and the derivation of the constants are those of encode().
+  static I code(F v) {
+    constexpr DTypeInfo kFormat = info(d);
+    constexpr int kShift = 23 - kFormat.mantissa_bits;
+    constexpr uint32_t kLeast = static_cast<uint32_t>(128 - kFormat.bias) << 23;
+    constexpr uint32_t kFix = -((kShift + 128 - kFormat.bias) << kFormat.mantissa_bits) & 127;
+    constexpr uint32_t kNan =
+        __builtin_bit_cast(uint32_t, kFormat.max) + ((kFormat.nan - kFormat.largest) << kShift);
+    const F magnitude = W::floats(W::both(W::bits(v), W::all(0x7fffffffU)));
+    const F most = W::smaller(W::all(kFormat.max), magnitude);
+    const I a = W::smaller(W::bits(most), W::all(kNan));  // NaN patterns are above all others
+    const I exponent = W::larger(W::both(a, W::all(0x7f800000U)), W::all(kLeast));
+    const I binade = W::add(exponent, W::all((static_cast<uint32_t>(kShift) << 23) + kFix));
+    const I rounded = W::bits(W::add(W::floats(a), W::floats(binade)));
+    return W::with_sign(W::add(rounded, W::template right<kShift>(rounded)), v);
+  }
+
+  // kStep codes of from[i] times the scales that scale(i) gives for i, i + kLanes, …
+  template <class Scale>
+  static void store(void* to, const float* from, Scale scale) {
+    const auto at = [&](size_t k) __attribute__((always_inline)) {
+      return code(W::multiply(W::load(from + k * kLanes), scale(k * kLanes)));
+    };
+    W::store(to, at(0), at(1), at(2), at(3));
+  }
+};
+
+}  // namespace tenon::cpu
+#endif
