@@ -66,25 +66,39 @@ struct LoopMaker {
     Storage<d> code;
   };
 
+  // Elements apart from each other are moved in groups of so many, to convert them with vectors.
+  static constexpr size_t kPart = 64;
+
   template <DType d>
   [[gnu::noinline]] static void load_loop(float* __restrict out, const void* from, int64_t stride,
                                           size_t n) {
     const auto* __restrict p = static_cast<const Element<d>*>(from);
-    if (stride == 1)
+    if (stride == 1) {
       for (size_t i = 0; i < n; ++i) out[i] = decode<d>(p[i].code);
-    else
-      for (size_t i = 0; i < n; ++i) out[i] = decode<d>(p[static_cast<int64_t>(i) * stride].code);
+      return;
+    }
+    Storage<d> part[kPart];
+    for (size_t i = 0; i < n; i += kPart) {
+      const size_t count = kPart < n - i ? kPart : n - i;
+      for (size_t j = 0; j < count; ++j) part[j] = p[static_cast<int64_t>(i + j) * stride].code;
+      for (size_t j = 0; j < count; ++j) out[i + j] = decode<d>(part[j]);
+    }
   }
 
   template <DType d>
   [[gnu::noinline]] static void store_loop(void* to, int64_t stride, const float* __restrict from,
                                            size_t n) {
     auto* __restrict p = static_cast<Element<d>*>(to);
-    if (stride == 1)
+    if (stride == 1) {
       for (size_t i = 0; i < n; ++i) p[i].code = static_cast<Storage<d>>(encode<d>(from[i]));
-    else
-      for (size_t i = 0; i < n; ++i)
-        p[static_cast<int64_t>(i) * stride].code = static_cast<Storage<d>>(encode<d>(from[i]));
+      return;
+    }
+    Storage<d> part[kPart];
+    for (size_t i = 0; i < n; i += kPart) {
+      const size_t count = kPart < n - i ? kPart : n - i;
+      for (size_t j = 0; j < count; ++j) part[j] = static_cast<Storage<d>>(encode<d>(from[i + j]));
+      for (size_t j = 0; j < count; ++j) p[static_cast<int64_t>(i + j) * stride].code = part[j];
+    }
   }
 
   static constexpr size_t kLineBytes = 64;
