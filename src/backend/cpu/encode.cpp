@@ -89,8 +89,7 @@ class PanelEncoder {
       find_scales(in_row);
       for (const Orientation o : kOrientations)
         if (e_.has(o) && same_blocks(o))
-          for (int64_t j = 0; j < in_row; ++j)
-            write_scale(o, (p_.row + r) / blocks.rows, p_.col / blocks.cols + j, j);
+          write_scales(o, (p_.row + r) / blocks.rows, p_.col / blocks.cols, in_row);
       for (int64_t k = r; k < end; ++k) {
         loops_.store_blocks[type()](codes(k), at(k), n, width, room_.multipliers);
         if (health)
@@ -107,8 +106,7 @@ class PanelEncoder {
       const int64_t end = std::min(r + height, p_.rows);
       column_maxima(r, end);
       find_scales(p_.cols);
-      for (int64_t c = 0; c < p_.cols; ++c)
-        write_scale(Orientation::columnwise, (p_.row + r) / height, p_.col + c, c);
+      write_scales(Orientation::columnwise, (p_.row + r) / height, p_.col, p_.cols);
       for (int64_t k = r; k < end; ++k) {
         loops_.store_scales[type()](codes(k), at(k), n, room_.multipliers);
         if (health) count(*health, at(k), n, [&](size_t i) { return room_.multipliers[i]; });
@@ -160,9 +158,21 @@ class PanelEncoder {
     loops_.scales(e_.format, room_.most, static_cast<size_t>(n), room_.multipliers, room_.inverses);
   }
 
-  void write_scale(Orientation o, int64_t i, int64_t j, int64_t from) const {
+  // Writes `n` inverses to scales (i, j), (i, j + 1), …
+  void write_scales(Orientation o, int64_t i, int64_t j, int64_t n) const {
     const View& v = args_.out[e_.scale_inv(o)];
-    write(v, scale_offset(e_.format, o, i, j, {v.rows, v.cols}, v.stride), room_.inverses[from]);
+    const auto offset = [&](int64_t k) {
+      return scale_offset(e_.format, o, i, j + k, {v.rows, v.cols}, v.stride);
+    };
+    const int64_t first = offset(0);
+    const int64_t step = offset(1) - first;
+    if (e_.format.swizzled || info(v.dtype).bytes != 1) {
+      for (int64_t k = 0; k < n; ++k)
+        write(v, e_.format.swizzled ? offset(k) : first + k * step, room_.inverses[k]);
+      return;
+    }
+    char* const to = address(v, first);
+    for (int64_t k = 0; k < n; ++k) to[k * step] = static_cast<char>(room_.inverses[k]);
   }
 
   template <class Multiplier>
