@@ -129,7 +129,8 @@ Grid make_grid(const Step& step, int64_t rows) {
     g.band_rows = std::max(g.band_rows, block_rows(step.encoders[i]));
   }
   // Tall panels are narrow, to fit the second-level cache.
-  const bool wide = !step.gemm() && (step.encoders.empty() || g.band_rows <= kFlatRows);
+  const bool turned = std::ranges::any_of(step.loads, &Load::transposed);
+  const bool wide = !step.gemm() && !turned && (step.encoders.empty() || g.band_rows <= kFlatRows);
   const int64_t chunk = wide ? kChunkCols : kTileCols;
   g.chunk_cols = whole_rows ? cols : std::min(cols, chunk);
   g.block_rows = g.band_rows;
@@ -138,6 +139,8 @@ Grid make_grid(const Step& step, int64_t rows) {
     return g;
   }
   while (g.block_rows < rows && g.block_rows * g.chunk_cols < kItemElements) g.block_rows *= 2;
+  if (turned)
+    while (g.block_rows < rows && g.block_rows < kTurnedRows) g.block_rows *= 2;
   if (stores_any(step, Store::To::column_sum))
     while (g.block_rows < rows && g.block_rows < kSumRows) g.block_rows *= 2;
   return g;

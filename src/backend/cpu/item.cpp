@@ -24,11 +24,27 @@ void for_runs(const ColumnMap& map, int64_t begin, int64_t n, F f) {
 void load_columns(const Loops& loops, const Load& l, const View& v, int64_t row, int64_t begin,
                   int64_t n, float* out) {
   for_runs(l.columns, begin, n, [&](int64_t first, int64_t c, int64_t count, int64_t stride) {
-    const void* from = l.transposed ? element(v, c, row) : element(v, row, c);
-    loops.load[index(l.dtype)](out + first, from, l.transposed ? stride * v.stride : stride,
-                               static_cast<size_t>(count));
+    loops.load[index(l.dtype)](out + first, element(v, row, c), stride, static_cast<size_t>(count));
   });
 }
+
+// to[c·to_stride + r] = from[r·from_stride + c], in blocks whose lines stay in the cache.
+template <class T>
+void transpose(T* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t rows,
+               int64_t cols) {
+  constexpr int64_t kBlock = 16;
+  const auto* p = static_cast<const char*>(from);
+  for (int64_t r0 = 0; r0 < rows; r0 += kBlock)
+    for (int64_t c0 = 0; c0 < cols; c0 += kBlock)
+      for (int64_t r = r0; r < std::min(r0 + kBlock, rows); ++r)
+        for (int64_t c = c0; c < std::min(c0 + kBlock, cols); ++c)
+          std::memcpy(to + c * to_stride + r, p + (r * from_stride + c) * int64_t{sizeof(T)},
+                      sizeof(T));
+}
+
+// Short pieces of rows end before the prefetcher of the processor has seen their direction.
+constexpr int64_t kPrefetchRows = 4;
+bool chunk_bound(const Grid& g) { return g.chunk_cols <= kTileCols && g.chunks() > 1; }
 
 float load_one(const Loops& loops, const Load& l, const void* from) {
   float value = 0;
@@ -73,6 +89,10 @@ Item::Item(const Step& step, size_t slots, const Loops& loops, const RunArgs& ar
   const auto row_floats = [&](const Load& l) {
     return l.from == Load::From::row ? grid_.row_floats() : 0;
   };
+  const auto turned_floats = [&](const Load& l) {
+    const int64_t bytes = l.transposed ? kTurnedRows * grid_.chunk_cols * info(l.dtype).bytes : 0;
+    return static_cast<size_t>(rup(cdiv(bytes, 4), 16));
+  };
   const int64_t band = std::min(grid_.band_rows, row_end_ - row_begin_);
   size_t encode_most = 0;
   size_t panel_floats = 0;
@@ -82,13 +102,15 @@ Item::Item(const Step& step, size_t slots, const Loops& loops, const RunArgs& ar
   }
   size_t floats = slots * kTile + grid_.row_floats() + 4 * kTile + kTreeLevels;
   floats += panel_floats + encode_most;
-  for (const Load& l : step_.loads) floats += row_floats(l);
+  for (const Load& l : step_.loads) floats += row_floats(l) + turned_floats(l);
   for (const Store& s : step_.stores) floats += grid_.stack_floats(s);
   float* memory = scratch_.emplace(floats * sizeof(float)).floats();
   const auto take = [&](size_t n) { return std::exchange(memory, memory + n); };
   for (float*& slot : slot_) slot = take(kTile);
   own_.assign(slot_.begin(), slot_.begin() + static_cast<int64_t>(step_.loads.size()));
   for (const Load& l : step_.loads) row_.push_back(take(row_floats(l)));
+  for (const Load& l : step_.loads)
+    turned_.push_back(reinterpret_cast<char*>(take(turned_floats(l))));
   for (const Store& s : step_.stores) stack_.push_back(take(grid_.stack_floats(s)));
   wide_ = take(grid_.row_floats());
   spare_ = take(3 * kTile);
@@ -108,11 +130,26 @@ void Item::run() {
   const int64_t band = std::max(grid_.band_rows, walk_);
   for (band_ = row_begin_; band_ < row_end_; band_ += band) {
     const int64_t end = std::min(band_ + band, row_end_);
-    for (int64_t r = band_; r < end; r += walk_) walk_rows(r, std::min(walk_, end - r));
+    for (int64_t r = band_; r < end; r += walk_) {
+      if (chunk_bound(grid_)) prefetch(r + kPrefetchRows);
+      walk_rows(r, std::min(walk_, end - r));
+    }
     if (panels_on_) encode_band(band_, end - band_);
   }
   if (grid_.stream || grid_.stream_codes) end_stream();
   close();
+}
+
+void Item::prefetch(int64_t row) const {
+  constexpr int64_t kLine = 64;
+  if (row >= row_end_) return;
+  for (const Load& l : step_.loads) {
+    if (l.from != Load::From::tile || l.transposed || !l.columns.contiguous()) continue;
+    const auto* from =
+        static_cast<const char*>(element(args_.in[l.arg], row, l.columns(col_begin_)));
+    const int64_t bytes = (col_end_ - col_begin_) * info(l.dtype).bytes;
+    for (int64_t b = 0; b < bytes; b += kLine) __builtin_prefetch(from + b);
+  }
 }
 
 void Item::add_total(const float* value, const Tile& t) {
@@ -175,6 +212,7 @@ void Item::fill_load(size_t i, const Tile& t) {
   const Load& l = step_.loads[i];
   switch (l.from) {
     case Load::From::tile:
+      if (l.transposed) return load_transposed(i, t);
       for (int64_t k = 0; k < t.rows; ++k)
         load_columns(loops_, l, args_.in[l.arg], t.row + k, t.col, t.cols, slot_[i] + k * t.cols);
       break;
@@ -198,6 +236,35 @@ void Item::fill_load(size_t i, const Tile& t) {
   }
 }
 
+// The first of every kTurnedRows rows transposes the codes of all of them.
+void Item::load_transposed(size_t i, const Tile& t) {
+  const Load& l = step_.loads[i];
+  const View& v = args_.in[l.arg];
+  const int64_t width = grid_.chunk_cols;
+  const int64_t bytes = info(l.dtype).bytes;
+  for (int64_t k = 0; k < t.rows; ++k) {
+    const int64_t row = t.row + k;
+    const int64_t in_turn = (row - row_begin_) % kTurnedRows;
+    char* const turned = turned_[i] + (t.col - col_begin_) * bytes;
+    for_runs(l.columns, t.col, t.cols, [&](int64_t first, int64_t c, int64_t n, int64_t stride) {
+      if (in_turn != 0) return;
+      const int64_t rows = std::min(kTurnedRows, row_end_ - row);
+      const void* const from = element(v, c, row);
+      char* const to = turned + first * bytes;
+      const int64_t pitch = stride * v.stride;
+      if (bytes == 1)
+        loops_.transpose_bytes(reinterpret_cast<uint8_t*>(to), width,
+                               static_cast<const uint8_t*>(from), pitch, n, rows, false);
+      else if (bytes == 2)
+        transpose(reinterpret_cast<uint16_t*>(to), width, from, pitch, n, rows);
+      else
+        transpose(reinterpret_cast<uint32_t*>(to), width, from, pitch, n, rows);
+    });
+    loops_.load[index(l.dtype)](slot_[i] + k * t.cols, turned + in_turn * width * bytes, 1,
+                                static_cast<size_t>(t.cols));
+  }
+}
+
 // One scale per element. Along a block they are runs of one value. If blocks are one column wide,
 // they are a row of values.
 void Item::load_blocks(size_t i, const Tile& t) {
@@ -216,6 +283,18 @@ void Item::load_blocks(size_t i, const Tile& t) {
     for_runs(l.columns, t.col, t.cols, [&](int64_t first, int64_t c, int64_t n, int64_t stride) {
       if (row_of_scales)
         return loops_.load[index(l.dtype)](out + first, at(row, c), stride, static_cast<size_t>(n));
+      if (stride == 1 && !l.format.swizzled) {
+        const int64_t begin = c / blocks.cols;
+        const int64_t end = cdiv(c + n, blocks.cols);
+        loops_.load[index(l.dtype)](spare_, at(row, c), blocks.transposed ? v.stride : 1,
+                                    static_cast<size_t>(end - begin));
+        for (int64_t b = begin; b < end; ++b) {
+          const int64_t from = std::max(c, b * blocks.cols);
+          const int64_t to = std::min(c + n, (b + 1) * blocks.cols);
+          std::fill_n(out + first + from - c, to - from, spare_[b - begin]);
+        }
+        return;
+      }
       for (int64_t done = 0; done < n;) {
         const int64_t column = c + done * stride;
         const int64_t end = (column / blocks.cols + 1) * blocks.cols;

@@ -76,6 +76,8 @@ class Item {
   std::vector<float*> slot_, row_, own_, stack_;
 
  private:
+  void prefetch(int64_t row) const;
+  void load_transposed(size_t i, const Tile& t);
   void load_blocks(size_t i, const Tile& t);
   void load_random(size_t i, const Tile& t);
   void load_product(size_t i, const Tile& t);
@@ -92,6 +94,7 @@ class Item {
   float* totals_ = nullptr;      // totals of the phase, one value per row
   float* total_tree_ = nullptr;  // stack of the totals if a row has several tiles
   std::vector<uint32_t> most_;   // maximum bits of |value| by store
+  std::vector<char*> turned_;    // rows of transposed loads in order of rows
   std::vector<PanelRange> panels_;
   std::vector<float*> panel_data_;
   float* encode_scratch_ = nullptr;
