@@ -383,8 +383,10 @@ void Item::store_panel(size_t k, const Tile& t, const float* value) {
     if (std::ranges::find(p.stores, k) == p.stores.end()) continue;
     if (in_place(p, k)) {
       const int64_t column = t.col + step_.stores[k].columns.offset;
-      encode(loops_, step_.encoders[p.encoder], args_, {t.row, 1, column, t.cols, value},
-             encode_scratch_, health_[p.encoder], grid_.stream_codes);
+      for (int64_t r = 0; r < t.rows; ++r)
+        encode(loops_, step_.encoders[p.encoder], args_,
+               {t.row + r, 1, column, t.cols, value + r * t.cols}, encode_scratch_,
+               health_[p.encoder], grid_.stream_codes);
       continue;
     }
     for (int64_t r = 0; r < t.rows; ++r) {
