@@ -483,7 +483,7 @@ class Builder {
         vectors_->join_amax(most_[i], value(o, u), inside[u] ? &*inside[u] : nullptr);
       }
     }
-    const bool stream = f_.stream && !left;
+    const bool streams = f_.stream && !left;
     // FP8 codes of two lines are one whole line.
     const auto two_lines = [&](const Output& o) {
       return pairs_ && wide_ && vectors == 4 && info(o.dtype).bytes == 1;
@@ -492,6 +492,16 @@ class Builder {
       for (size_t i = 0; i < f_.outputs.size(); ++i) {
         const Output& o = f_.outputs[i];
         if (o.to != Output::To::elements) continue;
+        const bool stream = streams && o.stream;
+        const Bf16 bf16{o.rounding, any_nan_};
+        // Two vectors of 16-bit results are one line.
+        if (wide_ && !pairs_ && vectors % 2 == 0 && !left && info(o.dtype).bytes == 2) {
+          if (u % 2 != 0) continue;
+          x86::Mem to = output_at(i, u * lanes);
+          to.setSize(static_cast<uint32_t>(vectors_->bytes()));
+          vectors_->store_halves(o.dtype, to, value(o, u), value(o, u + 1), stream, bf16);
+          continue;
+        }
         if (two_lines(o)) {
           if (u + per_line < vectors) continue;
           x86::Mem to = output_at(i, 0);
@@ -500,7 +510,6 @@ class Builder {
                                stream);
           continue;
         }
-        const Bf16 bf16{o.rounding, any_nan_};
         x86::Mem to = output_at(i, u * lanes);
         to.setSize(static_cast<uint32_t>(per_line * lanes * info(o.dtype).bytes));
         if (pairs_)

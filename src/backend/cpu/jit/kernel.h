@@ -34,6 +34,7 @@ struct Output {
   DType dtype = DType::f32;
   uint32_t value = 0;  // node of the formula
   Rounding rounding = Rounding::even;
+  bool stream = false;  // may bypass the cache: nothing reads it soon
 };
 
 // Rows whose column sums a function adds. Their partial sums stay in registers.
@@ -55,7 +56,8 @@ struct Function {
   std::vector<Input> inputs = {};
   std::vector<Output> outputs = {};
   const Graph* graph = nullptr;  // lowered
-  bool stream = false;           // stores bypass the cache: addresses and steps are whole lines
+  // Outputs that may bypass the cache do so: their addresses and steps are whole lines.
+  bool stream = false;
 
   void mark_used();
   // Whether the rows are groups of kGroupRows. There are then no results of one per row.

@@ -139,11 +139,11 @@ class Frame {
     words_[0] = 1;
     words_[1] = rows * cols;
   }
-  // Whether all stores write whole lines.
+  // Whether all results that may bypass the cache are whole lines.
   [[nodiscard]] bool in_lines() const {
     constexpr int64_t kLine = 64;
     for (size_t i = 0; i < f_.outputs.size(); ++i) {
-      if (f_.outputs[i].to != Output::To::elements) continue;
+      if (!f_.outputs[i].stream) continue;
       const size_t at = f_.inputs.size() + i;
       if (address(at) % kLine != 0 || (words_[0] > 1 && step(at) % kLine != 0)) return false;
     }
@@ -442,8 +442,10 @@ class Runner final : public TileRunner {
   Output output_of(const Store& s, uint32_t root) {
     const Step& step = body_.step;
     const bool direct = place_of(step, s) == Place::memory;
-    Output o{
-        .dtype = direct ? s.dtype : DType::f32, .value = root, .rounding = rounding_of(step, s)};
+    Output o{.dtype = direct ? s.dtype : DType::f32,
+             .value = root,
+             .rounding = rounding_of(step, s),
+             .stream = direct};
     if (s.to == Store::To::amax) o.to = Output::To::amax;
     if (s.to == Store::To::column) o.to = Output::To::row;
     if (s.to == Store::To::encoded && direct) {

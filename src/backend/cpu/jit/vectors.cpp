@@ -490,6 +490,23 @@ void Vectors::store_line(DType dtype, const x86::Mem& to, const Pair& first, con
   emit(stream ? Id::kIdVmovntps : Id::kIdVmovups, to, line);
 }
 
+void Vectors::store_halves(DType dtype, const x86::Mem& to, const x86::Vec& first,
+                           const x86::Vec& second, bool stream, Bf16 bf16) {
+  assert(wide_);
+  const auto half = [&](const x86::Vec& v) {
+    const x86::Ymm h = cc_.newYmm();
+    if (dtype == DType::bf16)
+      emit(Id::kIdVpmovdw, h, shifted(Id::kIdVpsrld, rounded_bf16(v, bf16), 16));
+    else
+      emit(Id::kIdVcvtps2ph, h, v, Imm(0));
+    return h;
+  };
+  const x86::Ymm low = half(first);
+  const x86::Zmm line = cc_.newZmm();
+  emit(Id::kIdVinserti64x4, line, low.zmm(), half(second), Imm(1));
+  emit(stream ? Id::kIdVmovntps : Id::kIdVmovups, to, line);
+}
+
 Vectors::Pair Vectors::in_order(const Pair& v) {
   if (!wide_) {
     // Unpacking works in halves of the register.

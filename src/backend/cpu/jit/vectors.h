@@ -69,6 +69,9 @@ class Vectors {
   // The FP8 codes of two pairs. Only with AVX-512.
   void store_line(DType dtype, const x86::Mem& to, const Pair& first, const Pair& second,
                   bool stream);
+  // Two vectors of 16-bit results. Only with AVX-512.
+  void store_halves(DType dtype, const x86::Mem& to, const x86::Vec& first, const x86::Vec& second,
+                    bool stream, Bf16 bf16);
   // The first and the second half of the elements of a pair.
   Pair in_order(const Pair& v);
   x86::Vec sum(const x86::Vec& a, const x86::Vec& b) { return binary(x86::Inst::kIdVaddps, a, b); }
