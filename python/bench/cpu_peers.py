@@ -15,11 +15,15 @@ import argparse
 import ctypes
 import json
 import math
+import os
 import random
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
+
+# Otherwise torch's threads spin for 200 ms after a call, on the cores of the next side.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import tenon.torch.functional as F
 import tenon.torch.ops as ops
@@ -29,12 +33,12 @@ import torch.nn.functional as nn
 
 Call = Callable[[], Any]
 P, EPS = 0.1, 1e-5
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 def keep_memory() -> None:
     libc = ctypes.CDLL(None)
-    libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+    libc.mallopt(M_MMAP_MAX, 0)
     libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
