@@ -231,7 +231,8 @@ def test_quantised_linear():
         with torch.no_grad():
             linear.weight.copy_(numbers(256, 128, seed=2))
         given = leaf(x, device)
-        y = ops.Sequential(ops.GELU(), linear)(given)
+        # No approximated function: near a boundary, its error may choose another code.
+        y = ops.Sequential(ops.SReLU(), linear)(given)
         y.backward(numbers(64, 256, seed=3).to(device))
         results.append([y, given.grad, linear.weight.grad])
     for i, (there, here) in enumerate(zip(*results, strict=True)):
