@@ -165,7 +165,8 @@ class Frame {
   std::array<int64_t, kFrameWords> words_;
 };
 
-int64_t step_of(const View& v) { return v.stride * info(v.dtype).bytes; }
+// The stride of a single row may be any number.
+int64_t step_of(const View& v) { return v.rows > 1 ? v.stride * info(v.dtype).bytes : 0; }
 
 // The maximum of the lanes of an amax.
 uint32_t largest(const std::array<uint32_t, kAmaxLanes>& lanes) {
