@@ -165,7 +165,7 @@ class PanelEncoder {
       return scale_offset(e_.format, o, i, j + k, {v.rows, v.cols}, v.stride);
     };
     const int64_t first = offset(0);
-    const int64_t step = offset(1) - first;
+    const int64_t step = n > 1 ? offset(1) - first : 0;  // one row may have any stride
     if (e_.format.swizzled || info(v.dtype).bytes != 1) {
       for (int64_t k = 0; k < n; ++k)
         write(v, e_.format.swizzled ? offset(k) : first + k * step, room_.inverses[k]);

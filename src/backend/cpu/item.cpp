@@ -251,7 +251,7 @@ void Item::load_transposed(size_t i, const Tile& t) {
       const int64_t rows = std::min(kTurnedRows, row_end_ - row);
       const void* const from = element(v, c, row);
       char* const to = turned + first * bytes;
-      const int64_t pitch = stride * v.stride;
+      const int64_t pitch = n > 1 ? stride * v.stride : 0;  // of one row it may be any number
       if (bytes == 1)
         loops_.transpose_bytes(reinterpret_cast<uint8_t*>(to), width,
                                static_cast<const uint8_t*>(from), pitch, n, rows, false);
