@@ -19,7 +19,6 @@ class Binary {
   // A list of words: rows, columns, then an address and a step for each input and output.
   using Function = void (*)(const int64_t* frame);
   [[nodiscard]] Function function() const { return reinterpret_cast<Function>(memory_); }
-  [[nodiscard]] size_t bytes() const { return bytes_; }
 
  private:
   void* memory_ = nullptr;

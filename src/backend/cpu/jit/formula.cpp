@@ -21,9 +21,10 @@ constexpr double kRoughRcp = 0x1p-14;
 
 // 2^x for x in [-127, 128], by fp32 operations. Subnormal results are 0.
 Expr portable_ex2(Expr x) {
-  const Expr shifted = min(max(x, -127.0F), 128.0F) + words::kPower;
+  const Expr limited = clamp(x, -127.0F, 128.0F);
+  const Expr shifted = limited + words::kPower;
   const Expr n = shifted - words::kPower;
-  return words::polynomial(min(max(x, -127.0F), 128.0F) - n, kExp2Nearest) * pow2(shifted);
+  return words::polynomial(limited - n, kExp2Nearest) * pow2(shifted);
 }
 
 // Replaces functions that the instruction set lacks.
@@ -38,7 +39,7 @@ Lowered available(const Lowered& from, bool wide) {
 
 // The parts of 1/(2^t + k), of which σ is a multiple.
 struct Sigmoid {
-  uint32_t ex2, power;  // the node 2^t, and t
+  uint32_t ex2;  // the node 2^t
   float k;
 };
 std::optional<Sigmoid> sigmoid(const Graph& g, uint32_t rcp) {
@@ -47,7 +48,7 @@ std::optional<Sigmoid> sigmoid(const Graph& g, uint32_t rcp) {
   if (sum.word != Word::add || g[sum.in[0]].word != kEx2) return std::nullopt;
   const Node& k = g[sum.in[1]];
   if (k.word != Word::constant || !(k.value > 0)) return std::nullopt;
-  return Sigmoid{sum.in[0], g[sum.in[0]].in[0], k.value};
+  return Sigmoid{sum.in[0], k.value};
 }
 
 // The node r of b·(1 − k·r) with r = 1/(2^t + k): a difference that a rough r makes useless.

@@ -7,8 +7,7 @@
 
 namespace tenon::cpu::jit {
 
-// The words that a compiled formula has besides those of lower(): 2^x and 1/x of hardware.h, for
-// AVX-512. A rough one errs by up to 2^-13.7.
+// Whether 2^x or 1/x (hardware.h, only with AVX-512) may err by 2^-13.7.
 [[nodiscard]] bool is_rough(const Node& n);
 
 // How a bf16 result of the step is rounded. In native precision a result of an approximated

@@ -67,7 +67,6 @@ struct Function {
 
   // Words of a frame before the address and step of the inputs, then of the outputs.
   static constexpr size_t kHead = 2;
-  [[nodiscard]] size_t frame_words() const { return kHead + 2 * (inputs.size() + outputs.size()); }
 };
 
 // `wide`: AVX-512, else AVX2.
