@@ -50,7 +50,16 @@ struct Room {
   }
 };
 
-// Encodes a panel into the room, and then writes the codes of the room to the tensors.
+// Rows of codes in memory.
+struct Lines {
+  char* first;
+  int64_t pitch;
+  bool stream;
+
+  [[nodiscard]] char* operator()(int64_t r) const { return first + r * pitch; }
+};
+
+// Encodes a panel of values into tensors or into the room, and writes codes of the room to tensors.
 class PanelEncoder {
  public:
   PanelEncoder(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& p,
@@ -63,14 +72,29 @@ class PanelEncoder {
         stream_(stream),
         bytes_(info(e.format.dtype).bytes) {}
 
+  // The codes of a panel of codes.
+  [[nodiscard]] Lines given() const {
+    return {static_cast<char*>(const_cast<void*>(p_.data)), p_.cols * bytes_, false};
+  }
+  [[nodiscard]] Lines room() const { return {room_.codes, p_.cols * bytes_, false}; }
+  // The panel's part of a tensor whose codes are not transposed.
+  [[nodiscard]] Lines tensor(Orientation o) const {
+    const View& v = args_.out[e_.data(o)];
+    // One row may have any stride.
+    return {address(v, p_.row * v.stride + p_.col), p_.rows > 1 ? v.stride * bytes_ : 0, stream_};
+  }
+  [[nodiscard]] bool transposes(Orientation o) const {
+    return o == Orientation::columnwise && info(e_.format.scaling).transposes;
+  }
+
   // The blocks of the rowwise encoding, which the columnwise encoding may share.
-  void rows(Health* health) const {
+  void rows(const Lines& codes, Health* health) const {
     const Blocks blocks = e_.format.blocks(Orientation::rowwise);
     const auto n = static_cast<size_t>(p_.cols);
     if (blocks.single()) {
       const float multiplier = single_scale(e_, args_).multiplier;
       for (int64_t r = 0; r < p_.rows; ++r) {
-        loops_.store_scaled[type()](codes(r), at(r), n, multiplier);
+        loops_.store_scaled[type()](codes(r), at(r), n, multiplier, codes.stream);
         if (health) count(*health, at(r), n, [&](size_t) { return multiplier; });
       }
       return;
@@ -91,7 +115,7 @@ class PanelEncoder {
         if (e_.has(o) && same_blocks(o))
           write_scales(o, (p_.row + r) / blocks.rows, p_.col / blocks.cols, in_row);
       for (int64_t k = r; k < end; ++k) {
-        loops_.store_blocks[type()](codes(k), at(k), n, width, room_.multipliers);
+        loops_.store_blocks[type()](codes(k), at(k), n, width, room_.multipliers, codes.stream);
         if (health)
           count(*health, at(k), n, [&](size_t i) { return room_.multipliers[i / width]; });
       }
@@ -99,7 +123,7 @@ class PanelEncoder {
   }
 
   // Blocks of one column: one multiplier per column.
-  void columns(Health* health) const {
+  void columns(const Lines& codes, Health* health) const {
     const int64_t height = e_.format.blocks(Orientation::columnwise).rows;
     const auto n = static_cast<size_t>(p_.cols);
     for (int64_t r = 0; r < p_.rows; r += height) {
@@ -108,7 +132,7 @@ class PanelEncoder {
       find_scales(p_.cols);
       write_scales(Orientation::columnwise, (p_.row + r) / height, p_.col, p_.cols);
       for (int64_t k = r; k < end; ++k) {
-        loops_.store_scales[type()](codes(k), at(k), n, room_.multipliers);
+        loops_.store_scales[type()](codes(k), at(k), n, room_.multipliers, codes.stream);
         if (health) count(*health, at(k), n, [&](size_t i) { return room_.multipliers[i]; });
       }
     }
@@ -120,28 +144,26 @@ class PanelEncoder {
     return a.rows == b.rows && a.cols == b.cols;
   }
 
-  void put(Orientation o) const {
-    const View& data = args_.out[e_.data(o)];
-    if (o == Orientation::columnwise && info(e_.format.scaling).transposes)
-      return put_columns(data);
+  void put(Orientation o, const Lines& codes) const {
+    if (transposes(o)) return put_columns(args_.out[e_.data(o)], codes);
+    const Lines to = tensor(o);
     const auto n = static_cast<size_t>(p_.cols * bytes_);
-    for (int64_t r = 0; r < p_.rows; ++r) {
-      char* to = address(data, (p_.row + r) * data.stride + p_.col);
-      stream_ ? loops_.stream_bytes(to, codes(r), n) : (void)std::memcpy(to, codes(r), n);
-    }
+    for (int64_t r = 0; r < p_.rows; ++r)
+      stream_ ? loops_.stream_bytes(to(r), codes(r), n) : (void)std::memcpy(to(r), codes(r), n);
   }
 
  private:
   [[nodiscard]] size_t type() const { return index(e_.format.dtype); }
-  [[nodiscard]] const float* at(int64_t r) const { return p_.data + r * p_.cols; }
-  [[nodiscard]] char* codes(int64_t r) const { return room_.codes + r * p_.cols * bytes_; }
+  [[nodiscard]] const float* at(int64_t r) const {
+    return static_cast<const float*>(p_.data) + r * p_.cols;
+  }
 
-  void put_columns(const View& data) const {
+  void put_columns(const View& data, const Lines& codes) const {
     char* to = address(data, p_.col * data.stride + p_.row);
     if (bytes_ == 1)
       return loops_.transpose_bytes(reinterpret_cast<uint8_t*>(to), data.stride,
-                                    reinterpret_cast<const uint8_t*>(room_.codes), p_.cols, p_.rows,
-                                    p_.cols, stream_);
+                                    reinterpret_cast<const uint8_t*>(codes.first), codes.pitch,
+                                    p_.rows, p_.cols, stream_);
     for (int64_t c = 0; c < p_.cols; ++c)
       for (int64_t r = 0; r < p_.rows; ++r)
         std::memcpy(to + (c * data.stride + r) * bytes_, codes(r) + c * bytes_,
@@ -172,7 +194,10 @@ class PanelEncoder {
       return;
     }
     char* const to = address(v, first);
-    for (int64_t k = 0; k < n; ++k) to[k * step] = static_cast<char>(room_.inverses[k]);
+    if (step == 1)
+      for (int64_t k = 0; k < n; ++k) to[k] = static_cast<char>(room_.inverses[k]);
+    else
+      for (int64_t k = 0; k < n; ++k) to[k * step] = static_cast<char>(room_.inverses[k]);
   }
 
   template <class Multiplier>
@@ -223,15 +248,28 @@ size_t encode_floats(int64_t rows, int64_t cols) {
 
 void encode(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,
             float* scratch, Health& health, bool stream) {
-  const PanelEncoder panel_encoder(loops, e, args, panel, scratch, stream);
+  const PanelEncoder encoder(loops, e, args, panel, scratch, stream);
+  constexpr Orientation row = Orientation::rowwise, column = Orientation::columnwise;
   // Counts once: in the rowwise encoding if there is one.
   Health* counted = e.counts ? &health : nullptr;
-  const bool same = panel_encoder.same_blocks(Orientation::columnwise);
-  if (e.rowwise || same) panel_encoder.rows(std::exchange(counted, nullptr));
-  if (e.rowwise) panel_encoder.put(Orientation::rowwise);
+  const bool shared = e.columnwise && encoder.same_blocks(column);
+  if (e.rowwise && !shared) encoder.rows(encoder.tensor(row), std::exchange(counted, nullptr));
+  if (shared) {
+    encoder.rows(encoder.room(), counted);
+    if (e.rowwise) encoder.put(row, encoder.room());
+    return encoder.put(column, encoder.room());
+  }
   if (!e.columnwise) return;
-  if (!same) panel_encoder.columns(counted);
-  panel_encoder.put(Orientation::columnwise);
+  const bool transposes = encoder.transposes(column);
+  encoder.columns(transposes ? encoder.room() : encoder.tensor(column), counted);
+  if (transposes) encoder.put(column, encoder.room());
+}
+
+void put_codes(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,
+               float* scratch, bool stream) {
+  const PanelEncoder encoder(loops, e, args, panel, scratch, stream);
+  for (const Orientation o : kOrientations)
+    if (e.has(o)) encoder.put(o, encoder.given());
 }
 
 void finish_encoder(const Encoder& e, const RunArgs& args, const Health& health) {

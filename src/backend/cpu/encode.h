@@ -6,11 +6,11 @@
 
 namespace tenon::cpu {
 
-// Rows [row, row + rows) by columns [col, col + cols) of a tensor in fp32, contiguous. A panel
-// holds whole blocks, except at the end of the tensor.
+// Rows [row, row + rows) by columns [col, col + cols) of a tensor, contiguous: values in fp32, or
+// codes. A panel holds whole blocks, except at the end of the tensor.
 struct Panel {
   int64_t row, rows, col, cols;
-  const float* data;
+  const void* data;
 };
 
 // Counts of elements that changed in encoding. Each element is counted at most once.
@@ -25,10 +25,14 @@ float single_multiplier(const Encoder& e, const RunArgs& args);
 // Size of the scratch memory of encode for one panel, in floats.
 size_t encode_floats(int64_t rows, int64_t cols);
 
-// Writes the data of the panel. Writes the scales too if each block has its own. `stream`: data
-// bypass the cache.
+// Writes the data of the panel of values. Writes the scales too if each block has its own.
+// `stream`: data bypass the cache.
 void encode(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,
             float* scratch, Health& health, bool stream);
+
+// Writes the data of a panel of codes, all of which have the same scale.
+void put_codes(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,
+               float* scratch, bool stream);
 
 // Writes the results of the whole tensor: the single scale of delayed and current scaling, zeros in
 // the padding of scale tensors, and the counts.

@@ -39,10 +39,11 @@ struct Vectors {
     const I sign = _mm512_maskz_srli_epi32(number, bits(v), 24);
     return _mm512_ternarylogic_epi32(all(0x7fU), code, sign, 0xca);  // mask ? code : sign
   }
-  static void store(void* to, I a, I b, I c, I d) {
+  static void store(void* to, I a, I b, I c, I d, bool stream) {
     const I lanes = _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
     const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, lanes));
+    const I line = _mm512_permutexvar_epi32(order, lanes);
+    stream ? _mm512_stream_si512(static_cast<I*>(to), line) : _mm512_storeu_si512(to, line);
   }
 };
 #else
@@ -72,10 +73,12 @@ struct Vectors {
     const I sign = both(right<24>(both(bits(v), bits(number))), all(0x80U));
     return _mm256_or_si256(both(code, all(0x7fU)), sign);
   }
-  static void store(void* to, I a, I b, I c, I d) {
+  static void store(void* to, I a, I b, I c, I d, bool stream) {
     const I lanes = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
     const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    _mm256_storeu_si256(static_cast<I*>(to), _mm256_permutevar8x32_epi32(lanes, order));
+    const I half = _mm256_permutevar8x32_epi32(lanes, order);
+    auto* const line = static_cast<I*>(to);
+    stream ? _mm256_stream_si256(line, half) : _mm256_storeu_si256(line, half);
   }
 };
 #endif
@@ -105,13 +108,14 @@ struct Fp8 {
     return W::with_sign(W::add(rounded, W::template right<kShift>(rounded)), v);
   }
 
-  // kStep codes of from[i] times the scales that scale(i) gives for i, i + kLanes, …
+  // kStep codes of from[i] times the scales that scale(i) gives for i, i + kLanes, … `stream`: they
+  // bypass the cache, and their address is a multiple of kStep.
   template <class Scale>
-  static void store(void* to, const float* from, Scale scale) {
+  static void store(void* to, const float* from, Scale scale, bool stream) {
     const auto at = [&](size_t k) __attribute__((always_inline)) {
       return code(W::multiply(W::load(from + k * kLanes), scale(k * kLanes)));
     };
-    W::store(to, at(0), at(1), at(2), at(3));
+    W::store(to, at(0), at(1), at(2), at(3), stream);
   }
 };
 

@@ -128,6 +128,8 @@ Grid make_grid(const Step& step, int64_t rows) {
     whole_rows = whole_rows || panel_kind(step, i) == PanelKind::row;
     g.band_rows = std::max(g.band_rows, block_rows(step.encoders[i]));
   }
+  if (!step.encoders.empty() && stores_any(step, Store::To::column_sum))
+    g.band_rows = std::max(g.band_rows, kGroupRows);
   // Tall panels are narrow, to fit the second-level cache.
   const bool turned = std::ranges::any_of(step.loads, &Load::transposed);
   const bool wide = !step.gemm() && !turned && (step.encoders.empty() || g.band_rows <= kFlatRows);

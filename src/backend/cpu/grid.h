@@ -15,6 +15,7 @@ namespace tenon::cpu {
 
 inline constexpr int64_t kTileCols = static_cast<int64_t>(kTile);
 inline constexpr int64_t kOrderedRows = 32;  // rows that an ordered column sum adds in sequence
+inline constexpr int64_t kGroupRows = 4;     // rows whose column sums a compiled body adds
 inline constexpr int64_t kTurnedRows = 64;   // rows of a transposed tensor that are read together
 inline constexpr size_t kTreeLevels = 64;    // enough for a row of any length
 // Smaller results are probably read again from the cache, so they are not streamed.
@@ -24,7 +25,7 @@ inline constexpr int64_t kStreamBytes = 1 << 20;
 struct Grid {
   int64_t rows = 0, cols = 0;
   int64_t tile_rows = 1;      // above 1 only if a tile holds whole rows
-  int64_t band_rows = 1;      // a power of two tiles; encoders process one band at a time
+  int64_t band_rows = 1;      // a power of two tiles; panels hold one band at a time
   int64_t block_rows = 1;     // a power of two bands
   int64_t chunk_cols = 1;     // a power of two tiles, or all columns
   bool stream = false;        // results bypass the cache; each item ends with end_stream()

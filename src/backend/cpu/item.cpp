@@ -82,9 +82,9 @@ Item::Item(const Step& step, size_t slots, const Loops& loops, const RunArgs& ar
       col_begin_(chunk_ * grid.chunk_cols),
       col_end_(std::min(grid.cols, col_begin_ + grid.chunk_cols)),
       walk_(grid.tile_rows),
+      panels_(panels(step, col_begin_, col_end_ - col_begin_)),
       slot_(slots),
       most_(step.stores.size(), 0),
-      panels_(panels(step, col_begin_, col_end_ - col_begin_)),
       health_(step.encoders.size()) {
   const auto row_floats = [&](const Load& l) {
     return l.from == Load::From::row ? grid_.row_floats() : 0;
@@ -134,7 +134,7 @@ void Item::run() {
       if (chunk_bound(grid_)) prefetch(r + kPrefetchRows);
       walk_rows(r, std::min(walk_, end - r));
     }
-    if (panels_on_) encode_band(band_, end - band_);
+    encode_band(band_, end - band_);
   }
   if (grid_.stream || grid_.stream_codes) end_stream();
   close();
@@ -401,12 +401,20 @@ void Item::store_panel(size_t k, const Tile& t, const float* value) {
   }
 }
 
+Item::Held Item::held(const PanelRange& p) const {
+  return in_place(p, p.stores[0]) ? Held::nothing : Held::values;
+}
+
 void Item::encode_band(int64_t row, int64_t rows) {
   for (size_t i = 0; i < panels_.size(); ++i) {
     const PanelRange& p = panels_[i];
-    if (p.n == 0 || in_place(p, p.stores[0])) continue;
-    encode(loops_, step_.encoders[p.encoder], args_, {row, rows, p.begin, p.n, panel_data_[i]},
-           encode_scratch_, health_[p.encoder], grid_.stream_codes);
+    const Held content = p.n == 0 ? Held::nothing : held(p);
+    const Encoder& e = step_.encoders[p.encoder];
+    const Panel panel{row, rows, p.begin, p.n, panel_data_[i]};
+    if (content == Held::values)
+      encode(loops_, e, args_, panel, encode_scratch_, health_[p.encoder], grid_.stream_codes);
+    else if (content == Held::codes)
+      put_codes(loops_, e, args_, panel, encode_scratch_, grid_.stream_codes);
   }
 }
 

@@ -43,6 +43,9 @@ class Item {
   virtual void fill_constants() = 0;  // values that are the same in every tile of the item
   // Processes the rows of a tile, or of one row of tiles. There are `walk` rows, fewer at the end.
   virtual void walk_rows(int64_t row, int64_t rows) = 0;
+  // What a panel holds at the end of a band. nothing: its stores wrote the results.
+  enum class Held : uint8_t { nothing, values, codes };
+  [[nodiscard]] virtual Held held(const PanelRange& p) const;
 
   void fill_row(size_t i);  // the values of a row load, repeated for each row of a tile
   void fill_load(size_t i, const Tile& t);
@@ -67,8 +70,10 @@ class Item {
   std::span<const ProductRange> product_;
   int64_t index_, block_, chunk_;
   int64_t row_begin_, row_end_, col_begin_, col_end_;
-  int64_t walk_;           // a power of two
-  bool panels_on_ = true;  // encoders get panels
+  int64_t walk_;      // a power of two
+  int64_t band_ = 0;  // first row of the band in the panels
+  std::vector<PanelRange> panels_;
+  std::vector<float*> panel_data_;
   // Scratch memory: tiles (also for loads that are not read in place), row vectors by load, stacks
   // of partial sums by store, and two temporaries for sums. One temporary is as wide as a row
   // vector. The other holds a tile and its tree.
@@ -95,10 +100,7 @@ class Item {
   float* total_tree_ = nullptr;  // stack of the totals if a row has several tiles
   std::vector<uint32_t> most_;   // maximum bits of |value| by store
   std::vector<char*> turned_;    // rows of transposed loads in order of rows
-  std::vector<PanelRange> panels_;
-  std::vector<float*> panel_data_;
   float* encode_scratch_ = nullptr;
-  int64_t band_ = 0;            // first row of the band in the panels
   std::vector<Health> health_;  // by encoder
 };
 

@@ -16,12 +16,14 @@ using WordLoop = void (*)(float* out, const float* const* in, size_t n);
 // Elements are `stride` elements apart and need no alignment.
 using LoadLoop = void (*)(float* out, const void* from, int64_t stride, size_t n);
 using StoreLoop = void (*)(void* to, int64_t stride, const float* from, size_t n);
-// Contiguous elements from[i]·scale, and from[i]·scales[i].
-using ScaleLoop = void (*)(void* to, const float* from, size_t n, float scale);
-using ScalesLoop = void (*)(void* to, const float* from, size_t n, const float* scales);
+// Contiguous elements from[i]·scale, and from[i]·scales[i]. `stream`: whole cache lines may bypass
+// the cache.
+using ScaleLoop = void (*)(void* to, const float* from, size_t n, float scale, bool stream);
+using ScalesLoop = void (*)(void* to, const float* from, size_t n, const float* scales,
+                            bool stream);
 // The same with one scale for each `width` elements, 32 or 128. The last block may be shorter.
 using BlocksLoop = void (*)(void* to, const float* from, size_t n, size_t width,
-                            const float* scales);
+                            const float* scales, bool stream);
 
 struct Loops {
   std::array<WordLoop, kWords.size()> strict, native;

@@ -139,17 +139,20 @@ struct LoopMaker {
   // Element i has the scale *scale(i). `each`: every element has its own.
   template <DType d, bool each, class Scale>
   [[gnu::always_inline]] static void encode_run(Element<d>* __restrict to,
-                                                const float* __restrict from, size_t n,
-                                                Scale scale) {
+                                                const float* __restrict from, size_t n, Scale scale,
+                                                [[maybe_unused]] bool stream) {
     size_t i = 0;
 #if defined(__AVX2__)
     if constexpr (d == DType::e4m3 || d == DType::e5m2) {
       using Codes = Fp8<tag, d>;
+      const bool lines = stream && reinterpret_cast<uintptr_t>(to) % Codes::kStep == 0;
       for (; i + Codes::kStep <= n; i += Codes::kStep)
         Codes::store(
-            to + i, from + i, [&](size_t k) __attribute__((always_inline)) {
+            to + i, from + i,
+            [&](size_t k) __attribute__((always_inline)) {
               return each ? Codes::W::load(scale(i + k)) : Codes::W::all(*scale(i + k));
-            });
+            },
+            lines);
     }
 #endif
     for (; i < n; ++i)
@@ -158,15 +161,16 @@ struct LoopMaker {
 
   template <DType d>
   [[gnu::noinline]] static void store_scaled_loop(void* to, const float* __restrict from, size_t n,
-                                                  float scale) {
-    encode_run<d, false>(static_cast<Element<d>*>(to), from, n, [&](size_t) { return &scale; });
+                                                  float scale, bool stream) {
+    encode_run<d, false>(
+        static_cast<Element<d>*>(to), from, n, [&](size_t) { return &scale; }, stream);
   }
 
   template <DType d>
   [[gnu::noinline]] static void store_scales_loop(void* to, const float* __restrict from, size_t n,
-                                                  const float* __restrict scales) {
-    encode_run<d, true>(static_cast<Element<d>*>(to), from, n,
-                        [&](size_t i) { return scales + i; });
+                                                  const float* __restrict scales, bool stream) {
+    encode_run<d, true>(
+        static_cast<Element<d>*>(to), from, n, [&](size_t i) { return scales + i; }, stream);
   }
 
   [[gnu::noinline]] static void add_into(float* __restrict sum, const float* __restrict in,
@@ -222,11 +226,14 @@ struct LoopMaker {
 
   template <DType d>
   [[gnu::noinline]] static void store_blocks_loop(void* to, const float* __restrict from, size_t n,
-                                                  size_t width, const float* __restrict scales) {
+                                                  size_t width, const float* __restrict scales,
+                                                  bool stream) {
     auto* p = static_cast<Element<d>*>(to);
     if (width == 32)
-      return encode_run<d, false>(p, from, n, [&](size_t i) { return scales + i / 32; });
-    encode_run<d, false>(p, from, n, [&](size_t i) { return scales + i / 128; });
+      return encode_run<d, false>(
+          p, from, n, [&](size_t i) { return scales + i / 32; }, stream);
+    encode_run<d, false>(
+        p, from, n, [&](size_t i) { return scales + i / 128; }, stream);
   }
 
   [[gnu::noinline]] static void scales(const Format& f, const uint32_t* __restrict most, size_t n,

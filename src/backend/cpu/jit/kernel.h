@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "backend/cpu/grid.h"
 #include "backend/cpu/jit/binary.h"
 #include "backend/cpu/jit/vectors.h"
 #include "expr/lower.h"
@@ -37,8 +38,6 @@ struct Output {
   bool stream = false;  // may bypass the cache: nothing reads it soon
 };
 
-// Rows whose column sums a function adds. Their partial sums stay in registers.
-inline constexpr int kGroupRows = 4;
 inline constexpr int64_t kMostBeyond = 64;
 
 struct Function;

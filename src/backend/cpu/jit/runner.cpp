@@ -24,8 +24,8 @@ constexpr size_t kFrameWords = Function::kHead + 2 * kMostCompiledViews;
 constexpr size_t kAmaxLanes = 16;
 constexpr size_t kMostWholeAmax = 2;  // more of them pass through slots
 
-// Where a function finds a load, or leaves a result.
-enum class Place : uint8_t { memory, slot };
+// Where a function finds a load, or leaves a result. panel: of values or codes.
+enum class Place : uint8_t { memory, panel, slot };
 
 bool broadcasts(DType d) { return d == DType::f32 || d == DType::f16 || d == DType::bf16; }
 
@@ -42,20 +42,20 @@ Place place_of(const Load& l) {
       return Place::slot;
   }
 }
-// Whether all codes of the step are stored without panels: they have one scale for the tensor.
-bool codes_in_memory(const Step& step) {
-  return std::ranges::all_of(step.encoders,
-                             [](const Encoder& e) {
-                               return e.rowwise && !e.columnwise && !e.counts &&
-                                      e.format.blocks(Orientation::rowwise).single();
-                             }) &&
-         std::ranges::all_of(step.stores, [](const Store& s) {
-           return s.to != Store::To::encoded || s.columns.contiguous();
-         });
+// Whether functions write the codes of the encoder: they have one scale.
+bool writes_codes(const Encoder& e) {
+  return !e.counts && e.format.blocks(Orientation::rowwise).single();
 }
 Place place_of(const Step& step, const Store& s) {
-  if (s.to == Store::To::encoded) return codes_in_memory(step) ? Place::memory : Place::slot;
-  return s.to == Store::To::tile && s.columns.contiguous() ? Place::memory : Place::slot;
+  if (s.to == Store::To::tile) return s.columns.contiguous() ? Place::memory : Place::slot;
+  if (s.to != Store::To::encoded) return Place::slot;
+  const Encoder& e = step.encoders[s.arg];
+  // Stores of one panel write the same: all of them values, or all of them codes.
+  const bool all = std::ranges::all_of(step.stores, [&](const Store& other) {
+    return other.to != Store::To::encoded || other.arg != s.arg || other.columns.contiguous();
+  });
+  if (!all) return Place::slot;
+  return writes_codes(e) && !e.columnwise ? Place::memory : Place::panel;
 }
 
 bool is_single(const Load& l) {
@@ -104,10 +104,10 @@ struct Body {
   Lowered lowered;
   std::vector<std::unique_ptr<const Phase>> phases = {};  // one per total, then the stores
   std::unique_ptr<const Phase> group = nullptr;  // the stores, with column sums in registers
-  bool panels = false;
   bool wide = false;
   bool totals_in_memory = false;  // no load of a total passes through slots
   bool stores_in_memory = false;  // nor does a load or store of the last phase
+  bool whole_bands = false;       // nor does anything, and there are panels: a band is one call
   // If nothing passes through slots: an item is one call.
   bool whole_items = false;
 };
@@ -222,7 +222,7 @@ void fill_singles(const Step& step, const RunArgs& args, const Loops& loops, flo
       loops.load[tenon::index(l.dtype)](&to[i], args.in[l.arg].data, 1, 1);
   }
   for (size_t i = 0; i < step.encoders.size(); ++i)
-    if (codes_in_memory(step))
+    if (writes_codes(step.encoders[i]))
       to[step.loads.size() + i] = single_multiplier(step.encoders[i], args);
 }
 
@@ -237,13 +237,20 @@ class SlotItem final : public Item {
         memory_(body.step, args, product, row_begin_),
         singles_(body.phases[0]->function().inputs.size()),
         lanes_(step_.stores.size()) {
-    panels_on_ = body.panels;
+    if (body.whole_bands) walk_ = grid.band_rows;
     if (!body.group || grid.tile_rows > 1) return;
     walk_ = kGroupRows;
     pieces_.emplace((grid.row_floats() + kMostBeyond) * step_.stores.size() * sizeof(float));
   }
 
  private:
+  [[nodiscard]] Held held(const PanelRange& p) const override {
+    const Place place = place_of(step_, step_.stores[p.stores[0]]);
+    if (place == Place::slot) return Item::held(p);
+    if (place == Place::memory) return Held::nothing;
+    return writes_codes(step_.encoders[p.encoder]) ? Held::codes : Held::values;
+  }
+
   void fill_constants() override {
     fill_singles(step_, args_, loops_, singles_.data());
     for (size_t i = 0; i < step_.loads.size(); ++i)
@@ -252,7 +259,7 @@ class SlotItem final : public Item {
   }
 
   void walk_rows(int64_t row, int64_t rows) override {
-    if (walk_ > grid_.tile_rows && rows == walk_)
+    if (pieces_ && rows == walk_)
       group(row);
     else
       walk_tiles(row, rows);
@@ -346,10 +353,23 @@ class SlotItem final : public Item {
       frame.output(k, lanes_[k].data(), 0);
     else if (s.to == Store::To::column)
       frame.output(k, result(k), 4);
-    else if (place_of(step_, s) == Place::memory)
+    else if (const Place place = place_of(step_, s); place == Place::memory)
       memory_.store(frame, k, t.row, t.col);
+    else if (place == Place::panel)
+      store_in_panel(frame, k, t);
     else
       frame.output(k, result(k), t.cols * 4);
+  }
+
+  void store_in_panel(Frame& frame, size_t k, const Tile& t) {
+    const auto p = std::ranges::find_if(panels_, [&](const PanelRange& range) {
+      return std::ranges::find(range.stores, k) != range.stores.end();
+    });
+    const Encoder& e = step_.encoders[p->encoder];
+    const int64_t bytes = writes_codes(e) ? info(e.format.dtype).bytes : 4;
+    const int64_t at = (t.row - band_) * p->n + step_.stores[k].columns(t.col) - p->begin;
+    frame.output(k, reinterpret_cast<char*>(panel_data_[p - panels_.begin()]) + at * bytes,
+                 p->n * bytes);
   }
 
   void load(Frame& frame, const Function& f, size_t i, const Tile& t) {
@@ -367,7 +387,7 @@ class SlotItem final : public Item {
   InMemory memory_;
   std::vector<float> singles_;
   std::vector<std::array<uint32_t, kAmaxLanes>> lanes_;
-  std::optional<Scratch> pieces_;  // sums of a group, by store
+  std::optional<Scratch> pieces_;  // sums of a group, by store. Empty: rows are not grouped
 };
 
 class Runner final : public TileRunner {
@@ -389,20 +409,22 @@ class Runner final : public TileRunner {
 
     const auto each_store = [&](auto... to) {
       return std::ranges::all_of(step.stores, [&](const Store& s) {
-        return ((s.to == to) || ...) || place_of(step, s) == Place::memory;
+        return ((s.to == to) || ...) || place_of(step, s) != Place::slot;
       });
     };
+    const bool panels = std::ranges::any_of(
+        step.stores, [&](const Store& s) { return place_of(step, s) == Place::panel; });
     const auto count = [&](Store::To to) {
       return static_cast<size_t>(std::ranges::count(step.stores, to, &Store::to));
     };
     const bool direct = step.totals().empty() && std::ranges::all_of(step.loads, [](const Load& l) {
                           return is_single(l) || place_of(l) == Place::memory;
                         });
-    body_.whole_items =
-        direct && each_store(Store::To::amax) && count(Store::To::amax) <= kMostWholeAmax;
-    body_.panels = !codes_in_memory(step);
+    body_.whole_items = direct && !panels && each_store(Store::To::amax) &&
+                        count(Store::To::amax) <= kMostWholeAmax;
     body_.stores_in_memory =
         body_.totals_in_memory && each_store(Store::To::amax, Store::To::column);
+    body_.whole_bands = panels && direct && body_.stores_in_memory;
     const bool ordered = std::ranges::any_of(step.stores, &Store::ordered);
     if (!direct || !each_store(Store::To::amax, Store::To::column_sum) || ordered ||
         count(Store::To::column_sum) == 0)
@@ -442,14 +464,14 @@ class Runner final : public TileRunner {
   // The value is multiplied by the scale of its encoder.
   Output output_of(const Store& s, uint32_t root) {
     const Step& step = body_.step;
-    const bool direct = place_of(step, s) == Place::memory;
-    Output o{.dtype = direct ? s.dtype : DType::f32,
+    const Place place = place_of(step, s);
+    Output o{.dtype = place == Place::memory ? s.dtype : DType::f32,
              .value = root,
              .rounding = rounding_of(step, s),
-             .stream = direct};
+             .stream = place == Place::memory};
     if (s.to == Store::To::amax) o.to = Output::To::amax;
     if (s.to == Store::To::column) o.to = Output::To::row;
-    if (s.to == Store::To::encoded && direct) {
+    if (s.to == Store::To::encoded && place != Place::slot && writes_codes(step.encoders[s.arg])) {
       const Encoder& e = step.encoders[s.arg];
       Graph& g = body_.lowered.graph;
       o.dtype = e.format.dtype;
