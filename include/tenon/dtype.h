@@ -95,11 +95,11 @@ template <DType d>
   if constexpr (d == DType::f32) {
     return bits;
   } else if constexpr (d == DType::e8m0) {
-    const uint32_t exponent = mag >> 23;
-    const uint32_t mantissa = mag & 0x7fffffU;
-    const uint32_t up = exponent == 0 ? mantissa > 0x400000U : mantissa != 0 && exponent < 254;
-    const uint32_t finite = exponent + up;
-    return mag > 0x7f800000U ? kFormat.nan : mag == 0x7f800000U ? kFormat.largest : finite;
+    // Without branches, so that loops over blocks use vectors. Infinity gives the largest code.
+    const uint32_t up = (mag + 0x7fffffU) >> 23;
+    const uint32_t raised = mag > 0x400000U ? up : 0;  // 2^−127 is the smallest power
+    const uint32_t finite = raised < kFormat.largest ? raised : kFormat.largest;
+    return mag > 0x7f800000U ? kFormat.nan : finite;
   } else if constexpr (kFormat.bytes == 1) {
     // |v| + 2^n with n chosen by the exponent of |v|: the addition rounds to the spacing of the
     // codes, for subnormals too, and leaves the number of spacings in the low bits. kFix makes the

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cassert>
 #include <cmath>
 #include <limits>
@@ -26,7 +27,7 @@ namespace Id = x86::Inst;
 
 constexpr int kUnroll = 4;            // vectors in flight; more of them spill, fewer wait
 constexpr size_t kLongFormula = 160;  // nodes; asmjit's time grows with the square of live values
-constexpr int kPrefetchBytes = 2048;  // distance of prefetches on each input
+constexpr int64_t kPrefetchBytes = 4096;  // distance of prefetches, if there is one input
 
 enum Extent : uint8_t { call, row, element };
 
@@ -119,8 +120,8 @@ class Builder {
     func->setArg(0, frame_);
     rows_ = cc.newInt64();
     cols_ = cc.newInt64();
-    cc.mov(rows_, word(0));
-    cc.mov(cols_, word(1));
+    cc.mov(rows_, word(Function::kRows));
+    cc.mov(cols_, word(Function::kCols));
     const auto address = [&](size_t at) {
       const x86::Gp p = cc.newIntPtr();
       cc.mov(p, word(at));
@@ -128,6 +129,8 @@ class Builder {
     };
     for (size_t i = 0; i < f_.inputs.size(); ++i)
       in_.push_back(f_.inputs[i].used ? address(input_word(i)) : x86::Gp());
+    for (size_t i = 0; i < f_.inputs.size(); ++i)
+      ahead_.push_back(prefetches(i) ? cc.newIntPtr() : x86::Gp());
     for (size_t i = 0; i < f_.outputs.size(); ++i) out_.push_back(address(output_word(i)));
     vectors_.emplace(cc, wide_, cc.cursor());
     values_.resize(graph_.size());
@@ -142,15 +145,19 @@ class Builder {
     cc.test(rows_, rows_);
     cc.jle(end);
     cc.bind(next_row);
-    if (!f_.groups()) evaluate(row, 1, nullptr);
-    for (size_t i = 0; i < f_.outputs.size(); ++i)
-      if (f_.outputs[i].to == Output::To::row)
-        cc.emit(Id::kIdVmovss, x86::ptr(out_[i], 0, 4), first(f_.outputs[i].value));
-    for (size_t i = 0; i < f_.outputs.size(); ++i)
-      if (f_.outputs[i].to == Output::To::total) cc.mov(total_at_[i], out_[i]);
-    columns();
-    for (int r = 0; r < (f_.groups() ? kGroupRows : 1); ++r) move_rows(true);
-    cc.sub(rows_, f_.groups() ? kGroupRows : 1);
+    const int64_t rows = f_.groups() ? kGroupRows : 1;
+    for (int64_t r = 0; r < rows; ++r) {
+      first_of_group_ = r == 0;
+      evaluate(row, 1, nullptr);
+      for (size_t i = 0; i < f_.outputs.size(); ++i)
+        if (f_.outputs[i].to == Output::To::row)
+          cc.emit(Id::kIdVmovss, x86::ptr(out_[i], 0, 4), first(f_.outputs[i].value));
+      for (size_t i = 0; i < f_.outputs.size(); ++i)
+        if (f_.outputs[i].to == Output::To::total) cc.mov(total_at_[i], out_[i]);
+      columns();
+      next_addresses();
+    }
+    cc.sub(rows_, rows);
     cc.jg(next_row);
     cc.bind(end);
     for (size_t i = 0; i < f_.outputs.size(); ++i)
@@ -158,65 +165,28 @@ class Builder {
     cc.endFunc();
   }
 
-  // Moves all addresses to the next row, or back.
-  void move_rows(bool forward) {
-    const auto move = [&](const x86::Gp& p, size_t at) {
-      forward ? cc_->add(p, word(at)) : cc_->sub(p, word(at));
-    };
+  [[nodiscard]] bool prefetches(size_t i) const {
+    return f_.inputs[i].used && f_.inputs[i].reach == Reach::elements;
+  }
+
+  // Moves all addresses to the next row.
+  void next_addresses() {
     for (size_t i = 0; i < f_.inputs.size(); ++i)
-      if (f_.inputs[i].used && f_.inputs[i].reach != Reach::single) move(in_[i], input_word(i) + 1);
+      if (f_.inputs[i].used && f_.inputs[i].reach != Reach::single)
+        cc_->add(in_[i], word(input_word(i) + 1));
     for (size_t i = 0; i < f_.outputs.size(); ++i)
       if (f_.outputs[i].to != Output::To::amax && f_.outputs[i].to != Output::To::column)
-        move(out_[i], output_word(i) + 1);
+        cc_->add(out_[i], word(output_word(i) + 1));
   }
 
-  // The elements of some vectors of columns, in one row or in a group of rows.
+  // The elements of some vectors of columns, in one row.
   void process(int vectors, const x86::KReg* mask, const x86::Gp* left) {
-    if (!f_.groups()) {
-      evaluate(element, vectors, mask);
-      store(vectors, mask, left);
-      for (size_t i = 0; i < f_.outputs.size(); ++i)
-        if (f_.outputs[i].to == Output::To::total) add_total(i, vectors, left);
-      return;
+    evaluate(element, vectors, mask);
+    store(vectors, mask, left);
+    for (size_t i = 0; i < f_.outputs.size(); ++i) {
+      if (f_.outputs[i].to == Output::To::total) add_total(i, vectors, left);
+      if (f_.outputs[i].to == Output::To::column) add_column(i, vectors);
     }
-    // Two rows are unrolled: four would take twice as long to compile. −0 changes no sum.
-    x86::Compiler& cc = *cc_;
-    std::vector<std::array<x86::Vec, kUnroll>> sums(f_.outputs.size());
-    each_sum(vectors, [&](size_t i, int u) {
-      sums[i][u] = vectors_->fresh();
-      vectors_->emit(Id::kIdVmovaps, sums[i][u], vectors_->kept(0x80000000U));
-    });
-    const asmjit::Label two_rows = cc.newLabel();
-    const x86::Gp count = cc.newInt64();
-    cc.mov(count, kGroupRows / 2);
-    cc.bind(two_rows);
-    std::vector<std::array<x86::Vec, kUnroll>> first(f_.outputs.size());
-    for (int r = 0; r < 2; ++r) {
-      evaluate(row, 1, nullptr);
-      evaluate(element, vectors, mask);
-      store(vectors, mask, left);
-      each_sum(vectors, [&](size_t i, int u) {
-        const x86::Vec v = register_of(f_.outputs[i].value, u);
-        if (r == 0) {
-          first[i][u] = v;
-        } else {
-          const x86::Vec both = vectors_->sum(first[i][u], v);
-          vectors_->emit(Id::kIdVaddps, sums[i][u], sums[i][u], both);
-        }
-      });
-      move_rows(true);
-    }
-    cc.dec(count);
-    cc.jnz(two_rows);
-    for (int r = 0; r < kGroupRows; ++r) move_rows(false);
-    for (size_t i = 0; i < f_.outputs.size(); ++i)
-      if (f_.outputs[i].to == Output::To::column) store_sums(i, vectors, sums[i]);
-  }
-
-  template <class F>
-  void each_sum(int vectors, F f) {
-    for (size_t i = 0; i < f_.outputs.size(); ++i)
-      for (int u = 0; u < vectors && f_.outputs[i].to == Output::To::column; ++u) f(i, u);
   }
 
   // The tree sum of some vectors, in which missing elements are −0.
@@ -241,19 +211,28 @@ class Builder {
     cc_->add(total_at_[i], 4);
   }
 
-  void store_sums(size_t i, int vectors, std::array<x86::Vec, kUnroll>& sums) {
-    const int lanes = vectors_->lanes();
-    for (int u = 0; u < vectors; u += pairs_ ? 2 : 1) {
-      if (pairs_) {
-        const Vectors::Pair p = vectors_->in_order({sums[u], sums[u + 1]});
-        sums[u] = p.even, sums[u + 1] = p.odd;
-      }
-      for (int k = u; k < u + (pairs_ ? 2 : 1); ++k) {
-        x86::Mem to = element_at(out_[i], DType::f32, int64_t{k} * lanes);
-        to.setSize(static_cast<uint32_t>(vectors_->bytes()));
-        vectors_->emit(Id::kIdVmovups, to, sums[k]);
-      }
+  // The first row of a group is kept in the order of the vectors. The next one is added to it. (Rows
+  // are not added in registers: reading several rows at once takes longer.)
+  void add_column(size_t i, int vectors) {
+    static_assert(kGroupRows == 2);
+    const auto at = [&](int u) {
+      x86::Mem m = element_at(out_[i], DType::f32, int64_t{u} * vectors_->lanes());
+      m.setSize(static_cast<uint32_t>(vectors_->bytes()));
+      return m;
+    };
+    std::array<x86::Vec, kUnroll> sums;
+    for (int u = 0; u < vectors; ++u) {
+      sums[u] = register_of(f_.outputs[i].value, u);
+      if (first_of_group_) continue;
+      const x86::Vec sum = vectors_->fresh();
+      vectors_->emit(Id::kIdVaddps, sum, sums[u], at(u));
+      sums[u] = sum;
     }
+    for (int u = 0; pairs_ && !first_of_group_ && u < vectors; u += 2) {
+      const Vectors::Pair p = vectors_->in_order({sums[u], sums[u + 1]});
+      sums[u] = p.even, sums[u + 1] = p.odd;
+    }
+    for (int u = 0; u < vectors; ++u) vectors_->emit(Id::kIdVmovups, at(u), sums[u]);
   }
 
   [[nodiscard]] x86::Vec register_of(uint32_t id, int u) {
@@ -272,23 +251,50 @@ class Builder {
   // All columns of a row: whole groups of vectors, then the rest.
   void columns() {
     x86::Compiler& cc = *cc_;
-    const asmjit::Label group = cc.newLabel(), tail = cc.newLabel(), done = cc.newLabel();
+    const asmjit::Label group = cc.newLabel(), turn = cc.newLabel(), tail = cc.newLabel(),
+                        done = cc.newLabel();
     index_ = cc.newInt64();
-    const x86::Gp last = cc.newInt64();
+    const x86::Gp last = cc.newInt64(), limit = cc.newInt64();
     cc.xor_(index_.r32(), index_.r32());
     const int wide_step = unroll_ * vectors_->lanes();
     cc.mov(last, cols_);
     cc.sub(last, wide_step);
     cc.cmp(index_, last);
     cc.jg(tail);
+    cc.mov(limit, word(Function::kTurn));
+    cc.cmp(limit, last);
+    cc.cmovg(limit, last);
+    for (size_t i = 0; i < f_.inputs.size(); ++i)
+      if (prefetches(i))
+        cc.lea(ahead_[i], x86::ptr(in_[i], static_cast<int32_t>(f_.elements_ahead() *
+                                                                info(f_.inputs[i].dtype).bytes)));
+    cc.cmp(index_, limit);
+    cc.jg(turn);
     cc.bind(group);
     process(unroll_, nullptr, nullptr);
     cc.add(index_, wide_step);
-    cc.cmp(index_, last);
+    cc.cmp(index_, limit);
     cc.jle(group);
+    cc.cmp(index_, last);
+    cc.jg(tail);
+    cc.bind(turn);
+    cc.mov(limit, last);
+    for (size_t i = 0; i < f_.inputs.size(); ++i)
+      if (prefetches(i)) prefetch_later_row(i);
+    cc.jmp(group);
     cc.bind(tail);
     wide_ ? masked_tail(done) : copied_tail(done);
     cc.bind(done);
+  }
+
+  void prefetch_later_row(size_t i) {
+    x86::Compiler& cc = *cc_;
+    const x86::Gp rows = cc.newInt64(), shift = cc.newInt64();
+    cc.mov(shift, word(Function::kShift));
+    cc.mov(rows, word(Function::kRowsAhead));
+    cc.imul(rows, word(input_word(i) + 1));
+    cc.lea(ahead_[i], x86::ptr(in_[i], shift, scale_of(f_.inputs[i].dtype)));
+    cc.add(ahead_[i], rows);
   }
 
   // The rest, one line at a time, under a mask.
@@ -380,14 +386,13 @@ class Builder {
     cc.jnz(next);
   }
 
+  // The scale of an index in an address, as its logarithm.
+  static uint32_t scale_of(DType dtype) {
+    return static_cast<uint32_t>(std::countr_zero(static_cast<uint32_t>(info(dtype).bytes)));
+  }
   // Element index_ + `ahead` of the row at p.
   [[nodiscard]] x86::Mem element_at(const x86::Gp& p, DType dtype, int64_t ahead) const {
-    const int size = info(dtype).bytes;
-    return x86::ptr(p, index_,
-                    size == 4   ? 2
-                    : size == 2 ? 1
-                                : 0,
-                    static_cast<int32_t>(ahead * size));
+    return x86::ptr(p, index_, scale_of(dtype), static_cast<int32_t>(ahead * info(dtype).bytes));
   }
   [[nodiscard]] x86::Mem input_at(size_t i, int64_t ahead) const {
     if (!on_lines_) return element_at(in_[i], f_.inputs[i].dtype, ahead);
@@ -452,8 +457,7 @@ class Builder {
     const int line = per_line * lanes * info(input.dtype).bytes;
     for (int u = 0; u < vectors; u += per_line) {
       if (!mask && !on_lines_ && u * lanes * info(input.dtype).bytes % 64 == 0)
-        cc_->prefetcht0(element_at(in_[slot], input.dtype,
-                                   u * lanes + kPrefetchBytes / info(input.dtype).bytes));
+        cc_->prefetcht0(element_at(ahead_[slot], input.dtype, u * lanes));
       x86::Mem from = input_at(slot, u * lanes);
       from.setSize(static_cast<uint32_t>(line));
       if (pairs_) {
@@ -528,6 +532,7 @@ class Builder {
   bool wide_, pairs_ = false, any_nan_ = false;
   int unroll_ = kUnroll;
   bool on_lines_ = false;  // elements are in the lines of a copied tail
+  bool first_of_group_ = true;
   std::vector<uint32_t> order_;
   std::vector<Extent> extent_;
   std::vector<uint32_t> uses_;
@@ -536,6 +541,7 @@ class Builder {
   std::optional<Vectors> vectors_;
   x86::Gp frame_, rows_, cols_, index_, tail_count_;
   std::vector<x86::Gp> in_, out_, total_at_;
+  std::vector<x86::Gp> ahead_;  // by input: where prefetches are, at index 0
   std::vector<std::optional<x86::Mem>> in_lines_, out_lines_;
   std::vector<x86::Vec> most_;  // by output
 };
@@ -547,6 +553,16 @@ void Function::mark_used() {
   for (const Output& o : outputs) roots.push_back(o.value);
   for (const uint32_t id : order(*graph, roots))
     if ((*graph)[id].word == Word::load) inputs[(*graph)[id].slot].used = true;
+}
+
+int64_t Function::elements_ahead() const {
+  int64_t largest = 1, count = 0;
+  for (const Input& i : inputs) {
+    if (!i.used || i.reach != Reach::elements) continue;
+    largest = std::max<int64_t>(largest, info(i.dtype).bytes);
+    ++count;
+  }
+  return kPrefetchBytes / largest / (count > 1 ? 2 : 1);
 }
 
 TotalPieces total_pieces(const Function& f, bool wide, int64_t cols) {

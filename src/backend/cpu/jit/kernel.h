@@ -59,13 +59,18 @@ struct Function {
   bool stream = false;
 
   void mark_used();
-  // Whether the rows are groups of kGroupRows. There are then no results of one per row.
+  // Whether the rows are groups of kGroupRows.
   [[nodiscard]] bool groups() const {
     return std::ranges::any_of(outputs, [](const Output& o) { return o.to == Output::To::column; });
   }
 
-  // Words of a frame before the address and step of the inputs, then of the outputs.
-  static constexpr size_t kHead = 2;
+  // Elements of each input that are prefetched ahead of their use.
+  [[nodiscard]] int64_t elements_ahead() const;
+
+  // Words of a frame before the address and step of the inputs, then of the outputs: rows, columns,
+  // and from which column on the prefetches are for a later row: how many rows later, and how many
+  // columns after the current one.
+  enum Head : uint8_t { kRows, kCols, kTurn, kRowsAhead, kShift, kHead };
 };
 
 // `wide`: AVX-512, else AVX2.

@@ -75,7 +75,7 @@ float with_short_nan(float v) {
 // One function: the body up to one total, or to the stores. It is compiled at its first run.
 class Phase {
  public:
-  Phase(Function function, bool wide) : wide_(wide) {
+  Phase(Function function, bool wide) : wide_(wide), ahead_(function.elements_ahead()) {
     for (const bool stream : {false, true}) {
       variants_[stream].function = function;
       variants_[stream].function.stream = stream;
@@ -88,6 +88,7 @@ class Phase {
     return v.code->function();
   }
   [[nodiscard]] const Function& function() const { return variants_[0].function; }
+  [[nodiscard]] int64_t elements_ahead() const { return ahead_; }
 
  private:
   struct Variant {
@@ -96,6 +97,7 @@ class Phase {
     mutable std::unique_ptr<const Binary> code;
   };
   bool wide_;
+  int64_t ahead_;
   std::array<Variant, 2> variants_;
 };
 
@@ -116,7 +118,7 @@ struct Body {
 class Frame {
  public:
   Frame(const Function& f, int64_t rows, int64_t cols) : f_(f) {
-    words_[0] = rows, words_[1] = cols;
+    words_[Function::kRows] = rows, words_[Function::kCols] = cols;
   }
 
   void input(size_t i, const void* address, int64_t step) { put(i, address, step); }
@@ -125,7 +127,7 @@ class Frame {
   }
   // One row if the rows of every view follow each other in memory.
   void flatten() {
-    const int64_t rows = words_[0], cols = words_[1];
+    const int64_t rows = words_[Function::kRows], cols = words_[Function::kCols];
     if (rows == 1) return;
     const auto adjoins = [&](size_t i, int bytes) { return step(i) == cols * bytes; };
     for (size_t i = 0; i < f_.inputs.size(); ++i)
@@ -136,8 +138,8 @@ class Frame {
       if (f_.outputs[i].to == Output::To::elements &&
           !adjoins(f_.inputs.size() + i, info(f_.outputs[i].dtype).bytes))
         return;
-    words_[0] = 1;
-    words_[1] = rows * cols;
+    words_[Function::kRows] = 1;
+    words_[Function::kCols] = rows * cols;
   }
   // Whether all results that may bypass the cache are whole lines.
   [[nodiscard]] bool in_lines() const {
@@ -145,15 +147,25 @@ class Frame {
     for (size_t i = 0; i < f_.outputs.size(); ++i) {
       if (!f_.outputs[i].stream) continue;
       const size_t at = f_.inputs.size() + i;
-      if (address(at) % kLine != 0 || (words_[0] > 1 && step(at) % kLine != 0)) return false;
+      if (address(at) % kLine != 0 || (words_[Function::kRows] > 1 && step(at) % kLine != 0)) return false;
     }
     return true;
   }
-  void run(const Phase& phase, bool stream) const {
+  void run(const Phase& phase, bool stream) {
+    prefetch(phase.elements_ahead());
     phase.code(stream && in_lines())(words_.data());
   }
 
  private:
+  // The end of a row prefetches the beginning of a later row. What follows a single row is probably
+  // the next one.
+  void prefetch(int64_t ahead) {
+    const int64_t cols = words_[Function::kCols];
+    words_[Function::kTurn] = words_[Function::kRows] > 1 ? cols - ahead : cols;
+    words_[Function::kShift] = std::min<int64_t>(ahead - cols, 0);
+    words_[Function::kRowsAhead] = cols < ahead && cols > 0 ? cdiv(ahead, cols) : 1;
+  }
+
   void put(size_t i, const void* address, int64_t step) {
     words_[Function::kHead + 2 * i] = reinterpret_cast<int64_t>(address);
     words_[Function::kHead + 2 * i + 1] = step;
