@@ -427,8 +427,11 @@ void Item::sum_columns(size_t k, const Tile& t, const float* value) {
 
 void Item::push_columns(size_t k, int64_t row, int64_t begin, float* piece, size_t n) {
   TreeStack stack(stack_[k], grid_.row_floats());
-  stack.push(loops_, static_cast<uint64_t>((row - row_begin_) / walk_), static_cast<size_t>(begin),
-             piece, n);
+  stack.push(loops_, walk_of(row), static_cast<size_t>(begin), piece, n);
+}
+
+float* Item::even_piece(size_t k, int64_t row) const {
+  return TreeStack(stack_[k], grid_.row_floats()).at_even(walk_of(row), 0);
 }
 
 void Item::sum_ordered(size_t k, const Tile& t, const float* value) {
@@ -441,7 +444,7 @@ void Item::sum_ordered(size_t k, const Tile& t, const float* value) {
     if (row % kOrderedRows == 0)
       std::memcpy(sum, value + i * t.cols, cols * sizeof(float));
     else
-      loops_.add_into(sum, value + i * t.cols, cols);
+      loops_.add(sum, sum, value + i * t.cols, cols);
     if ((row + 1) % kOrderedRows != 0 && row + 1 != row_end_) continue;
     std::memcpy(spare_, sum, cols * sizeof(float));
     stack.push(loops_, static_cast<uint64_t>((row - row_begin_) / kOrderedRows), begin, spare_,

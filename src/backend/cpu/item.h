@@ -60,6 +60,8 @@ class Item {
   void store(size_t k, const Tile& t, const float* value);
   // Columns [begin, begin + n) of a column sum over the rows of one walk. Overwrites `piece`.
   void push_columns(size_t k, int64_t row, int64_t begin, float* piece, size_t n);
+  // Where push_columns() leaves this piece, all columns. Empty if it is added to others.
+  [[nodiscard]] float* even_piece(size_t k, int64_t row) const;
   void join_amax(size_t k, uint32_t most) { most_[k] = std::max(most_[k], most); }
 
   const Step& step_;
@@ -82,6 +84,9 @@ class Item {
 
  private:
   void prefetch(int64_t row) const;
+  [[nodiscard]] uint64_t walk_of(int64_t row) const {
+    return static_cast<uint64_t>((row - row_begin_) / walk_);
+  }
   void load_transposed(size_t i, const Tile& t);
   void load_blocks(size_t i, const Tile& t);
   void load_random(size_t i, const Tile& t);

@@ -35,8 +35,8 @@ struct Loops {
   std::array<ScaleLoop, kDTypes.size()> store_scaled;
   std::array<ScalesLoop, kDTypes.size()> store_scales;
   std::array<BlocksLoop, kDTypes.size()> store_blocks;
-  void (*add_into)(float* sum, const float* in, size_t n);       // sum[i] = sum[i] + in[i]
-  void (*add_pairs)(float* out, const float* in, size_t pairs);  // out[i] = in[2i] + in[2i+1]
+  void (*add)(float* sum, const float* a, const float* b, size_t n);  // sum may be a or b
+  void (*add_pairs)(float* out, const float* in, size_t pairs);       // out[i] = in[2i] + in[2i+1]
   uint32_t (*max_bits)(const float* in, size_t n);  // maximum of the bits of |v| as integers
   void (*max_bits_into)(uint32_t* most, const float* in, size_t n);  // the same per lane
   // The maximum for each `width` elements, 32 or 128.

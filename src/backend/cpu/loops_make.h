@@ -173,9 +173,9 @@ struct LoopMaker {
         static_cast<Element<d>*>(to), from, n, [&](size_t i) { return scales + i; }, stream);
   }
 
-  [[gnu::noinline]] static void add_into(float* __restrict sum, const float* __restrict in,
-                                         size_t n) {
-    for (size_t i = 0; i < n; ++i) sum[i] = sum[i] + in[i];
+  [[gnu::noinline]] static void add(float* sum, const float* a, const float* b, size_t n) {
+#pragma GCC ivdep
+    for (size_t i = 0; i < n; ++i) sum[i] = a[i] + b[i];
   }
 
   [[gnu::noinline]] static void add_pairs(float* __restrict out, const float* __restrict in,
@@ -368,7 +368,7 @@ struct LoopMaker {
             .store_scaled = {store_scaled_loop<static_cast<DType>(d)>...},
             .store_scales = {store_scales_loop<static_cast<DType>(d)>...},
             .store_blocks = {store_blocks_loop<static_cast<DType>(d)>...},
-            .add_into = add_into,
+            .add = add,
             .add_pairs = add_pairs,
             .max_bits = max_bits,
             .max_bits_into = max_bits_into,

@@ -7,14 +7,7 @@
 
 namespace tenon::cpu {
 
-namespace {
-
-// Addition is commutative, so the sum can be stored in the right operand.
-void add_to_right(const Loops& loops, const float* left, float* right, size_t n) {
-  loops.add_into(right, left, n);
-}
-
-}  // namespace
+namespace {}  // namespace
 
 float tree_sum(const Loops& loops, const float* values, float* scratch, size_t n) {
   const float* from = values;
@@ -33,9 +26,8 @@ float tree_sum(const Loops& loops, const float* values, float* scratch, size_t n
 void tree_sum_rows(const Loops& loops, float* matrix, size_t rows, size_t cols) {
   while (rows > 1) {
     for (size_t i = 0; i < rows / 2; ++i) {
-      float* right = matrix + (2 * i + 1) * cols;
-      add_to_right(loops, matrix + 2 * i * cols, right, cols);
-      std::memcpy(matrix + i * cols, right, cols * sizeof(float));
+      const float* const left = matrix + 2 * i * cols;
+      loops.add(matrix + i * cols, left, left + cols, cols);
     }
     if (rows % 2 && rows > 1)
       std::memmove(matrix + rows / 2 * cols, matrix + (rows - 1) * cols, cols * sizeof(float));
@@ -46,10 +38,12 @@ void tree_sum_rows(const Loops& loops, float* matrix, size_t rows, size_t cols) 
 size_t TreeStack::levels(uint64_t pieces) { return std::bit_width(pieces); }
 
 void TreeStack::push(const Loops& loops, uint64_t count, size_t begin, float* piece, size_t n) {
-  size_t level = 0;
-  for (; (count >> level) & 1; ++level)
-    add_to_right(loops, storage_ + level * width_ + begin, piece, n);
-  std::memcpy(storage_ + level * width_ + begin, piece, n * sizeof(float));
+  const auto level = static_cast<size_t>(std::countr_one(count));
+  for (size_t k = 0; k < level; ++k) {
+    float* const sum = k + 1 < level ? piece : at(level, begin);
+    loops.add(sum, at(k, begin), piece, n);
+  }
+  if (level == 0 && piece != at(0, begin)) std::memcpy(at(0, begin), piece, n * sizeof(float));
 }
 
 void TreeStack::collapse(const Loops& loops, uint64_t count, float* out, size_t n) const {
@@ -60,7 +54,7 @@ void TreeStack::collapse(const Loops& loops, uint64_t count, float* out, size_t 
     if (first)
       std::memcpy(out, part, n * sizeof(float));
     else
-      add_to_right(loops, part, out, n);
+      loops.add(out, part, out, n);
     first = false;
   }
 }

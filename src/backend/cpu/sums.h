@@ -24,12 +24,20 @@ class TreeStack {
   static size_t levels(uint64_t pieces);
 
   TreeStack(float* storage, size_t width) : storage_(storage), width_(width) {}
-  // Adds piece `count` (0 first), columns [begin, begin + n). Overwrites `piece`.
+  // Where piece `count` is kept until the next one, if it is an even one.
+  [[nodiscard]] float* at_even(uint64_t count, size_t begin) const {
+    return count % 2 == 0 ? at(0, begin) : nullptr;
+  }
+  // Adds piece `count` (0 first), columns [begin, begin + n). Overwrites `piece`, which may be at
+  // at_even().
   void push(const Loops& loops, uint64_t count, size_t begin, float* piece, size_t n);
   // Writes the sum of all `count` ≥ 1 pieces, columns [0, n), to `out`.
   void collapse(const Loops& loops, uint64_t count, float* out, size_t n) const;
 
  private:
+  [[nodiscard]] float* at(size_t level, size_t begin) const {
+    return storage_ + level * width_ + begin;
+  }
   float* storage_;
   size_t width_;
 };

@@ -211,8 +211,8 @@ class Builder {
     cc_->add(total_at_[i], 4);
   }
 
-  // The first row of a group is kept in the order of the vectors. The next one is added to it. (Rows
-  // are not added in registers: reading several rows at once takes longer.)
+  // The first row of a group is kept in the order of the vectors. The next one is added to it.
+  // (Rows are not added in registers: reading several rows at once takes longer.)
   void add_column(size_t i, int vectors) {
     static_assert(kGroupRows == 2);
     const auto at = [&](int u) {

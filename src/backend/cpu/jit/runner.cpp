@@ -147,7 +147,8 @@ class Frame {
     for (size_t i = 0; i < f_.outputs.size(); ++i) {
       if (!f_.outputs[i].stream) continue;
       const size_t at = f_.inputs.size() + i;
-      if (address(at) % kLine != 0 || (words_[Function::kRows] > 1 && step(at) % kLine != 0)) return false;
+      if (address(at) % kLine != 0 || (words_[Function::kRows] > 1 && step(at) % kLine != 0))
+        return false;
     }
     return true;
   }
@@ -287,16 +288,18 @@ class SlotItem final : public Item {
     for (size_t i = 0; i < f.inputs.size(); ++i) load(frame, f, i, t);
     for (size_t k = 0; k < step_.stores.size(); ++k)
       if (step_.stores[k].to == Store::To::column_sum)
-        frame.output(k, piece(k), 0);
+        frame.output(k, piece(k, row, cols), 0);
       else
         store(frame, k, t);
     frame.run(*body_.group, grid_.stream);
     for (size_t k = 0; k < step_.stores.size(); ++k)
       if (step_.stores[k].to == Store::To::column_sum)
-        push_columns(k, row, 0, piece(k), static_cast<size_t>(cols));
+        push_columns(k, row, 0, piece(k, row, cols), static_cast<size_t>(cols));
   }
-  [[nodiscard]] float* piece(size_t k) const {
-    return pieces_->floats() + k * (grid_.row_floats() + kMostBeyond);
+  // The sums of a group: in the stack, if nothing is written beyond them.
+  [[nodiscard]] float* piece(size_t k, int64_t row, int64_t cols) const {
+    float* const in_stack = cols % kMostBeyond == 0 ? even_piece(k, row) : nullptr;
+    return in_stack ? in_stack : pieces_->floats() + k * (grid_.row_floats() + kMostBeyond);
   }
 
   void walk_tiles(int64_t row, int64_t rows) {
