@@ -127,6 +127,9 @@ class Random {
       : random_(seed), cols_(cols), rows_(below(7)), precision_(precision) {
     if (cols > 100) rows_ = 1 + below(14);
     if (cols == kStreamed) rows_ = 600;  // results of more than a megabyte
+    // Rows that begin with a counter, and rows that begin in the middle of one.
+    if (one_in(2)) state_[3] = 8 * static_cast<uint64_t>(below(3));
+    if (one_in(2)) state_[4] = static_cast<uint64_t>(cols);
     build();
   }
 

@@ -6,10 +6,12 @@
 #include <bit>
 #include <cassert>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <optional>
 #include <string>
 
+#include "backend/cpu/jit/draws.h"
 #include "backend/cpu/jit/formula.h"
 #include "backend/cpu/jit/vectors.h"
 #include "expr/hardware.h"
@@ -98,7 +100,7 @@ class Builder {
 
  private:
   static Extent extent_of(Reach r) {
-    return r == Reach::elements ? element : r == Reach::row ? row : call;
+    return r == Reach::single ? call : r == Reach::row ? row : element;
   }
 
   [[nodiscard]] x86::Mem word(size_t i) const {
@@ -127,8 +129,11 @@ class Builder {
       cc.mov(p, word(at));
       return p;
     };
-    for (size_t i = 0; i < f_.inputs.size(); ++i)
+    for (size_t i = 0; i < f_.inputs.size(); ++i) {
       in_.push_back(f_.inputs[i].used ? address(input_word(i)) : x86::Gp());
+      if (f_.inputs[i].used && f_.inputs[i].reach == Reach::random)
+        cc.mov(in_[i], x86::ptr(in_[i], offsetof(RandomInput, first), 8));
+    }
     for (size_t i = 0; i < f_.inputs.size(); ++i)
       ahead_.push_back(prefetches(i) ? cc.newIntPtr() : x86::Gp());
     for (size_t i = 0; i < f_.outputs.size(); ++i) out_.push_back(address(output_word(i)));
@@ -447,6 +452,16 @@ class Builder {
 
   void load(uint32_t id, uint32_t slot, int vectors, const x86::KReg* mask) {
     const Input& input = f_.inputs[slot];
+    if (input.reach == Reach::random) {
+      const x86::Gp counter = cc_->newInt64(), stream = cc_->newIntPtr();
+      cc_->mov(counter, index_);
+      cc_->shr(counter, 3);
+      cc_->add(counter, in_[slot]);
+      cc_->mov(stream, word(input_word(slot)));
+      const std::array<x86::Vec, 4> all = draws(*cc_, *vectors_, counter, stream, pairs_);
+      for (int u = 0; u < vectors; ++u) values_[id][u] = {.reg = all[u]};
+      return;
+    }
     if (input.reach != Reach::elements) {
       values_[id].fill({.reg = vectors_->broadcast(
                             x86::ptr(in_[slot], 0, static_cast<uint32_t>(info(input.dtype).bytes)),

@@ -15,7 +15,9 @@
 namespace tenon::cpu::jit {
 
 // How a function reaches an input. elements: one per row and column. row: one per row. single: one.
-enum class Reach : uint8_t { elements, row, single };
+// random: numbers of a stream. The address is that of a RandomInput (draws.h), the step is in
+// counters.
+enum class Reach : uint8_t { elements, row, single, random };
 
 struct Input {
   Reach reach = Reach::elements;

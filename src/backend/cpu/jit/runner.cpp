@@ -13,6 +13,7 @@
 
 #include "backend/cpu/encode.h"
 #include "backend/cpu/item.h"
+#include "backend/cpu/jit/draws.h"
 #include "backend/cpu/jit/formula.h"
 #include "backend/cpu/jit/kernel.h"
 
@@ -29,19 +30,6 @@ enum class Place : uint8_t { memory, panel, slot };
 
 bool broadcasts(DType d) { return d == DType::f32 || d == DType::f16 || d == DType::bf16; }
 
-Place place_of(const Load& l) {
-  switch (l.from) {
-    case Load::From::tile:
-      return l.columns.contiguous() && !l.transposed ? Place::memory : Place::slot;
-    case Load::From::row:
-    case Load::From::product:
-      return l.columns.contiguous() ? Place::memory : Place::slot;
-    case Load::From::column:
-      return broadcasts(l.dtype) ? Place::memory : Place::slot;
-    default:
-      return Place::slot;
-  }
-}
 // Whether functions write the codes of the encoder: they have one scale.
 bool writes_codes(const Encoder& e) {
   return !e.counts && e.format.blocks(Orientation::rowwise).single();
@@ -103,6 +91,7 @@ class Phase {
 
 struct Body {
   Step step;
+  bool aligned_draws;  // there are draws, and each row begins with the first one of a counter
   Lowered lowered;
   std::vector<std::unique_ptr<const Phase>> phases = {};  // one per total, then the stores
   std::unique_ptr<const Phase> group = nullptr;  // the stores, with column sums in registers
@@ -112,6 +101,22 @@ struct Body {
   bool whole_bands = false;       // nor does anything, and there are panels: a band is one call
   // If nothing passes through slots: an item is one call.
   bool whole_items = false;
+
+  [[nodiscard]] Place place_of(const Load& l) const {
+    switch (l.from) {
+      case Load::From::tile:
+        return l.columns.contiguous() && !l.transposed ? Place::memory : Place::slot;
+      case Load::From::row:
+      case Load::From::product:
+        return l.columns.contiguous() ? Place::memory : Place::slot;
+      case Load::From::column:
+        return broadcasts(l.dtype) ? Place::memory : Place::slot;
+      case Load::From::random:
+        return aligned_draws ? Place::memory : Place::slot;
+      default:
+        return Place::slot;
+    }
+  }
 };
 
 // The words of a frame.
@@ -131,8 +136,9 @@ class Frame {
     if (rows == 1) return;
     const auto adjoins = [&](size_t i, int bytes) { return step(i) == cols * bytes; };
     for (size_t i = 0; i < f_.inputs.size(); ++i)
-      if (f_.inputs[i].reach == Reach::row ||
-          (f_.inputs[i].reach == Reach::elements && !adjoins(i, info(f_.inputs[i].dtype).bytes)))
+      if (const Reach reach = f_.inputs[i].reach;
+          reach == Reach::row || (reach == Reach::random && 8 * step(i) != cols) ||
+          (reach == Reach::elements && !adjoins(i, info(f_.inputs[i].dtype).bytes)))
         return;
     for (size_t i = 0; i < f_.outputs.size(); ++i)
       if (f_.outputs[i].to == Output::To::elements &&
@@ -186,15 +192,32 @@ uint32_t largest(const std::array<uint32_t, kAmaxLanes>& lanes) {
   return *std::ranges::max_element(lanes);
 }
 
+enum State : uint8_t { kSeed, kOffset, kRow, kColumn, kColumns };  // of a random stream
+bool aligned_draws(const RunArgs& args) {
+  const uint64_t* const state = args.random;
+  return state[kColumns] % 8 == 0 && (state[kRow] * state[kColumns] + state[kColumn]) % 8 == 0;
+}
+
 // Inputs and outputs that are in the caller's memory, from row `row` and step column `col` on.
 class InMemory {
  public:
   InMemory(const Step& step, const RunArgs& args, std::span<const ProductRange> product,
            int64_t product_row)
-      : step_(step), args_(args), product_(product), product_row_(product_row) {}
+      : step_(step), args_(args), product_(product), product_row_(product_row) {
+    if (std::ranges::find(step.loads, Load::From::random, &Load::from) == step.loads.end()) return;
+    for (const Load& l : step.loads)
+      draws_.emplace_back(args.random[kSeed], args.random[kOffset] + l.arg);
+  }
 
-  void load(Frame& frame, size_t i, int64_t row, int64_t col) const {
+  void load(Frame& frame, size_t i, int64_t row, int64_t col) {
     const Load& l = step_.loads[i];
+    if (l.from == Load::From::random) {
+      const uint64_t* const state = args_.random;
+      const uint64_t element =
+          (state[kRow] + static_cast<uint64_t>(row)) * state[kColumns] + state[kColumn];
+      draws_[i].first = (element + static_cast<uint64_t>(col)) / 8;
+      return frame.input(i, &draws_[i], static_cast<int64_t>(state[kColumns] / 8));
+    }
     const int64_t column = l.columns(col);
     if (l.from == Load::From::product) {
       const auto range = std::ranges::find_if(product_, [&](const ProductRange& p) {
@@ -222,6 +245,7 @@ class InMemory {
   const RunArgs& args_;
   std::span<const ProductRange> product_;
   int64_t product_row_;
+  std::vector<RandomInput> draws_;  // by load
 };
 
 // The values of inputs that are the same for all elements: those of loads, then the multipliers of
@@ -267,7 +291,7 @@ class SlotItem final : public Item {
   void fill_constants() override {
     fill_singles(step_, args_, loops_, singles_.data());
     for (size_t i = 0; i < step_.loads.size(); ++i)
-      if (step_.loads[i].from == Load::From::row && place_of(step_.loads[i]) == Place::slot)
+      if (step_.loads[i].from == Load::From::row && body_.place_of(step_.loads[i]) == Place::slot)
         fill_row(i);
   }
 
@@ -304,7 +328,8 @@ class SlotItem final : public Item {
 
   void walk_tiles(int64_t row, int64_t rows) {
     for (size_t i = 0; i < step_.loads.size(); ++i)
-      if (step_.loads[i].from == Load::From::column && place_of(step_.loads[i]) == Place::slot)
+      if (step_.loads[i].from == Load::From::column &&
+          body_.place_of(step_.loads[i]) == Place::slot)
         fill_column(i, row, rows);
     // A slot holds one tile.
     const int64_t width = walk_ > grid_.tile_rows ? kTileCols / walk_ : grid_.tile_cols();
@@ -390,10 +415,10 @@ class SlotItem final : public Item {
   void load(Frame& frame, const Function& f, size_t i, const Tile& t) {
     if (f.inputs[i].reach == Reach::single) return frame.input(i, &singles_[i], 0);
     const Load& l = step_.loads[i];
-    if (l.from == Load::From::column && place_of(l) == Place::slot)
+    if (l.from == Load::From::column && body_.place_of(l) == Place::slot)
       return frame.input(i, slot_[i], 4);
     if (l.from == Load::From::total) return frame.input(i, slot_[i], 4);
-    if (place_of(l) == Place::memory) return memory_.load(frame, i, t.row, t.col);
+    if (body_.place_of(l) == Place::memory) return memory_.load(frame, i, t.row, t.col);
     if (t.cols > 0 && f.inputs[i].used) fill_load(i, t);
     frame.input(i, slot_[i], l.from == Load::From::row ? 0 : t.cols * 4);
   }
@@ -407,13 +432,13 @@ class SlotItem final : public Item {
 
 class Runner final : public TileRunner {
  public:
-  Runner(const Step& step, const Isa& isa)
-      : loops_(*isa.loops), body_{step, formula(step, isa.wide)} {
+  Runner(const Step& step, const Isa& isa, bool aligned_draws)
+      : isa_(isa), loops_(*isa.loops), body_{step, aligned_draws, formula(step, isa.wide)} {
     const std::vector<uint32_t> roots = body_.lowered.roots;
     const size_t stores = step.stores.size();
     body_.wide = isa.wide;
-    body_.totals_in_memory = std::ranges::all_of(step.loads, [](const Load& l) {
-      return l.from == Load::From::total || is_single(l) || place_of(l) == Place::memory;
+    body_.totals_in_memory = std::ranges::all_of(step.loads, [&](const Load& l) {
+      return l.from == Load::From::total || is_single(l) || body_.place_of(l) == Place::memory;
     });
     const Output::To to = body_.totals_in_memory ? Output::To::total : Output::To::elements;
     for (size_t t = stores; t < roots.size(); ++t)
@@ -432,9 +457,10 @@ class Runner final : public TileRunner {
     const auto count = [&](Store::To to) {
       return static_cast<size_t>(std::ranges::count(step.stores, to, &Store::to));
     };
-    const bool direct = step.totals().empty() && std::ranges::all_of(step.loads, [](const Load& l) {
-                          return is_single(l) || place_of(l) == Place::memory;
-                        });
+    const bool direct =
+        step.totals().empty() && std::ranges::all_of(step.loads, [&](const Load& l) {
+          return is_single(l) || body_.place_of(l) == Place::memory;
+        });
     body_.whole_items = direct && !panels && each_store(Store::To::amax) &&
                         count(Store::To::amax) <= kMostWholeAmax;
     body_.stores_in_memory =
@@ -456,6 +482,8 @@ class Runner final : public TileRunner {
 
   void run(const RunArgs& args, const Grid& grid, int64_t index, Leftovers& left,
            std::span<const ProductRange> product) const override {
+    if (body_.aligned_draws && !aligned_draws(args))
+      return with_any_draws().run(args, grid, index, left, product);
     if (body_.whole_items)
       run_whole(args, grid, index, left, product);
     else
@@ -469,7 +497,7 @@ class Runner final : public TileRunner {
 
   Function function_of(std::vector<Output> outputs) const {
     Function f{.outputs = std::move(outputs), .graph = &body_.lowered.graph};
-    for (const Load& l : body_.step.loads) f.inputs.push_back(input_of(body_.step, l));
+    for (const Load& l : body_.step.loads) f.inputs.push_back(input_of(l));
     f.inputs.resize(f.inputs.size() + body_.step.encoders.size(),
                     {.reach = Reach::single, .any_nan = false});
     f.mark_used();
@@ -496,9 +524,10 @@ class Runner final : public TileRunner {
     return o;
   }
 
-  static Input input_of(const Step& step, const Load& l) {
+  Input input_of(const Load& l) const {
+    const Step& step = body_.step;
     const bool row = l.from == Load::From::column || l.from == Load::From::total;
-    const bool direct = place_of(l) == Place::memory;
+    const bool direct = body_.place_of(l) == Place::memory;
     // A total has the NaNs of its row.
     const bool any_nan =
         l.from == Load::From::total
@@ -507,9 +536,10 @@ class Runner final : public TileRunner {
                                      return other.from == Load::From::total || short_nan(other);
                                    })
             : !short_nan(l);
-    return {row            ? Reach::row
-            : is_single(l) ? Reach::single
-                           : Reach::elements,
+    return {row                                      ? Reach::row
+            : is_single(l)                           ? Reach::single
+            : direct && l.from == Load::From::random ? Reach::random
+                                                     : Reach::elements,
             direct ? l.dtype : DType::f32, any_nan};
   }
 
@@ -525,7 +555,7 @@ class Runner final : public TileRunner {
     fill_singles(step, args, loops_, singles.data());
     std::array<std::array<uint32_t, kAmaxLanes>, kMostWholeAmax> lanes{};
     size_t maxima = 0;
-    const InMemory memory(step, args, product, row);
+    InMemory memory(step, args, product, row);
     for (size_t i = 0; i < phase.function().inputs.size(); ++i)
       if (phase.function().inputs[i].reach == Reach::single)
         frame.input(i, &singles[i], 0);
@@ -544,14 +574,26 @@ class Runner final : public TileRunner {
       if (step.stores[k].to == Store::To::amax) raise(left.amax[k], largest(lanes[maxima++]));
   }
 
+  // The runner for draws that begin in the middle of a counter: they pass through slots.
+  [[nodiscard]] const Runner& with_any_draws() const {
+    std::call_once(any_draws_once_,
+                   [&] { any_draws_ = std::make_unique<const Runner>(body_.step, isa_, false); });
+    return *any_draws_;
+  }
+
+  const Isa& isa_;
   const Loops& loops_;
   Body body_;
+  mutable std::once_flag any_draws_once_;
+  mutable std::unique_ptr<const Runner> any_draws_;
 };
 
 }  // namespace
 
 std::unique_ptr<const TileRunner> runner(const Step& step, const Isa& isa) {
-  return std::make_unique<const Runner>(step, isa);
+  const bool draws =
+      std::ranges::find(step.loads, Load::From::random, &Load::from) != step.loads.end();
+  return std::make_unique<const Runner>(step, isa, draws);
 }
 
 }  // namespace tenon::cpu::jit
