@@ -2,7 +2,9 @@
 #include "bench/cpu.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "backend/cpu/pool.h"
 #include "support/progress.h"
@@ -81,6 +83,24 @@ void fill_normal(const Memory& m, DType dtype) {
     std::memcpy(m.data() + at, piece.data(), std::min(piece.size(), m.size() - at));
 }
 
+// Null if the library does not have the function.
+std::unique_ptr<Eltwise> peer_of(const BenchCase& c, const BenchCall& call) {
+  const View& y = call.out.front();
+  const bool plain = c.out.scaling == Scaling::none && !c.bias && !c.dbias;
+  if (!plain || y.dtype == DType::f16 || !onednn()) return nullptr;
+  std::vector<void*> in;  // placed one after the other: x[, grad]
+  for (const View& v : call.in)
+    if (v.data) in.push_back(v.data);
+  std::ranges::sort(in);
+  return std::unique_ptr<Eltwise>(onednn()->make({.op = c.op.c_str(),
+                                                  .backward = c.backward,
+                                                  .bf16 = y.dtype == DType::bf16,
+                                                  .elements = y.rows * y.cols,
+                                                  .x = in.front(),
+                                                  .grad = in.back(),
+                                                  .result = y.data}));
+}
+
 }  // namespace
 
 CpuArena::CpuArena(const std::vector<BenchEntry>& entries, Shape shape, DType dtype)
@@ -124,19 +144,56 @@ std::vector<std::function<void()>> CpuArena::copies(const BenchEntry& e) const {
 CpuCase::CpuCase(const CpuArena& arena, const BenchEntry& entry, const Options& options)
     : calls_(arena.placed(entry, options)),
       copies_(arena.copies(entry)),
+      peer_(peer_of(entry.c, calls_.front())),
       workspace_(arena.workspace()),
       beyond_mixes_(entry.beyond_mixes()) {
+  if (peer_) check_peer();
   (void)round();
 }
 
+void CpuCase::run() const {
+  for (const BenchCall& c : calls_) c.run(workspace_, nullptr);
+}
+
+// A peer that computes something else must not be compared. It may round intermediate values.
+void CpuCase::check_peer() const {
+  const View& y = calls_.front().out.front();
+  const double most = y.dtype == DType::f32 ? 1e-3 : 4e-2;
+  const auto values = [&](const auto& compute) {
+    compute();
+    std::vector<double> all;
+    for (int64_t i = 0; i < std::min<int64_t>(y.cols, 4096); ++i) {
+      uint32_t code = 0;
+      const auto size = static_cast<size_t>(info(y.dtype).bytes);
+      std::memcpy(&code, static_cast<const char*>(y.data) + static_cast<size_t>(i) * size, size);
+      all.push_back(decode(y.dtype, code));
+    }
+    return all;
+  };
+  const auto ours = values([&] { run(); });
+  const auto theirs = values([&] { peer_->run(); });
+  size_t others = 0;
+  for (size_t i = 0; i < ours.size(); ++i)
+    if (!(std::abs(theirs[i] - ours[i]) <= most * (1 + std::abs(ours[i])))) ++others;
+  // Derivatives differ at kinks, e.g. that of hardswish at 3, which bf16 often hits.
+  if (others > ours.size() / 50)
+    fail(Code::runtime, "bench: ", others, " of ", ours.size(),
+         " values of oneDNN differ from those of tenon");
+}
+
 CpuCase::Round CpuCase::round() const {
+  // Idle threads of a library spin for a while. The pauses let them sleep.
+  const auto pause = [&] {
+    if (peer_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
   Round r;
-  r.seconds = seconds([&] {
-    for (const BenchCall& c : calls_) c.run(workspace_, nullptr);
-  });
+  pause();
+  r.seconds = seconds([&] { run(); });
   r.copy = seconds(copies_.front());
   for (size_t i = 1; i < copies_.size(); ++i) r.copy = std::min(r.copy, seconds(copies_[i]));
   r.copy *= beyond_mixes_;
+  pause();
+  if (peer_) r.peer = seconds([&] { peer_->run(); });
   return r;
 }
 
@@ -150,13 +207,18 @@ void bench_cpu(const BenchArgs& args, const std::vector<Shape>& shapes, BenchRep
     for (const BenchEntry& e : entries) {
       progress.step(e.c.name());
       const CpuCase c(arena, e, bench_options(args));
-      std::vector<double> times, ceiling;
+      std::vector<double> times, ceiling, peer, speedups;
       for (int i = 0; i < args.shots; ++i) {
         const CpuCase::Round round = c.round();
         times.push_back(1e6 * round.seconds);
         ceiling.push_back(1e6 * round.copy);
+        peer.push_back(1e6 * round.peer);
+        speedups.push_back(round.peer / round.seconds);
       }
-      report.results.push_back(result_of(e, times, ceiling));
+      BenchResult r = result_of(e, times, ceiling);
+      if (c.has_peer())
+        r.peers.push_back({"onednn", onednn()->version, median(peer), estimate(speedups)});
+      report.results.push_back(std::move(r));
       progress.hide();
       print_case(args, report, report.results.back());
     }
