@@ -8,7 +8,7 @@ line has the median of the rounds' ratios, the peer's time over Tenon's, with it
 Above 1 Tenon is faster. Results are new tensors, as in a program. By default freed memory is kept,
 so that no side is charged for the first access to new pages. --fresh leaves the allocator as it
 comes. The last lines are geometric means, and the cases in which a peer is faster. speedups.py
-draws the file that --json appends to. It asserts nothing about times.
+reads the file that --json appends to. It asserts nothing about times.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import ctypes
 import json
 import math
 import os
+import platform
 import random
 import statistics
 import sys
@@ -34,6 +35,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 os.environ["TENON_THREADS"] = os.environ["NPROC"] = os.environ["OMP_NUM_THREADS"]  # NPROC: of XLA
 
+import speedups
 import tenon.torch.functional as F
 import tenon.torch.ops as ops
 import torch
@@ -462,6 +464,13 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[max(0, math.floor(n / 2 - half))], ordered[min(n - 1, math.ceil(n / 2 + half))]
 
 
+def processor() -> str:
+    names = [
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return names[0].split(":")[1].strip() if names else platform.machine()
+
+
 def progress(done: int, total: int, what: str) -> None:
     """A bar on stderr, on a terminal only. Without `what` it is cleared."""
     if sys.stderr.isatty():
@@ -492,28 +501,6 @@ def measured(case: str, calls: dict[str, Call], rounds: int, dtype: str) -> dict
                 "speedup_hi": high,
             }
     return line
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(statistics.mean(math.log(v) for v in values))
-
-
-def print_summary(lines: Sequence[dict[str, Any]]) -> None:
-    found: dict[tuple[str, str], list[float]] = {}
-    lost: list[tuple[float, str]] = []
-    for line in lines:
-        for peer, p in line["peers"].items():
-            found.setdefault((line["dtype"], peer), []).append(p["speedup"])
-            if p["speedup"] < 1:
-                text = f"{line['case']:40}{peer:14}{p['speedup']:.2f}"
-                lost.append(
-                    (p["speedup"], f"{text} [{p['speedup_lo']:.2f}, {p['speedup_hi']:.2f}]")
-                )
-    for (dtype, peer), values in found.items():
-        print(f"geometric mean {dtype} {peer}: {geometric_mean(values):.2f} of {len(values)} cases")
-    print(f"{len(lost)} times a peer is faster")
-    for _, text in sorted(lost):
-        print(f"  {text}")
 
 
 def main() -> None:
@@ -570,6 +557,7 @@ def main() -> None:
                 dtype=dtype,
                 kind=case.kind,
                 device="cpu",
+                processor=processor(),
                 threads=THREADS,
                 memory=memory,
                 rounds=given.rounds,
@@ -578,7 +566,7 @@ def main() -> None:
             if not lines:
                 print(
                     f"{', '.join(sorted(set(versions.values())))}; {THREADS} threads, "
-                    f"{given.rows}x{given.cols}, {memory} memory"
+                    f"{given.rows}x{given.cols}, {memory} memory, {processor()}"
                 )
             lines.append(line)
             print(
@@ -594,7 +582,8 @@ def main() -> None:
                     file.write(json.dumps(line) + "\n")
         progress(0, 1, "")
     if lines:
-        print_summary(lines)
+        results = speedups.merged(lines)
+        print(f"\n{speedups.table(results)}\n\n{speedups.losses(results)}")
 
 
 if __name__ == "__main__":
