@@ -1,4 +1,4 @@
-"""The speedups over other libraries on the CPU: a table, the losses and a picture.
+"""The speedups over other libraries on the CPU: a table and a sentence in Markdown, and a picture.
 
     python python/bench/speedups.py FILE… [--svg docs/cpu-speedups.svg]
 
@@ -49,6 +49,10 @@ class Result(NamedTuple):
     def fastest(self) -> str:
         return min(self.speedups, key=lambda peer: self.speedups[peer])
 
+    @property
+    def least(self) -> float:
+        return self.speedups[self.fastest]
+
 
 def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(statistics.mean(math.log(v) for v in values))
@@ -78,18 +82,27 @@ def merged(lines: Iterable[dict[str, Any]]) -> list[Result]:
 
 def table(results: Sequence[Result]) -> str:
     """Geometric means over the cases that both have, as Markdown."""
-    columns = list(dict.fromkeys((r.memory, r.dtype) for r in results))
+    columns = sorted({(r.memory, r.dtype) for r in results}, key=lambda c: (c[0] != "kept", c[1]))
     heads = [dtype + (", fresh memory" if memory == "fresh" else "") for memory, dtype in columns]
     lines = [f"| speedup over | {' | '.join(heads)} |", f"|---|{'--:|' * len(columns)}"]
     for peer, name in [*NAMES.items(), ("", "the fastest of them, per case")]:
         cells = []
         for column in columns:
             own = [r for r in results if (r.memory, r.dtype) == column]
-            values = [r.speedups[peer or r.fastest] for r in own if not peer or peer in r.speedups]
+            values = [
+                r.speedups[peer or r.fastest] for r in own if (peer or r.fastest) in r.speedups
+            ]
             cells.append(f"{geometric_mean(values):.2f} ({len(values)} cases)" if values else "")
         if any(cells):
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def slower(results: Sequence[Result]) -> str:
+    """One sentence with the cases that lose against the fastest peer, for kept memory."""
+    lost = sorted((r.least, r) for r in results if r.memory == "kept" and r.least < 1)
+    cases = ", ".join(f"{r.case} {least:.2f} ({NAMES[r.fastest]})" for least, r in lost)
+    return f"Slower than the fastest peer: {cases or 'none'}."
 
 
 def losses(results: Sequence[Result]) -> str:
@@ -104,27 +117,32 @@ def losses(results: Sequence[Result]) -> str:
 
 
 def bar(r: Result) -> Bar:
-    peer = r.fastest
-    speedup = r.speedups[peer]
-    ends = sorted((position(1), position(speedup)))
+    peer, speedup = r.fastest, r.least
+    left, right = sorted((position(1), position(speedup)))
     colour = COLOURS[-1][1] if speedup < 1 else COLOURS[1 if speedup < 1.25 else 0][1]
     tip = ", ".join(f"{NAMES[p]} {s:.2f}" for p, s in r.speedups.items())
-    return Bar(*ends, colour, f"{speedup:.2f} {peer.split('.')[-1]}", f"{r.case}: {tip}")
+    return Bar(left, right, colour, f"{speedup:.2f} {peer.split('.')[-1]}", f"{r.case}: {tip}")
 
 
 def picture(results: Sequence[Result]) -> str:
     """Of the runs with kept memory: a panel per dtype."""
     kept = [r for r in results if r.memory == "kept"]
-    dtypes = list(dict.fromkeys(r.dtype for r in kept)) or [""]
+    dtypes = sorted({r.dtype for r in kept}) or [""]
     groups = []
     for kind in KINDS:
-        bars: dict[str, dict[str, Bar]] = {}
+        rows: dict[str, dict[str, Result]] = {}
         for r in kept:
             if r.kind == kind:
-                bars.setdefault(r.label, {})[r.dtype] = bar(r)
-        if bars:
-            rows = [Row(label, [own.get(d) for d in dtypes]) for label, own in bars.items()]
-            groups.append((kind, rows))
+                rows.setdefault(r.label, {})[r.dtype] = r
+        order = sorted(
+            rows, key=lambda label: -geometric_mean(r.least for r in rows[label].values())
+        )
+        if order:
+            bars = {
+                label: [bar(rows[label][d]) if d in rows[label] else None for d in dtypes]
+                for label in order
+            }
+            groups.append((kind, [Row(*each) for each in bars.items()]))
     ticks = [(position(2.0**i), f"{2.0**i:g}") for i in range(-1, 5)]
     axis = Axis(position(MOST), ticks, position(1), 80)
     return drawn("Speedup over the fastest peer, per case", dtypes, axis, groups)
@@ -142,9 +160,7 @@ def main() -> None:
         with open(name, encoding="utf-8") as file:
             lines += map(json.loads, file)
     results = merged(lines)
-    print(table(results))
-    print()
-    print(losses(results))
+    print(f"{table(results)}\n\n{slower(results)}\n\n{losses(results)}")
     if given.svg:
         with open(given.svg, "w", encoding="utf-8") as file:
             file.write(picture(results))

@@ -93,6 +93,9 @@ def test_speedups_are_medians_of_runs_and_means_of_cases(bench_module):
     assert rows[5][1] == f"{(1.5 * 0.9) ** 0.5:.2f} (2 cases)"
     assert speedups.losses(results).splitlines()[0] == "1 times a peer is faster"
     assert "silu.bwd bf16" in speedups.losses(results)
+    sentence = "Slower than the fastest peer: silu.bwd bf16 0.90 (XLA)."
+    assert speedups.slower(results) == sentence
+    assert speedups.slower(results[:1]) == "Slower than the fastest peer: none."
 
 
 def test_speedups_have_a_bar_from_one(bench_module):
