@@ -202,7 +202,8 @@ class Xla:
         }
 
         def halves(f: Function) -> Function:
-            return lambda x: f(x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :])
+            # The gradient of slices is several times as slow.
+            return lambda x: f(*jnp.split(x, 2, axis=-1))
 
         def clamped(a: Any, b: Any) -> Any:
             w = jnp.minimum(a, 7)
