@@ -12,14 +12,16 @@
 
 namespace tenon::bench {
 
+using Ways = std::vector<std::function<void()>>;
+
 // The memory that all cases of a shape share.
 class CpuArena {
  public:
   CpuArena(const std::vector<BenchEntry>& entries, Shape shape, DType dtype);
 
   [[nodiscard]] std::vector<BenchCall> placed(const BenchEntry& e, const Options& options) const;
-  // The variants of the copy for a case. Each variant does all passes.
-  [[nodiscard]] std::vector<std::function<void()>> copies(const BenchEntry& e) const;
+  // The variants of the copy of each pass of a case.
+  [[nodiscard]] std::vector<Ways> copies(const BenchEntry& e) const;
   [[nodiscard]] void* workspace() const { return workspace_->data(); }
 
  private:
@@ -45,7 +47,7 @@ class CpuCase {
   void check_peer() const;
 
   std::vector<BenchCall> calls_;
-  std::vector<std::function<void()>> copies_;
+  std::vector<Ways> copies_;
   std::unique_ptr<Eltwise> peer_;  // the function of oneDNN that is equal to the case, or null
   void* workspace_;
   double beyond_mixes_;
