@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bench/cases.h"
+#include "bench/statistics.h"
 
 namespace tenon::bench {
 
@@ -53,9 +54,15 @@ struct BenchResult {
   double microseconds = 0, ceiling_microseconds = 0;
   double terabytes = 0;               // per second, of the minimum memory traffic
   double share = 0;                   // of the ceiling, 0 to 1
-  double share_lo = 0, share_hi = 0;  // quartiles over the rounds
+  double share_lo = 0, share_hi = 0;  // 95 % interval of the median over the rounds
   int64_t bytes = 0;                  // minimum memory traffic
   bool checked = false;               // all results were checked to be written
+  struct Peer {
+    std::string name, version;
+    double microseconds = 0;
+    Estimate speedup;  // over the rounds: its time over ours
+  };
+  std::vector<Peer> peers = {};
   int registers = 0, local_bytes = 0, threads = 0, kernels = 0;  // on a GPU
   std::string error = {};
 };

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -14,10 +13,14 @@
 #include <string>
 #include <vector>
 
+#include "bench/statistics.h"
 #include "tenon/tenon.h"
 
 namespace {
 
+using tenon::bench::estimate;
+using tenon::bench::Estimate;
+using tenon::bench::median;
 using Clock = std::chrono::steady_clock;
 
 [[noreturn]] void stop(const std::string& why) {
@@ -269,14 +272,10 @@ double seconds(const Run& run, int count) {
 }
 
 struct Result {
-  double micros[2], ratio, low, high;  // medians; the 95 % interval of the median ratio
+  double micros[2];  // medians
+  Estimate ratio;
   size_t rounds;
 };
-
-double median(std::vector<double>& v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 Result measure(const Run (&runs)[2]) {
   constexpr double kBatch = 2e-4, kTotal = 3;  // seconds
@@ -297,12 +296,7 @@ Result measure(const Run (&runs)[2]) {
   Result result{};
   result.rounds = ratios.size();
   for (const int k : {0, 1}) result.micros[k] = median(times[k]) * 1e6;
-  result.ratio = median(ratios);
-  // By order statistics: the number of the n rounds below the true median is binomial.
-  const double n = rounds;
-  const double half = 1.96 * std::sqrt(n) / 2;
-  result.low = ratios[static_cast<size_t>(std::max(0.0, std::floor(n / 2 - half)))];
-  result.high = ratios[static_cast<size_t>(std::min(n - 1, std::ceil(n / 2 + half)))];
+  result.ratio = estimate(ratios);
   return result;
 }
 
@@ -322,9 +316,9 @@ int main(int argc, char** argv) {
     const Run runs[] = {c.make(builds[0]), c.make(builds[1])};
     const Result r = measure(runs);
     std::printf("%-96s %11.3f %11.3f %8.3f [%6.3f, %6.3f] %6zu\n", c.name.c_str(), r.micros[0],
-                r.micros[1], r.ratio, r.low, r.high, r.rounds);
+                r.micros[1], r.ratio.median, r.ratio.low, r.ratio.high, r.rounds);
     std::fflush(stdout);
-    if (r.low > kSlower) slower.push_back(c.name);
+    if (r.ratio.low > kSlower) slower.push_back(c.name);
   }
   std::printf("%zu intervals are wholly above %.2f\n", slower.size(), kSlower);
   for (const std::string& name : slower) std::printf("  %s\n", name.c_str());

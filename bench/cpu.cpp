@@ -2,7 +2,11 @@
 #include "bench/cpu.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
+#include <numeric>
+#include <thread>
 
 #include "backend/cpu/pool.h"
 #include "support/progress.h"
@@ -46,6 +50,63 @@ template <int pages>
   _mm_sfence();
   copy_plainly(to + whole, from + whole, bytes - whole);
 }
+
+// The streams of a kernel, one after the other. Each has `wide` lines of 64 bytes per step.
+template <class Byte>
+struct Streams {
+  Byte* base;
+  int64_t wide, steps;
+
+  // Line `n` of all lines of a step.
+  [[nodiscard]] Byte* at(int n, int64_t step) const {
+    return base + 64 * ((n / wide * steps + step) * wide + n % wide);
+  }
+};
+using Inputs = Streams<const char>;
+using Outputs = Streams<char>;
+
+// The steps `begin` to `end` of a kernel that reads `reads` lines and writes `writes` lines per
+// step, as `pages` steps that are a page apart. All loads come before the first store: a load after
+// a store to the same offset of another page waits for it.
+template <int reads, int writes, int pages>
+[[gnu::target("avx512f")]] void move_lines(const Outputs& to, const Inputs& from, int64_t begin,
+                                           int64_t end) {
+  constexpr int64_t kSpan = pages == 1 ? 1 : 64;  // steps of a page
+  constexpr int64_t kAhead = pages == 1 ? 128 / std::max(2, reads) : pages * kSpan;
+  __m512i unused = _mm512_setzero_si512();
+  const int64_t whole = begin + (end - begin) / (kSpan * pages) * (kSpan * pages);
+  for (int64_t block = begin; block < whole; block += kSpan * pages)
+    for (int64_t step = block; step < block + kSpan; ++step) {
+      __m512i v[reads][pages];
+      for (int r = 0; r < reads; ++r)
+        for (int k = 0; k < pages; ++k) {
+          __builtin_prefetch(from.at(r, step + k * kSpan + kAhead));
+          v[r][k] = _mm512_loadu_si512(from.at(r, step + k * kSpan));
+          if (r >= writes) unused = _mm512_xor_si512(unused, v[r][k]);
+        }
+      for (int w = 0; w < writes; ++w)
+        for (int k = 0; k < pages; ++k)
+          _mm512_stream_si512(reinterpret_cast<__m512i*>(to.at(w, step + k * kSpan)),
+                              v[w % reads][k]);
+    }
+  // Makes the compiler keep the reads.
+  if (_mm512_cmpeq_epi64_mask(unused, _mm512_set1_epi64(0x9e3779b97f4a7c15)) == 0xff) *to.base = 1;
+  if constexpr (pages > 1)
+    move_lines<reads, writes, 1>(to, from, whole, end);
+  else
+    _mm_sfence();
+}
+
+struct StreamMoves {
+  int64_t reads, writes;
+  void (*moves[2])(const Outputs& to, const Inputs& from, int64_t begin, int64_t end);
+};
+template <int reads, int writes>
+constexpr StreamMoves kMoves{
+    reads, writes, {move_lines<reads, writes, 1>, move_lines<reads, writes, reads <= 4 ? 4 : 2>}};
+constexpr StreamMoves kStreamMoves[] = {kMoves<1, 0>, kMoves<1, 1>, kMoves<1, 2>, kMoves<1, 4>,
+                                        kMoves<2, 1>, kMoves<3, 1>, kMoves<3, 2>, kMoves<4, 1>,
+                                        kMoves<6, 1>, kMoves<8, 1>};
 #endif
 
 std::vector<CopyPiece> ways_to_copy() {
@@ -74,11 +135,61 @@ void move(CopyPiece copy_piece, char* out, const char* in, int64_t read, int64_t
   });
 }
 
+// The same with the streams of a step side by side, in their widths.
+Ways stream_copies(const Step& step, char* out, const char* in, int64_t elements) {
+  Ways list;
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("avx512f")) return list;
+  const Mix m = mix_of(step);
+  const int64_t written = m.write + m.columnwise;
+  const int64_t unit = std::gcd(m.read, written);
+  const int64_t reads = m.read / unit, writes = written / unit;
+  const int64_t inputs = std::ranges::count(step.loads, Load::From::tile, &Load::from);
+  int64_t outputs = std::ranges::count(step.stores, Store::To::tile, &Store::to);
+  for (const Encoder& e : step.encoders) outputs += (e.rowwise ? 1 : 0) + (e.columnwise ? 1 : 0);
+  const auto wide = [](int64_t lines, int64_t streams) {
+    return streams && lines % streams == 0 ? lines / streams : 1;
+  };
+  const int64_t steps = elements * unit / 64;
+  const Inputs from{in, wide(reads, inputs), steps};
+  const Outputs to{out, wide(writes, outputs), steps};
+  for (const StreamMoves& s : kStreamMoves) {
+    if (s.reads != reads || s.writes != writes) continue;
+    for (auto* const move_piece : s.moves)
+      list.emplace_back([=] {
+        constexpr int64_t kSteps = kPiece / 64;
+        cpu::parallel_for(cdiv(steps, kSteps), [&](int64_t begin, int64_t end) {
+          move_piece(to, from, begin * kSteps, std::min(end * kSteps, steps));
+        });
+      });
+  }
+#endif
+  return list;
+}
+
 void fill_normal(const Memory& m, DType dtype) {
   const auto size = static_cast<size_t>(info(dtype).bytes);
   const std::vector<char> piece = normal_piece(dtype, std::max<size_t>(m.size() / size, 1));
   for (size_t at = 0; at < m.size(); at += piece.size())
     std::memcpy(m.data() + at, piece.data(), std::min(piece.size(), m.size() - at));
+}
+
+// Null if the library does not have the function.
+std::unique_ptr<Eltwise> peer_of(const BenchCase& c, const BenchCall& call) {
+  const View& y = call.out.front();
+  const bool plain = c.out.scaling == Scaling::none && !c.bias && !c.dbias;
+  if (!plain || y.dtype == DType::f16 || !onednn()) return nullptr;
+  std::vector<void*> in;  // placed one after the other: x[, grad]
+  for (const View& v : call.in)
+    if (v.data) in.push_back(v.data);
+  std::ranges::sort(in);
+  return std::unique_ptr<Eltwise>(onednn()->make({.op = c.op.c_str(),
+                                                  .backward = c.backward,
+                                                  .bf16 = y.dtype == DType::bf16,
+                                                  .elements = y.rows * y.cols,
+                                                  .x = in.front(),
+                                                  .grad = in.back(),
+                                                  .result = y.data}));
 }
 
 }  // namespace
@@ -109,34 +220,76 @@ std::vector<BenchCall> CpuArena::placed(const BenchEntry& e, const Options& opti
   return bench_calls(e.c, shape_, dtype_, options, memory);
 }
 
-std::vector<std::function<void()>> CpuArena::copies(const BenchEntry& e) const {
-  std::vector<std::function<void()>> list;
+std::vector<Ways> CpuArena::copies(const BenchEntry& e) const {
+  std::vector<Ways> list;
   const int64_t elements = shape_.rows * shape_.cols;
-  for (const CopyPiece way : ways_to_copy())
-    list.emplace_back([this, way, elements, mixes = e.mixes] {
-      for (const Mix& m : mixes)
+  for (const BenchCall& c : e.calls) {
+    const Mix m = mix_of(c.step);
+    Ways& ways = list.emplace_back(stream_copies(c.step, out_->data(), in_->data(), elements));
+    for (const CopyPiece way : ways_to_copy())
+      ways.emplace_back([this, way, elements, m] {
         move(way, out_->data(), in_->data(), m.read * elements,
              (m.write + m.columnwise) * elements);
-    });
+      });
+  }
   return list;
 }
 
 CpuCase::CpuCase(const CpuArena& arena, const BenchEntry& entry, const Options& options)
     : calls_(arena.placed(entry, options)),
       copies_(arena.copies(entry)),
+      peer_(peer_of(entry.c, calls_.front())),
       workspace_(arena.workspace()),
       beyond_mixes_(entry.beyond_mixes()) {
+  if (peer_) check_peer();
   (void)round();
 }
 
+void CpuCase::run() const {
+  for (const BenchCall& c : calls_) c.run(workspace_, nullptr);
+}
+
+// A peer that computes something else must not be compared. It may round intermediate values.
+void CpuCase::check_peer() const {
+  const View& y = calls_.front().out.front();
+  const double most = y.dtype == DType::f32 ? 1e-3 : 4e-2;
+  const auto values = [&](const auto& compute) {
+    compute();
+    std::vector<double> all;
+    for (int64_t i = 0; i < std::min<int64_t>(y.cols, 4096); ++i) {
+      uint32_t code = 0;
+      const auto size = static_cast<size_t>(info(y.dtype).bytes);
+      std::memcpy(&code, static_cast<const char*>(y.data) + static_cast<size_t>(i) * size, size);
+      all.push_back(decode(y.dtype, code));
+    }
+    return all;
+  };
+  const auto ours = values([&] { run(); });
+  const auto theirs = values([&] { peer_->run(); });
+  size_t others = 0;
+  for (size_t i = 0; i < ours.size(); ++i)
+    if (!(std::abs(theirs[i] - ours[i]) <= most * (1 + std::abs(ours[i])))) ++others;
+  // Derivatives differ at kinks, e.g. that of hardswish at 3, which bf16 often hits.
+  if (others > ours.size() / 50)
+    fail(Code::runtime, "bench: ", others, " of ", ours.size(),
+         " values of oneDNN differ from those of tenon");
+}
+
 CpuCase::Round CpuCase::round() const {
+  // Idle threads of a library spin for a while. The pauses let them sleep.
+  const auto pause = [&] {
+    if (peer_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
   Round r;
-  r.seconds = seconds([&] {
-    for (const BenchCall& c : calls_) c.run(workspace_, nullptr);
-  });
-  r.copy = seconds(copies_.front());
-  for (size_t i = 1; i < copies_.size(); ++i) r.copy = std::min(r.copy, seconds(copies_[i]));
-  r.copy *= beyond_mixes_;
+  pause();
+  r.seconds = seconds([&] { run(); });
+  for (const Ways& ways : copies_) {
+    double best = std::numeric_limits<double>::infinity();
+    for (const auto& way : ways) best = std::min(best, seconds(way));
+    r.copy += best * beyond_mixes_;
+  }
+  pause();
+  if (peer_) r.peer = seconds([&] { peer_->run(); });
   return r;
 }
 
@@ -150,13 +303,18 @@ void bench_cpu(const BenchArgs& args, const std::vector<Shape>& shapes, BenchRep
     for (const BenchEntry& e : entries) {
       progress.step(e.c.name());
       const CpuCase c(arena, e, bench_options(args));
-      std::vector<double> times, ceiling;
+      std::vector<double> times, ceiling, peer, speedups;
       for (int i = 0; i < args.shots; ++i) {
         const CpuCase::Round round = c.round();
         times.push_back(1e6 * round.seconds);
         ceiling.push_back(1e6 * round.copy);
+        peer.push_back(1e6 * round.peer);
+        speedups.push_back(round.peer / round.seconds);
       }
-      report.results.push_back(result_of(e, times, ceiling));
+      BenchResult r = result_of(e, times, ceiling);
+      if (c.has_peer())
+        r.peers.push_back({"onednn", onednn()->version, median(peer), estimate(speedups)});
+      report.results.push_back(std::move(r));
       progress.hide();
       print_case(args, report, report.results.back());
     }

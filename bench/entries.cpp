@@ -96,11 +96,10 @@ BenchResult result_of(const BenchEntry& e, const std::vector<double>& times,
   std::vector<double> shares;
   for (size_t i = 0; i < ceiling.size(); ++i)
     shares.push_back(ceiling[i] / times[std::min(i, times.size() - 1)]);
-  std::ranges::sort(shares);
-  const size_t last = shares.size() - 1;
-  r.share = median(shares);
-  r.share_lo = shares[last / 4];
-  r.share_hi = shares[last - last / 4];
+  const Estimate share = estimate(shares);
+  r.share = share.median;
+  r.share_lo = share.low;
+  r.share_hi = share.high;
   return r;
 }
 

@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -94,6 +95,17 @@ nlohmann::ordered_json json_of(const BenchNumber& n) {
   return {{"what", n.what}, {"value", n.value}, {"unit", n.unit}};
 }
 
+nlohmann::ordered_json json_of(const std::vector<BenchResult::Peer>& peers) {
+  auto all = nlohmann::ordered_json::object();
+  for (const BenchResult::Peer& p : peers)
+    all[p.name] = {{"time_us", p.microseconds},
+                   {"speedup", p.speedup.median},
+                   {"speedup_lo", p.speedup.low},
+                   {"speedup_hi", p.speedup.high},
+                   {"version", p.version}};
+  return all;
+}
+
 nlohmann::ordered_json json_of(const BenchReport& report, const BenchResult& r) {
   nlohmann::ordered_json j{{"case", r.c.name()},
                            {"op", r.c.op},
@@ -112,6 +124,7 @@ nlohmann::ordered_json json_of(const BenchReport& report, const BenchResult& r) 
                            {"share_lo", r.share_lo},
                            {"share_hi", r.share_hi},
                            {"maker", r.makers},
+                           {"peers", json_of(r.peers)},
                            {"error", r.error}};
   if (report.on_gpu)
     j.update({{"kernel", r.kernel},
@@ -120,6 +133,30 @@ nlohmann::ordered_json json_of(const BenchReport& report, const BenchResult& r) 
               {"registers", r.registers},
               {"local_bytes", r.local_bytes}});
   return j;
+}
+
+// "  onednn 3.20 [3.15, 3.31]" for each peer.
+std::string peers_text(const BenchResult& r) {
+  std::string text;
+  for (const BenchResult::Peer& p : r.peers)
+    text += fmt::format("  {} {:.2f} [{:.2f}, {:.2f}]", p.name, p.speedup.median, p.speedup.low,
+                        p.speedup.high);
+  return text;
+}
+
+// Geometric means of the speedups over each peer.
+void print_peers(const BenchReport& report) {
+  std::map<std::string, std::vector<double>> logarithms;
+  for (const BenchResult& r : report.results)
+    for (const BenchResult::Peer& p : r.peers)
+      logarithms[p.name + " " + p.version].push_back(std::log(p.speedup.median));
+  for (const auto& [name, all] : logarithms) {
+    double sum = 0;
+    for (const double l : all) sum += l;
+    const auto count = static_cast<double>(all.size());
+    fmt::print("\nspeedup over {}: {:.2f} (geometric mean of {} cases)\n", name,
+               std::exp(sum / count), all.size());
+  }
 }
 
 // "2:0, 4:1+1" as "2r0w 4r2w".
@@ -151,7 +188,7 @@ std::string line_of(const BenchArgs& args, const BenchResult& r) {
                            {"share_hi", r.share_hi},
                            {"rounds", args.shots},
                            {"checked", r.checked},
-                           {"peers", nlohmann::ordered_json::object()}};
+                           {"peers", json_of(r.peers)}};
   if (!r.error.empty()) j["error"] = r.error;
   return j.dump();
 }
@@ -183,12 +220,12 @@ void print_case(const BenchArgs& args, const BenchReport& report, const BenchRes
   if (args.json)
     fmt::print("{}\n", line_of(args, r));
   else if (r.error.empty())
-    fmt::print("{:<52} {:<10} {:>8.1f} {:>6.2f} {:>6.1f}  {}{}\n", r.c.name(), r.mix,
+    fmt::print("{:<52} {:<10} {:>8.1f} {:>6.2f} {:>6.1f}  {}{}{}\n", r.c.name(), r.mix,
                r.microseconds, rate(report, r), 100 * r.share,
                report.on_gpu
                    ? fmt::format("{:>4} {:>5} {:>4}  ", r.registers, r.local_bytes, r.threads)
                    : "",
-               r.makers);
+               r.makers, peers_text(r));
   else
     fmt::print("{:<52} {}\n", r.c.name(), r.error);
   std::fflush(stdout);
@@ -200,6 +237,7 @@ void print_summary(const BenchArgs& args, const BenchReport& report) {
   for (const BenchNumber& n : report.ceilings)
     fmt::print("ceiling {:<48} {:>7.2f} {}\n", n.what, n.value, n.unit);
   print_pivots(report);
+  print_peers(report);
   if (!report.costs.empty()) fmt::print("\n");
   for (const BenchNumber& n : report.costs)
     fmt::print("{:<56} {:>9.3f} {}\n", n.what, n.value, n.unit);

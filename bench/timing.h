@@ -1,4 +1,4 @@
-// Shared code of all benchmarks: clocks, medians, and memory with values of ordinary magnitude.
+// Shared code of all benchmarks: clocks, and memory with values of ordinary magnitude.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/statistics.h"
 #include "tenon/dtype.h"
 #include "tenon/error.h"
 
@@ -21,14 +22,6 @@ double seconds(const F& f) {
   const auto start = Clock::now();
   f();
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// Medians, not means: on a busy machine a few slow rounds must not decide the result.
-inline double median(std::vector<double> v) {
-  if (v.empty()) return 0;
-  std::ranges::sort(v);
-  const size_t half = v.size() / 2;
-  return v.size() % 2 ? v[half] : (v[half - 1] + v[half]) / 2;
 }
 
 // Page-aligned host memory.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 ROW = 14
@@ -27,19 +27,24 @@ STYLE = (
 Case = dict[str, Any]
 
 
-def shape(case: Case) -> str:
-    return f"{case['rows']} x {case['cols']}"
+class Bar(NamedTuple):
+    left: float  # pixels from the start of the panel
+    right: float
+    colour: str
+    value: str  # written right of the bars
+    tip: str
 
 
-def groups(cases: Iterable[Case]) -> list[tuple[str, list[Case]]]:
-    """Cases that ran, by shape and mix, with the largest share first."""
-    found: dict[str, list[Case]] = {}
-    for case in cases:
-        if not case.get("error"):
-            found.setdefault(f"{shape(case)}, {case['mix']}", []).append(case)
-    for of in found.values():
-        of.sort(key=lambda c: -c["share"])
-    return sorted(found.items())
+class Row(NamedTuple):
+    label: str
+    bars: Sequence[Bar | None]  # one per panel
+
+
+class Axis(NamedTuple):
+    width: float
+    ticks: Sequence[tuple[float, str]]  # pixels and text
+    origin: float  # the tick that is drawn dark
+    values: float  # width of the values
 
 
 def text(x: float, y: float, words: str, kind: str = "", end: bool = False) -> str:
@@ -48,45 +53,43 @@ def text(x: float, y: float, words: str, kind: str = "", end: bool = False) -> s
     return f'<text x="{x:g}" y="{y:g}"{attributes}>{escape(words)}</text>'
 
 
-def bar(start: int, y: float, case: Case) -> list[str]:
-    share = case["share"]
-    colour = next(c for least, c in COLOURS if share >= least)
-    length = WIDTH * min(share, MOST)
-    return [
-        text(start - 6, y + ROW - 4, case["case"], end=True),
-        f'<rect x="{start}" y="{y + 2:g}" width="{length:.1f}" height="{ROW - 4}" fill="{colour}">'
-        f"<title>{escape(case['case'])}: {case['us']:.1f} us, {case['tbps']:.2f} TB/s</title>",
-        "</rect>",
-        text(start + WIDTH * MOST + 4, y + ROW - 4, f"{100 * share:.1f}", "v"),
-    ]
-
-
-def picture(bench: dict[str, Any]) -> str:
+def drawn(
+    title: str, panels: Sequence[str], axis: Axis, groups: Sequence[tuple[str, Sequence[Row]]]
+) -> str:
+    """Groups of rows with one label each, and a bar per panel. A panel may have a name."""
     lines: list[str] = []
-    y = 44.0
-    top = y
-    shown = groups(bench["cases"])
-    longest = max((len(case["case"]) for _, cases in shown for case in cases), default=0)
-    start = 12 + LETTER * longest  # left end of the bars
-    for name, cases in shown:
+    top = y = 60.0 if any(panels) else 44.0
+    longest = max((len(row.label) for _, rows in groups for row in rows), default=0)
+    first = 12 + LETTER * longest  # left end of the bars
+    starts = [first + i * (axis.width + axis.values) for i in range(len(panels))]
+    for name, rows in groups:
         y += ROW
         lines.append(text(8, y + ROW - 4, name, "g"))
         y += ROW + 2
-        for case in cases:
-            lines += bar(start, y, case)
+        for row in rows:
+            lines.append(text(first - 6, y + ROW - 4, row.label, end=True))
+            for start, bar in zip(starts, row.bars, strict=True):
+                if bar is None:
+                    continue
+                lines += [
+                    f'<rect x="{start + bar.left:g}" y="{y + 2:g}" '
+                    f'width="{bar.right - bar.left:.1f}" height="{ROW - 4}" fill="{bar.colour}">'
+                    f"<title>{escape(bar.tip)}</title>",
+                    "</rect>",
+                    text(start + axis.width + 4, y + ROW - 4, bar.value, "v"),
+                ]
             y += ROW
     grid = []
-    for tick in TICKS:
-        x = start + WIDTH * tick
-        kind = "c" if tick == 1 else "t"
-        grid.append(f'<line x1="{x:g}" y1="{top:g}" x2="{x:g}" y2="{y:g}" class="{kind}"/>')
-        grid.append(text(x - 8, top - 4, f"{100 * tick:g}"))
-    title = (
-        f"Share of the mix-matched ceiling in %: {bench['device']}, "
-        f"{bench['dtype']} in, {bench['precision']}"
-    )
-    heading = max(len(title), *(len(name) for name, _ in shown), 0)
-    width = max(start + WIDTH * MOST + 50, 16 + (LETTER + 1) * heading)  # headings are bold
+    for start, panel in zip(starts, panels, strict=True):
+        if panel:
+            grid.append(text(start, top - 22, panel, "g"))
+        for tick, words in axis.ticks:
+            x = start + tick
+            kind = "c" if tick == axis.origin else "t"
+            grid.append(f'<line x1="{x:g}" y1="{top:g}" x2="{x:g}" y2="{y:g}" class="{kind}"/>')
+            grid.append(text(x - 8, top - 4, words))
+    heading = max(len(title), *(len(name) for name, _ in groups), 0)
+    width = max(starts[-1] + axis.width + axis.values, 16 + (LETTER + 1) * heading)  # bold
     height = y + 12
     return "\n".join(
         [
@@ -100,6 +103,38 @@ def picture(bench: dict[str, Any]) -> str:
             "</svg>\n",
         ]
     )
+
+
+def shape(case: Case) -> str:
+    return f"{case['rows']} x {case['cols']}"
+
+
+def groups_of(cases: Iterable[Case]) -> list[tuple[str, list[Case]]]:
+    """Cases that ran, by shape and mix, with the largest share first."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        if not case.get("error"):
+            found.setdefault(f"{shape(case)}, {case['mix']}", []).append(case)
+    for of in found.values():
+        of.sort(key=lambda c: -c["share"])
+    return sorted(found.items())
+
+
+def row(case: Case) -> Row:
+    share = case["share"]
+    colour = next(c for least, c in COLOURS if share >= least)
+    tip = f"{case['case']}: {case['us']:.1f} us, {case['tbps']:.2f} TB/s"
+    return Row(case["case"], [Bar(0, WIDTH * min(share, MOST), colour, f"{100 * share:.1f}", tip)])
+
+
+def picture(bench: dict[str, Any]) -> str:
+    title = (
+        f"Share of the mix-matched ceiling in %: {bench['device']}, "
+        f"{bench['dtype']} in, {bench['precision']}"
+    )
+    axis = Axis(WIDTH * MOST, [(WIDTH * t, f"{100 * t:g}") for t in TICKS], WIDTH, 50)
+    rows = [(name, [row(c) for c in cases]) for name, cases in groups_of(bench["cases"])]
+    return drawn(title, [""], axis, rows)
 
 
 def main() -> None:

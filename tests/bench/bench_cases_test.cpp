@@ -2,12 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <random>
 #include <set>
 
 #include "backend/cuda/nvrtc.h"
 #include "bench/cases.h"
 #include "bench/ceiling.h"
 #include "bench/cubin.h"
+#include "bench/statistics.h"
 #include "tenon/activation.h"
 
 namespace tenon::bench {
@@ -134,6 +136,30 @@ TEST(BenchCases, AreFilteredByWords) {
   EXPECT_EQ(ops, (std::set<std::string>{"swiglu", "clamped_swiglu", "hardswish", "gated(hardswish)",
                                         "layernorm"}));
   EXPECT_TRUE(filtered(all, {"no_such_thing"}).empty());
+}
+
+TEST(BenchStatistics, IntervalsCoverTheMedian) {
+  EXPECT_EQ(estimate({}).median, 0);
+  const Estimate one = estimate({3});
+  EXPECT_EQ(one.low, 3);
+  EXPECT_EQ(one.high, 3);
+  EXPECT_EQ(estimate({4, 1, 2, 3}).median, 2.5);
+  std::mt19937 random(1);
+  std::normal_distribution<double> normal(7, 1);
+  constexpr int kTimes = 4000;
+  for (const size_t rounds : {11, 15, 30}) {
+    int covered = 0;
+    for (int i = 0; i < kTimes; ++i) {
+      std::vector<double> values(rounds);
+      for (double& v : values) v = normal(random);
+      const Estimate e = estimate(values);
+      EXPECT_LE(e.low, e.median);
+      EXPECT_GE(e.high, e.median);
+      covered += e.low <= 7 && 7 <= e.high ? 1 : 0;
+    }
+    EXPECT_GT(covered, kTimes * 94 / 100) << rounds;
+    EXPECT_LT(covered, kTimes) << rounds;
+  }
 }
 
 TEST(BenchCubin, ReadsRegistersAndLocalMemory) {

@@ -84,6 +84,17 @@ class Command(CommandTest):
         for key in ("registers", "local_bytes", "threads", "kernels"):
             self.assertNotIn(key, case)
 
+    def test_peers_of_a_case(self):
+        out, _ = self.run_it(*BENCH, "--json", "--filter", "gelu bf16", "srelu bf16")
+        for line in map(json.loads, out.splitlines()):
+            if line["case"].startswith("srelu") or "->" in line["case"] or "+" in line["case"]:
+                self.assertEqual(line["peers"], {})
+            for peer in line["peers"].values():  # none in a build without oneDNN
+                self.assertLessEqual(peer["speedup_lo"], peer["speedup"])
+                self.assertGreaterEqual(peer["speedup_hi"], peer["speedup"])
+                self.assertGreater(peer["time_us"], 0)
+                self.assertRegex(peer["version"], r"^\d+\.\d+\.\d+$")
+
     def test_shapes_that_are_too_large(self):
         for args in (["--rows", "99999999999"], ["--cols", "9223372036854775807"],
                      ["--shape", "99999999999x4096"]):
