@@ -32,16 +32,20 @@ std::vector<size_t> stores_of(const Step& step, size_t encoder) {
   return found;
 }
 
-// Columns and rows that share a scale. Transposing 64 rows of codes writes whole lines.
+// Columns and rows that share a scale.
 int64_t block_cols(const Encoder& e) {
   int64_t most = 1;
   for (const Orientation o : kOrientations)
     if (e.has(o)) most = std::max(most, e.format.blocks(o).cols);
   return most;
 }
+// Transposing 64 rows of codes writes whole lines. More lines of a column at a time take less time,
+// but values in fp32 would not fit the cache with them.
 int64_t block_rows(const Encoder& e) {
-  constexpr int64_t kTransposed = 64;
-  int64_t most = e.columnwise && info(e.format.scaling).transposes ? kTransposed : 1;
+  constexpr int64_t kLine = 64, kLines = 4;
+  int64_t most = 1;
+  if (e.columnwise && info(e.format.scaling).transposes)
+    most = e.format.blocks(Orientation::columnwise).single() ? kLines * kLine : kLine;
   for (const Orientation o : kOrientations)
     if (e.has(o)) most = std::max(most, e.format.blocks(o).rows);
   return most;

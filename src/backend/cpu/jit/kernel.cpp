@@ -27,7 +27,8 @@ using asmjit::Imm;
 using asmjit::Operand;
 namespace Id = x86::Inst;
 
-constexpr int kUnroll = 4;            // vectors in flight; more of them spill, fewer wait
+// Vectors in flight: more of them spill, fewer wait. FP8 codes take long after the formula.
+constexpr int kUnroll = 4, kUnrollCodes = 8;
 constexpr size_t kLongFormula = 160;  // nodes; asmjit's time grows with the square of live values
 constexpr int64_t kPrefetchBytes = 4096;  // distance of prefetches, if there is one input
 
@@ -49,7 +50,16 @@ bool can_pair(const Function& f) {
 }
 
 // Vectors of columns per pass of the loop.
-int vectors_of(const Function& f) { return f.graph->size() > kLongFormula ? kUnroll / 2 : kUnroll; }
+int vectors_of(const Function& f, bool wide) {
+  if (f.graph->size() > kLongFormula) return kUnroll / 2;
+  int results = 0, codes = 0;
+  for (const Output& o : f.outputs) {
+    if (o.to != Output::To::elements) continue;
+    ++results;
+    if (info(o.dtype).bytes == 1) ++codes;
+  }
+  return wide && can_pair(f) && results == 1 && codes == 1 ? kUnrollCodes : kUnroll;
+}
 
 class Errors final : public asmjit::ErrorHandler {
  public:
@@ -77,7 +87,7 @@ class Builder {
     }
     for (const uint32_t id : roots) ++uses_[id];
     pairs_ = can_pair(f);
-    unroll_ = vectors_of(f);
+    unroll_ = vectors_of(f, wide);
     for (size_t i = 0; i < f.inputs.size(); ++i)
       any_nan_ = any_nan_ || (f_.inputs[i].used && f.inputs[i].any_nan);
   }
@@ -197,7 +207,7 @@ class Builder {
   // The tree sum of some vectors, in which missing elements are −0.
   void add_total(size_t i, int vectors, const x86::Gp* left) {
     Vectors& v = *vectors_;
-    std::array<x86::Vec, kUnroll> parts;
+    std::array<x86::Vec, kUnrollCodes> parts;
     for (int u = 0; u < vectors; ++u) {
       parts[u] = register_of(f_.outputs[i].value, u);
       if (left)
@@ -225,7 +235,7 @@ class Builder {
       m.setSize(static_cast<uint32_t>(vectors_->bytes()));
       return m;
     };
-    std::array<x86::Vec, kUnroll> sums;
+    std::array<x86::Vec, kUnrollCodes> sums;
     for (int u = 0; u < vectors; ++u) {
       sums[u] = register_of(f_.outputs[i].value, u);
       if (first_of_group_) continue;
@@ -458,8 +468,12 @@ class Builder {
       cc_->shr(counter, 3);
       cc_->add(counter, in_[slot]);
       cc_->mov(stream, word(input_word(slot)));
-      const std::array<x86::Vec, 4> all = draws(*cc_, *vectors_, counter, stream, pairs_);
-      for (int u = 0; u < vectors; ++u) values_[id][u] = {.reg = all[u]};
+      for (int begin = 0; begin < vectors; begin += 4) {
+        if (begin > 0) cc_->add(counter, 4 * vectors_->lanes() / 8);
+        const std::array<x86::Vec, 4> four = draws(*cc_, *vectors_, counter, stream, pairs_);
+        for (int u = begin; u < std::min(vectors, begin + 4); ++u)
+          values_[id][u] = {.reg = four[u - begin]};
+      }
       return;
     }
     if (input.reach != Reach::elements) {
@@ -488,7 +502,7 @@ class Builder {
   // `left`: the columns from index_ on, if they may be fewer than the vectors hold.
   void store(int vectors, const x86::KReg* mask, const x86::Gp* left) {
     const int lanes = vectors_->lanes(), per_line = pairs_ ? 2 : 1;
-    std::array<std::optional<Operand>, kUnroll> inside;
+    std::array<std::optional<Operand>, kUnrollCodes> inside;
     const auto value = [&](const Output& o, int u) {
       const Value& v = values_[o.value][u];
       return v.constant ? vectors_->kept(v.bits) : v.reg;
@@ -505,7 +519,7 @@ class Builder {
     const bool streams = f_.stream && !left;
     // FP8 codes of two lines are one whole line.
     const auto two_lines = [&](const Output& o) {
-      return pairs_ && wide_ && vectors == 4 && info(o.dtype).bytes == 1;
+      return pairs_ && wide_ && vectors % 4 == 0 && info(o.dtype).bytes == 1;
     };
     for (int u = 0; u < vectors; u += per_line)
       for (size_t i = 0; i < f_.outputs.size(); ++i) {
@@ -522,11 +536,11 @@ class Builder {
           continue;
         }
         if (two_lines(o)) {
-          if (u + per_line < vectors) continue;
-          x86::Mem to = output_at(i, 0);
+          if (u % 4 != 0) continue;
+          x86::Mem to = output_at(i, u * lanes);
           to.setSize(static_cast<uint32_t>(vectors_->bytes()));
-          vectors_->store_line(o.dtype, to, {value(o, 0), value(o, 1)}, {value(o, 2), value(o, 3)},
-                               stream);
+          vectors_->store_line(o.dtype, to, {value(o, u), value(o, u + 1)},
+                               {value(o, u + 2), value(o, u + 3)}, stream);
           continue;
         }
         x86::Mem to = output_at(i, u * lanes);
@@ -551,7 +565,7 @@ class Builder {
   std::vector<uint32_t> order_;
   std::vector<Extent> extent_;
   std::vector<uint32_t> uses_;
-  std::vector<std::array<Value, kUnroll>> values_;  // by node
+  std::vector<std::array<Value, kUnrollCodes>> values_;  // by node
   x86::Compiler* cc_ = nullptr;
   std::optional<Vectors> vectors_;
   x86::Gp frame_, rows_, cols_, index_, tail_count_;
@@ -581,7 +595,7 @@ int64_t Function::elements_ahead() const {
 }
 
 TotalPieces total_pieces(const Function& f, bool wide, int64_t cols) {
-  const int64_t lanes = wide ? 16 : 8, block = vectors_of(f) * lanes;
+  const int64_t lanes = wide ? 16 : 8, block = vectors_of(f, wide) * lanes;
   const int64_t piece = can_pair(f) ? 2 * lanes : lanes;
   return {cols / block, cdiv(cols % block, piece)};
 }
