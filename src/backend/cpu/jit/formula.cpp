@@ -16,15 +16,14 @@ namespace {
 
 using hardware::kEx2, hardware::kLg2, hardware::kRcp;
 
-constexpr double kRoughEx2 = 0x1p-13 * 0.63;  // 2^-13.67, rounding included
-constexpr double kRoughRcp = 0x1p-14;
-
-// 2^x for x in [-127, 128], by fp32 operations. Subnormal results are 0.
+// 2^x for x in [-126, 128], by fp32 operations. Results below 2^-125.5 are 0. n = 128 needs a power
+// less than 2^n.
 Expr portable_ex2(Expr x) {
-  const Expr limited = clamp(x, -127.0F, 128.0F);
-  const Expr shifted = limited + words::kPower;
-  const Expr n = shifted - words::kPower;
-  return words::polynomial(limited - n, kExp2Nearest) * pow2(shifted);
+  constexpr float kLess = words::kPower - 1;
+  const Expr limited = clamp(x, -126.0F, 128.0F);
+  const Expr shifted = limited + kLess;
+  const Expr n = shifted - kLess;
+  return words::polynomial(limited - n, kExp2Twice) * pow2(shifted);
 }
 
 // Replaces functions that the instruction set lacks.
@@ -93,11 +92,33 @@ Lowered without_complements(const Lowered& from) {
   });
 }
 
-// The error that a word may have is enough for rough functions in two cases: σ, if nothing is
-// subtracted from it, and exp, which squares 2^(x/2).
+// 2·x, if that changes a constant of x only.
+std::optional<Expr> twice(Expr x) {
+  if (hardware::is(x, Word::neg) || hardware::is(x, Word::abs)) {
+    const std::optional<Expr> in = twice(hardware::input(x, 0));
+    if (!in) return std::nullopt;
+    return hardware::is(x, Word::neg) ? -*in : abs(*in);
+  }
+  const auto m = hardware::multiple(x);
+  return m ? std::optional(m->of * (2 * m->factor)) : std::nullopt;
+}
+// The square of 2^x becomes 2^(2x): subnormal results are exact here.
+Lowered without_squares(const Lowered& from) {
+  return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
+    const Node& root = from.graph[n.in[0]];
+    const bool squares = n.word == Word::mul || n.word == Word::fma;
+    if (!squares || n.in[0] != n.in[1] || root.word != kEx2) return std::nullopt;
+    const std::optional<Expr> x = twice(image[root.in[0]]);
+    if (!x) return std::nullopt;
+    const Expr power = hardware::ex2(*x, hardware::is_rough(root));
+    return n.word == Word::mul ? power : power + image[n.in[2]];
+  });
+}
+
+// The error that σ may have is enough for rough functions, if nothing is subtracted from it.
 Lowered roughened(const Lowered& from, double allowed) {
   const Graph& g = from.graph;
-  if (kRoughEx2 + kRoughRcp > allowed || 2 * kRoughEx2 > allowed) return from;
+  if (allowed < hardware::kRoughError) return from;
   const std::vector<uint32_t> nodes = order(g, from.roots);
   std::vector<bool> rough(g.size(), true);
   for (const uint32_t id : nodes) {
@@ -111,11 +132,10 @@ Lowered roughened(const Lowered& from, double allowed) {
                                 (n.word == Word::fma && i < 2 && constant(1 - i) && constant(2));
         if (difference || !sigmoid(g, n.in[i])) rough[n.in[i]] = false;
       } else if (in.word == kEx2) {
-        const bool square = n.word == Word::mul && n.in[0] == n.in[1];
         const bool limited = n.word == Word::min && constant(1 - i);
         const bool denominator =
             n.word == Word::add && i == 0 && constant(1) && g[n.in[1]].value > 0;
-        if (!square && !limited && !denominator) rough[n.in[i]] = false;
+        if (!limited && !denominator) rough[n.in[i]] = false;
       }
     }
   }
@@ -144,8 +164,6 @@ Lowered roughened(const Lowered& from, double allowed) {
 
 }  // namespace
 
-bool is_rough(const Node& n) { return n.detail != 0; }
-
 Rounding rounding_of(const Step& step, const Store& store) {
   const Graph& g = *step.graph;
   const Node& value = g[store.value];
@@ -164,7 +182,7 @@ Lowered formula(const Step& step, bool wide) {
   if (error == 0) return lower(*step.graph, roots, Precision::strict);
   const Lowered own = native(*step.graph, roots, error);
   if (!wide) return available(own, wide);
-  return available(roughened(without_complements(own), error), wide);
+  return available(roughened(without_complements(without_squares(own)), error), wide);
 }
 
 }  // namespace tenon::cpu::jit

@@ -7,9 +7,6 @@
 
 namespace tenon::cpu::jit {
 
-// Whether 2^x or 1/x (hardware.h, only with AVX-512) may err by 2^-13.7.
-[[nodiscard]] bool is_rough(const Node& n);
-
 // How a bf16 result of the step is rounded. In native precision a result of an approximated
 // function may break a tie either way.
 Rounding rounding_of(const Step& step, const Store& store);
