@@ -162,6 +162,26 @@ Lowered roughened(const Lowered& from, double allowed) {
   });
 }
 
+// −a·b + c, a·b − c and −|a| are one instruction.
+Lowered with_negated(const Lowered& from) {
+  const Graph& g = from.graph;
+  return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
+    const auto minus = [&](int i) { return g[n.in[i]].word == Word::neg; };
+    const auto inner = [&](int i) { return image[minus(i) ? g[n.in[i]].in[0] : n.in[i]]; };
+    const auto made = [&](Word w, int negated, std::initializer_list<Expr> in) {
+      Node node{.word = w, .detail = static_cast<uint8_t>(negated)};
+      Graph& to = *std::ranges::find_if(in, [](Expr e) { return e.graph(); })->graph();
+      std::ranges::transform(in, node.in.begin(), [&](Expr e) { return to.id(e); });
+      return to.intern(node);
+    };
+    if (n.word == Word::neg && g[n.in[0]].word == Word::abs)
+      return made(Word::abs, kResult, {image[g[n.in[0]].in[0]]});
+    if (n.word != Word::fma || !(minus(0) || minus(1) || minus(2))) return std::nullopt;
+    const int negated = (minus(0) != minus(1) ? kProduct : 0) | (minus(2) ? kSummand : 0);
+    return made(Word::fma, negated, {inner(0), inner(1), inner(2)});
+  });
+}
+
 }  // namespace
 
 Rounding rounding_of(const Step& step, const Store& store) {
@@ -179,10 +199,10 @@ Rounding rounding_of(const Step& step, const Store& store) {
 Lowered formula(const Step& step, bool wide) {
   const std::vector<uint32_t> roots = step.roots();
   const double error = step.native_error();
-  if (error == 0) return lower(*step.graph, roots, Precision::strict);
+  if (error == 0) return with_negated(lower(*step.graph, roots, Precision::strict));
   const Lowered own = native(*step.graph, roots, error);
-  if (!wide) return available(own, wide);
-  return available(roughened(without_complements(without_squares(own)), error), wide);
+  if (!wide) return with_negated(available(own, wide));
+  return with_negated(available(roughened(without_complements(without_squares(own)), error), wide));
 }
 
 }  // namespace tenon::cpu::jit

@@ -11,7 +11,7 @@ namespace tenon::cpu::jit {
 // function may break a tie either way.
 Rounding rounding_of(const Step& step, const Store& store);
 
-// Roots: the values of the stores, then the totals.
+// Roots: the values of the stores, then the totals. Nodes fma and abs may have a Negated form.
 Lowered formula(const Step& step, bool wide);
 
 }  // namespace tenon::cpu::jit

@@ -441,7 +441,7 @@ class Builder {
     if (n.word == hardware::kEx2) return vectors_->exp2(reg(in[0]), hardware::is_rough(n));
     if (n.word == hardware::kRcp) return vectors_->reciprocal(reg(in[0]), hardware::is_rough(n));
     if (n.word == Word::select) return vectors_->select(n.rel(), in[0], in[1], in[2], in[3]);
-    if (n.word != Word::round) return vectors_->word(n.word, in[0], in[1], in[2]);
+    if (n.word != Word::round) return vectors_->word(n.word, in[0], in[1], in[2], n.detail);
     return vectors_->round(n.dtype(), reg(in[0]));
   }
 
