@@ -65,13 +65,19 @@ Lowered contracted(const Lowered& from) {
   });
 }
 
-Lowered native(const Graph& graph, std::span<const uint32_t> roots, double error) {
+Approximated native(const Graph& graph, std::span<const uint32_t> roots, double error,
+                    const std::vector<Loaded>& loads) {
   const auto errs = [&](uint32_t id) {
     return info(graph[id].word).kind == WordKind::transcendental;
   };
   if (std::ranges::none_of(order(graph, roots), errs))
-    return with_quotients(lower(graph, roots, Precision::strict));
-  return contracted(unclamped(approximated(graph, roots, error, {}).formula));
+    return {with_quotients(lower(graph, roots, Precision::strict)), {}};
+  const Approximated first = approximated(graph, roots, error, loads);
+  return {contracted(unclamped(first.formula)), first.positive};
+}
+
+Lowered native(const Graph& graph, std::span<const uint32_t> roots, double error) {
+  return native(graph, roots, error, {}).formula;
 }
 
 }  // namespace tenon

@@ -50,10 +50,18 @@ std::optional<Sigmoid> sigmoid(const Graph& g, uint32_t rcp) {
   return Sigmoid{sum.in[0], k.value};
 }
 
-// The node r of b·(1 − k·r) with r = 1/(2^t + k): a difference that a rough r makes useless.
+// The node r of b·(1 − k·r) with r = 1/(2^t + k): a difference that a rough r makes useless. It is
+// a sum of constants and r, or b − b·(k·r).
 std::optional<uint32_t> complement(const Graph& g, const Node& n) {
-  if (n.word != Word::fma || g[n.in[1]].word != Word::constant || g[n.in[2]].word != Word::constant)
-    return std::nullopt;
+  if (n.word != Word::fma) return std::nullopt;
+  const Node &left = g[n.in[0]], &product = g[n.in[1]];
+  if (left.word == Word::neg && left.in[0] == n.in[2] && product.word == Word::mul) {
+    const std::optional<Sigmoid> s = sigmoid(g, product.in[0]);
+    const Node& k = g[product.in[1]];
+    return s && k.word == Word::constant && k.value == s->k ? std::optional(product.in[0])
+                                                            : std::nullopt;
+  }
+  if (product.word != Word::constant || g[n.in[2]].word != Word::constant) return std::nullopt;
   const std::optional<Sigmoid> s = sigmoid(g, n.in[0]);
   if (!s || g[n.in[1]].value != -g[n.in[2]].value * s->k) return std::nullopt;
   return n.in[0];
@@ -124,6 +132,7 @@ Lowered roughened(const Lowered& from, double allowed) {
   for (const uint32_t id : nodes) {
     const Node& n = g[id];
     const auto constant = [&](int i) { return g[n.in[i]].word == Word::constant; };
+    if (const std::optional<uint32_t> r = complement(g, n)) rough[*r] = false;
     for (int i = 0; i < n.arity(); ++i) {
       const Node& in = g[n.in[i]];
       const bool sum = n.word == Word::add || n.word == Word::sub;
@@ -196,13 +205,17 @@ Rounding rounding_of(const Step& step, const Store& store) {
   return approximated ? Rounding::half_up : Rounding::even;
 }
 
-Lowered formula(const Step& step, bool wide) {
+Approximated formula(const Step& step, bool wide, bool ordinary) {
   const std::vector<uint32_t> roots = step.roots();
   const double error = step.native_error();
-  if (error == 0) return with_negated(lower(*step.graph, roots, Precision::strict));
-  const Lowered own = native(*step.graph, roots, error);
-  if (!wide) return with_negated(available(own, wide));
-  return with_negated(available(roughened(without_complements(without_squares(own)), error), wide));
+  if (error == 0) return {with_negated(lower(*step.graph, roots, Precision::strict)), {}};
+  std::vector<Loaded> loads(ordinary ? step.loads.size() : 0);
+  for (size_t i = 0; i < loads.size(); ++i)
+    if (step.loads[i].from == Load::From::parameter) loads[i] = Loaded::single;
+  const Approximated own = native(*step.graph, roots, error, loads);
+  const Lowered rough =
+      wide ? roughened(without_complements(without_squares(own.formula)), error) : own.formula;
+  return {with_negated(available(rough, wide)), own.positive};
 }
 
 }  // namespace tenon::cpu::jit

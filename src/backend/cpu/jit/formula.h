@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backend/cpu/jit/vectors.h"
-#include "expr/lower.h"
+#include "expr/approximated.h"
 #include "step/step.h"
 
 namespace tenon::cpu::jit {
@@ -12,6 +12,7 @@ namespace tenon::cpu::jit {
 Rounding rounding_of(const Step& step, const Store& store);
 
 // Roots: the values of the stores, then the totals. Nodes fma and abs may have a Negated form.
-Lowered formula(const Step& step, bool wide);
+// `ordinary`: the parameters are ordinary (vectors.h), and those of `positive` are positive.
+Approximated formula(const Step& step, bool wide, bool ordinary);
 
 }  // namespace tenon::cpu::jit

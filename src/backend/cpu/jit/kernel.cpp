@@ -211,8 +211,8 @@ class Builder {
     cc_->add(total_at_[i], 4);
   }
 
-  // The first row of a group is kept in the order of the vectors. The next one is added to it. (Rows
-  // are not added in registers: reading several rows at once takes longer.)
+  // The first row of a group is kept in the order of the vectors. The next one is added to it.
+  // (Rows are not added in registers: reading several rows at once takes longer.)
   void add_column(size_t i, int vectors) {
     static_assert(kGroupRows == 2);
     const auto at = [&](int u) {
@@ -424,10 +424,24 @@ class Builder {
         values_[id].fill(c);
         continue;
       }
-      for (int u = 0; u < vectors; ++u) values_[id][u] = {.reg = apply(n, u, extent, left)};
+      const bool ordinary = is_ordinary(n);
+      for (int u = 0; u < vectors; ++u)
+        values_[id][u] = {.reg = apply(n, u, extent, left), .ordinary = ordinary};
       if (extent < element) values_[id].fill(values_[id][0]);
       for (int i = 0; i < n.arity(); ++i) --left[n.in[i]];
     }
+  }
+
+  // ±p or c/p, if p is an ordinary input.
+  [[nodiscard]] bool is_ordinary(const Node& n) const {
+    const auto input = [&](int i) {
+      const Node& in = graph_[n.in[i]];
+      return in.word == Word::load && f_.inputs[in.slot].ordinary;
+    };
+    if (n.word == Word::neg) return input(0);
+    const float above = std::fabs(graph_[n.in[0]].value);
+    return n.word == Word::div && graph_[n.in[0]].word == Word::constant && input(1) &&
+           above >= 1 / kOrdinary && above <= kOrdinary;
   }
 
   x86::Vec apply(const Node& n, int u, Extent extent, const std::vector<uint32_t>& left) {
@@ -448,9 +462,10 @@ class Builder {
   void load(uint32_t id, uint32_t slot, int vectors, const x86::KReg* mask) {
     const Input& input = f_.inputs[slot];
     if (input.reach != Reach::elements) {
-      values_[id].fill({.reg = vectors_->broadcast(
-                            x86::ptr(in_[slot], 0, static_cast<uint32_t>(info(input.dtype).bytes)),
-                            input.dtype)});
+      values_[id].fill(
+          {.reg = vectors_->broadcast(
+               x86::ptr(in_[slot], 0, static_cast<uint32_t>(info(input.dtype).bytes)), input.dtype),
+           .ordinary = input.ordinary});
       return;
     }
     const int lanes = vectors_->lanes(), per_line = pairs_ ? 2 : 1;

@@ -17,12 +17,16 @@ namespace tenon::cpu::jit {
 // How a function reaches an input. elements: one per row and column. row: one per row. single: one.
 enum class Reach : uint8_t { elements, row, single };
 
+// Quotients of such numbers are neither 0 nor infinite.
+inline constexpr float kOrdinary = 0x1p60F;
+
 struct Input {
   Reach reach = Reach::elements;
   DType dtype = DType::f32;
   // Whether a NaN may have bits other than those that arithmetic on bf16 values gives.
   bool any_nan = true;
-  bool used = false;  // by an output
+  bool ordinary = false;  // a single number whose magnitude is in [1/kOrdinary, kOrdinary]
+  bool used = false;      // by an output
 };
 
 struct Output {

@@ -15,6 +15,7 @@
 #include "backend/cpu/item.h"
 #include "backend/cpu/jit/formula.h"
 #include "backend/cpu/jit/kernel.h"
+#include "expr/order.h"
 
 namespace tenon::cpu::jit {
 
@@ -147,7 +148,8 @@ class Frame {
     for (size_t i = 0; i < f_.outputs.size(); ++i) {
       if (!f_.outputs[i].stream) continue;
       const size_t at = f_.inputs.size() + i;
-      if (address(at) % kLine != 0 || (words_[Function::kRows] > 1 && step(at) % kLine != 0)) return false;
+      if (address(at) % kLine != 0 || (words_[Function::kRows] > 1 && step(at) % kLine != 0))
+        return false;
     }
     return true;
   }
@@ -404,8 +406,11 @@ class SlotItem final : public Item {
 
 class Runner final : public TileRunner {
  public:
-  Runner(const Step& step, const Isa& isa)
-      : loops_(*isa.loops), body_{step, formula(step, isa.wide)} {
+  Runner(const Step& step, const Isa& isa, Approximated formula, bool ordinary)
+      : loops_(*isa.loops),
+        ordinary_(ordinary),
+        body_{step, std::move(formula.formula)},
+        positive_(std::move(formula.positive)) {
     const std::vector<uint32_t> roots = body_.lowered.roots;
     const size_t stores = step.stores.size();
     body_.wide = isa.wide;
@@ -446,6 +451,19 @@ class Runner final : public TileRunner {
     body_.group = std::make_unique<const Phase>(function_of(outputs), isa.wide);
   }
 
+  // Whether the parameters are those that the code was compiled for.
+  [[nodiscard]] bool fits(const RunArgs& args) const {
+    const auto value = [&](const Load& l) { return args.parameters[l.arg]; };
+    return std::ranges::all_of(body_.step.loads,
+                               [&](const Load& l) {
+                                 const float p =
+                                     l.from == Load::From::parameter ? std::fabs(value(l)) : 1;
+                                 return p >= 1 / kOrdinary && p <= kOrdinary;
+                               }) &&
+           std::ranges::all_of(positive_,
+                               [&](uint32_t i) { return value(body_.step.loads[i]) > 0; });
+  }
+
   void prepare() const override {
     for (const auto& phase : body_.phases) (void)phase->code(false);
     if (body_.group) (void)body_.group->code(false);
@@ -466,7 +484,10 @@ class Runner final : public TileRunner {
 
   Function function_of(std::vector<Output> outputs) const {
     Function f{.outputs = std::move(outputs), .graph = &body_.lowered.graph};
-    for (const Load& l : body_.step.loads) f.inputs.push_back(input_of(body_.step, l));
+    for (const Load& l : body_.step.loads) {
+      f.inputs.push_back(input_of(body_.step, l));
+      f.inputs.back().ordinary = ordinary_ && l.from == Load::From::parameter;
+    }
     f.inputs.resize(f.inputs.size() + body_.step.encoders.size(),
                     {.reach = Reach::single, .any_nan = false});
     f.mark_used();
@@ -542,13 +563,52 @@ class Runner final : public TileRunner {
   }
 
   const Loops& loops_;
+  bool ordinary_;
   Body body_;
+  std::vector<uint32_t> positive_;  // parameters that must be positive
+};
+
+// Whether parameters are limits: minima and maxima of ordinary numbers take fewer instructions.
+bool limits_by_parameter(const Step& step, const Lowered& formula) {
+  const Graph& g = formula.graph;
+  std::vector<bool> constant(g.size(), true);
+  bool found = false;
+  for (const uint32_t id : order(g, formula.roots)) {
+    const Node& n = g[id];
+    if (n.word == Word::load)
+      constant[id] = n.slot < step.loads.size() && step.loads[n.slot].from == Load::From::parameter;
+    for (int i = 0; i < n.arity(); ++i) constant[id] = constant[id] && constant[n.in[i]];
+    const bool limits = n.word == Word::min || n.word == Word::max;
+    found = found ||
+            (limits && !constant[id] && constant[n.in[1]] && g[n.in[1]].word != Word::constant);
+  }
+  return found;
+}
+
+// Compiled for ordinary parameters, and for others if a call has any.
+class EitherRunner final : public TileRunner {
+ public:
+  EitherRunner(const Step& step, const Isa& isa)
+      : any_(step, isa, formula(step, isa.wide, false), false),
+        ordinary_(step, isa, formula(step, isa.wide, true), true) {}
+
+  void prepare() const override { ordinary_.prepare(); }
+  void run(const RunArgs& args, const Grid& grid, int64_t index, Leftovers& left,
+           std::span<const ProductRange> product) const override {
+    (ordinary_.fits(args) ? ordinary_ : any_).run(args, grid, index, left, product);
+  }
+
+ private:
+  Runner any_, ordinary_;
 };
 
 }  // namespace
 
 std::unique_ptr<const TileRunner> runner(const Step& step, const Isa& isa) {
-  return std::make_unique<const Runner>(step, isa);
+  Approximated any = formula(step, isa.wide, false);
+  if (limits_by_parameter(step, any.formula))
+    return std::make_unique<const EitherRunner>(step, isa);
+  return std::make_unique<const Runner>(step, isa, std::move(any), false);
 }
 
 }  // namespace tenon::cpu::jit

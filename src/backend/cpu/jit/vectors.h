@@ -45,8 +45,8 @@ class Vectors {
 
   x86::Vec fresh();
   x86::Vec zero();
-  // The value of every word except leaves, select, round, and those of hardware.h. fma may negate its
-  // product or its summand, abs its result.
+  // The value of every word except leaves, select, round, and those of hardware.h. fma may negate
+  // its product or its summand, abs its result.
   x86::Vec word(Word w, const Value& a, const Value& b, const Value& c, int negated);
   // 2^x and 1/x, with an error of a few ulp, or of 2^-13.7. Only with AVX-512.
   x86::Vec exp2(const x86::Vec& x, bool rough);
