@@ -40,8 +40,9 @@ Lowered unclamped(const Lowered& from);
 // Contracts sums of products to fma, which errs less.
 Lowered contracted(const Lowered& from);
 
-// Functions may err by `error`, relative to their results. Without functions the result has the
-// strict bits, except for subnormal quotients: contracted sums made the LayerNorm kernel slower.
+// Functions may err by `error`, relative to their results. Without functions, sums are not
+// contracted, which made the LayerNorm kernel slower. With roots, the result then has the strict
+// bits, except for subnormal quotients.
 Lowered native(const Graph& graph, std::span<const uint32_t> roots, double error);
 // `loads` as for approximated().
 Approximated native(const Graph& graph, std::span<const uint32_t> roots, double error,
