@@ -6,6 +6,7 @@
 #include <bit>
 #include <cassert>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -58,13 +59,43 @@ class Errors final : public asmjit::ErrorHandler {
   std::string what;
 };
 
+// Children before parents. Of the children of a node, the one that needs most registers is first:
+// the results of the others are then not live meanwhile.
+std::vector<uint32_t> evaluation_order(const Graph& graph, std::span<const uint32_t> roots) {
+  std::vector<int> need(graph.size(), 0);
+  std::vector<std::vector<uint32_t>> children(graph.size());
+  for (const uint32_t id : order(graph, roots)) {
+    const Node& n = graph[id];
+    if (n.word == Word::constant) continue;
+    need[id] = 1;
+    children[id].assign(n.in.begin(), n.in.begin() + n.arity());
+    std::ranges::stable_sort(children[id], std::greater(), [&](uint32_t in) { return need[in]; });
+    for (size_t i = 0; i < children[id].size(); ++i)
+      need[id] = std::max(need[id], need[children[id][i]] + static_cast<int>(i));
+  }
+  std::vector<uint32_t> result, stack(roots.rbegin(), roots.rend());
+  std::vector<bool> open(graph.size(), false), done(graph.size(), false);
+  while (!stack.empty()) {
+    const uint32_t id = stack.back();
+    if (!open[id]) {
+      open[id] = true;
+      stack.insert(stack.end(), children[id].rbegin(), children[id].rend());
+      continue;
+    }
+    stack.pop_back();
+    if (!done[id]) result.push_back(id);
+    done[id] = true;
+  }
+  return result;
+}
+
 class Builder {
  public:
   Builder(const Function& f, bool wide)
       : f_(f), graph_(*f.graph), wide_(wide), extent_(graph_.size(), call), uses_(graph_.size()) {
     std::vector<uint32_t> roots;
     for (const Output& o : f.outputs) roots.push_back(o.value);
-    order_ = order(graph_, roots);
+    order_ = evaluation_order(graph_, roots);
     for (const uint32_t id : order_) {
       const Node& n = graph_[id];
       if (n.word == Word::load) extent_[id] = extent_of(f.inputs[n.slot].reach);
