@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Computes the minimax coefficients of src/expr/words.h and src/backend/cpu/jit/exp2.h and prints
-them in the same format.
+"""Computes the minimax coefficients of src/expr/words.h, src/expr/hardware.h and
+src/backend/cpu/jit/exp2.h and prints them in the same format.
 
 Each table approximates g(x) by a polynomial in y(x). A linear program minimises the largest
 w(x)*|polynomial - g| on a grid that is dense at the ends. w converts an error of the polynomial to
 a relative error of the function. The coefficients are then rounded to fp32 one by one, lowest order
 first. After each rounding, the remaining coefficients are fitted again. The printed error is for
 the rounded coefficients on a finer grid, in exact arithmetic.
+
+A quotient of polynomials is found by iteration: with the denominator of the last round in the
+weight, the error is linear in all coefficients. They are positive and rounded at once.
 """
 
 import mpmath as mp
@@ -81,6 +84,41 @@ def scaled_erfc(x):
     return mp.exp(x * x) * mp.erfc(x)
 
 
+class Quotient:
+    """g(x) by over(y)/under(y). The highest coefficient of `under` is 1. At the end of the grid,
+    `last` is approximated too."""
+
+    def __init__(self, name, form, over, under, lo, hi, g, y=lambda x: x, last=None):
+        self.names, self.form = (name + "Over", name + "Under"), form
+        self.over, self.under = over, under
+        self.lo, self.hi, self.g, self.y, self.last = mp.mpf(lo), mp.mpf(hi), g, y, last
+
+    def samples(self, count):
+        xs = grid(self.lo, self.hi, count) + [self.hi]
+        g = [float(self.g(x)) for x in xs]
+        if self.last is not None:
+            xs, g = xs + [self.hi], g + [float(self.last)]
+        return np.array([float(self.y(x)) for x in xs]), np.array(g)
+
+    def solve(self):
+        y, g = self.samples(400)
+        top = np.vander(y, self.over, increasing=True)
+        bottom = np.vander(y, self.under + 1, increasing=True)[:, 1:]
+        values = np.ones(len(y))
+        best = (np.inf, None, None)
+        for _ in range(60):
+            basis = np.hstack([top / g[:, None], -bottom]) / values[:, None]
+            c = correction(1 / values, basis)
+            values = 1 + bottom @ c[self.over:]
+            error = np.abs(top @ c[:self.over] / values / g - 1).max()
+            if error < best[0]:
+                best = (error, c[:self.over] / c[-1], np.append(1, c[self.over:-1]) / c[-1])
+        over, under = (np.float32(v).astype(float) for v in best[1:])
+        y, g = self.samples(997)
+        exact = np.polyval(over[::-1], y) / np.polyval(np.append(under, 1)[::-1], y)
+        return [list(over), list(under)], np.abs(exact / g - 1).max()
+
+
 HALF_LN2 = mp.log(2) / 2 * mp.mpf("1.0001")
 ROOT = mp.sqrt(2)
 ERF_SMALL = mp.mpf("0.375")  # kErfSmall
@@ -91,8 +129,9 @@ def exp_table(terms):
                  lambda r: (mp.expm1(r) - r) / r**2, lambda r: r**2 / mp.exp(r))
 
 
-def exp2_table(name, terms, lo, hi):
-    return Table(name, "2^f = p(f)", terms, lo, hi, lambda f: mp.mpf(2)**f, lambda f: mp.mpf(2)**-f)
+def exp2_table(name, terms, lo, hi, times=1):
+    return Table(name, "2^f = p(f)" if times == 1 else f"{times} 2^f = p(f)", terms, lo, hi,
+                 lambda f: times * mp.mpf(2)**f, lambda f: mp.mpf(2)**-f / times)
 
 
 def expm1_table(terms):
@@ -130,6 +169,21 @@ def erfc_tail_table(terms, shift, centre):
                  lambda x: u(x) - mp.mpf(centre))
 
 
+def tanh_quotient(over, under, hi):
+    hi = mp.mpf(hi)
+    return Quotient("kTanh", "tanh(x) = x p(x^2) / q(x^2) up to kTanhHigh, then 1", over, under,
+                    "1e-6", hi, lambda x: mp.tanh(x) / x, square, last=1 / hi)
+
+
+def erfc_quotient(over, under):
+    return Quotient("kErfc", "erfc(x) = exp(-x^2) p(x) / q(x)", over, under, 0, "10.15", scaled_erfc)
+
+
+def log1p_table(terms):
+    return Table("kLog1p", "log1p(x) = x p(x) on [0, 1]", terms, 0, 1,
+                 lambda x: mp.log1p(x) / x, lambda x: x / mp.log1p(x))
+
+
 TABLES = {
     "StrictTables": [
         exp_table(5),
@@ -143,7 +197,17 @@ TABLES = {
     "exp2.h": [
         exp2_table("kExp2Rough", 4, 0, 1),
         exp2_table("kExp2", 6, 0, 1),
-        exp2_table("kExp2Nearest", 6, -0.5, 0.5),
+        exp2_table("kExp2Twice", 6, -0.5, 0.5, times=2),
+    ],
+    "HardwareTables": [
+        tanh_quotient(3, 3, hi=6),
+        erfc_quotient(4, 4),
+        log1p_table(7),
+    ],
+    "HardwareTables<true>": [
+        tanh_quotient(3, 2, hi="4.9"),
+        erfc_quotient(3, 3),
+        log1p_table(5),
     ],
     "NativeTables": [
         exp_table(3),
@@ -160,6 +224,10 @@ TABLES = {
 def print_table(table):
     coefficients, error = table.solve()
     print(f"  // {table.form}: 2^{np.log2(error):.1f}")
+    if isinstance(table, Quotient):
+        for name, values in zip(table.names, coefficients):
+            print(f"  static constexpr std::array {name}{{{', '.join(map(hex_float, values))}}};")
+        return
     line = f"  static constexpr float {table.name}[] = {{"
     for i, c in enumerate(coefficients):
         item = hex_float(c) + ("," if i + 1 < table.terms else "};")

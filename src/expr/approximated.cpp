@@ -30,7 +30,10 @@ Expr evaluated(const Polynomial& p, Expr x) {
   return sum;
 }
 
+template <bool kRough>
 class Lowering {
+  using Hardware = HardwareOf<kRough>;
+
  public:
   // Functions may err by `error`, relative to their results. If `loads` marks single loads, the
   // host may compute values of slopes from them.
@@ -43,7 +46,6 @@ class Lowering {
         uses_(graph.size(), 0),
         sigmoid_(graph.size(), kNone),
         negated_(graph.size(), kNone),
-        doubled_(graph.size(), kNone),
         users_(graph.size()),
         tolerant_(graph.size(), true),
         alone_(graph.size(), false),
@@ -57,7 +59,6 @@ class Lowering {
       for (int i = 0; i < n.arity(); ++i) users_[n.in[i]].push_back(id);
       if (n.word == Word::sigmoid) sigmoid_[n.in[0]] = id;
       if (n.word == Word::neg) negated_[n.in[0]] = id;
-      if (n.word == Word::add && n.in[0] == n.in[1]) doubled_[n.in[0]] = id;
     }
     for (const uint32_t root : roots) tolerant_[root] = false;
     for (size_t i = order_.size(); i-- > 0;) tolerate(order_[i]);
@@ -79,6 +80,9 @@ class Lowering {
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
+  // Factors of a product with their powers, and a sum of products: factors that are not add or mul.
+  using Powers = std::map<uint32_t, int>;
+  using Terms = std::map<Powers, double>;
   static constexpr float kCertain = 20;  // the sigmoid of larger values is 1
 
   Expr lowered(uint32_t id) {
@@ -90,6 +94,9 @@ class Lowering {
       case Word::load:
         return out_.graph.load(n.slot);
       case Word::select:
+      case Word::log1p:
+        if (const uint32_t x = softplus(id); x != kNone) return Hardware::log1p_exp(image_[x]);
+        if (n.word == Word::log1p) return Hardware::log1p(in(0));
         if (const std::optional<Expr> outside = beyond(n)) return *outside;
         if (const std::optional<Expr> inside = slope_inside(n)) return *inside;
         return select({n.rel(), compared(n), in(1)}, in(2), in(3));
@@ -97,17 +104,29 @@ class Lowering {
         if (const Node& least = graph_[n.in[0]]; clamped_too(n))
           return min(max(image_[least.in[0]], in(1)), image_[least.in[1]]);
         return max(in(0), in(1));
+      case Word::min:
+        if (constant(n.in[1])) return limited_to(in(0), graph_[n.in[1]].value);
+        return min(in(0), in(1));
       case Word::round:
         return round(in(0), n.dtype());
       case Word::sigmoid:
         return sigmoid(id);
       case Word::mul:
         if (opposite(n.in[0]) == n.in[1] && n.in[0] != n.in[1]) {
+          if (const uint32_t x = doubled_softplus(n.in[0]); x != kNone) {
+            const TanhSoftplus t = tanh_softplus(x);
+            return t.more * t.r * (t.more * t.r);
+          }
           const Sides s = sides(argument(n.in[0]));
           return s.larger * s.smaller;
         }
+        if (const std::optional<Expr> product = erfc_product(n)) return *product;
+        if (const auto s = softplus_slope(id)) return image_[s->of] * softplus_sigmoid(s->x);
         return in(0) * in(1);
       case Word::add:
+        if (const std::optional<Expr> slope = erfc_slope(n)) return *slope;
+        if (const std::optional<Expr> slope = mish_slope(n)) return *slope;
+        if (const auto s = softplus_slope(id)) return image_[s->of] * softplus_sigmoid(s->x);
         if (const auto slope = slopes_.find(id); slope != slopes_.end())
           return slope_of(slope->second);
         if (const std::optional<Expr> product = factored(id)) return *product;
@@ -118,10 +137,9 @@ class Lowering {
                                                      : quotient(in(0), in(1).constant());
         return tolerant_[id] || errs_[id] ? rough_quotient(in(0), in(1)) : in(0) / in(1);
       case Word::tanh:
-        if (const uint32_t twice = doubled_[n.in[0]];
-            twice != kNone && sigmoid_[twice] != kNone && opposite(sigmoid_[twice]) != kNone) {
-          const Expr large = fma(sides(in(0) + in(0)).smaller, -2.0F, 1.0F);
-          return Hardware::tanh_of(in(0), select(in(0) < 0.0F, -large, large));
+        if (const uint32_t x = softplus(n.in[0]); x != kNone) {
+          const TanhSoftplus t = tanh_softplus(x);
+          return t.n * t.r;
         }
         return Hardware::tanh(in(0));
       default:
@@ -198,6 +216,13 @@ class Lowering {
     });
   }
 
+  // min(x, most). Of two limits, the smaller one.
+  static Expr limited_to(Expr x, float most) {
+    if (is(x, Word::min) && input(x, 1).is_constant() && input(x, 1).constant() >= most)
+      return min(input(x, 0), most);
+    return min(x, most);
+  }
+
   // Adds two selects with one condition as one select, if at most one branch needs an addition.
   static Expr sum(Expr a, Expr b) {
     const auto zero = [](Expr e) { return e.is_constant() && e.constant() == 0; };
@@ -266,11 +291,9 @@ class Lowering {
     Expr larger, smaller, sign;
   };
   static Sides sides(Expr a) {
-    const Expr x = scaled(a, kLog2e / 2);
-    const Expr half = ex2(-abs(x));
-    const Expr e = half * half;  // may be subnormal
-    const Expr r = rcp(1.0F + e);
-    return {r, e * r, x};
+    const Expr e = Hardware::exp_below(a);  // may be subnormal
+    const Expr r = rcp(1.0F + e, kRough);
+    return {r, e * r, a};
   }
 
   Expr sigmoid(uint32_t id) {
@@ -279,6 +302,202 @@ class Lowering {
     const Sides s = sides(argument(id));
     return graph_[a].word == Word::neg ? select(s.sign < 0.0F, s.larger, s.smaller)
                                        : select(s.sign < 0.0F, s.smaller, s.larger);
+  }
+
+  // The x of log1p(exp(x)), or of select(x > c, x, log1p(exp(min(x, c)))), which is the same.
+  [[nodiscard]] uint32_t softplus(uint32_t id) const {
+    const Node& n = graph_[id];
+    if (n.word == Word::log1p)
+      return graph_[n.in[0]].word == Word::exp ? graph_[n.in[0]].in[0] : kNone;
+    if (n.word != Word::select || n.rel() != Rel::gt || n.in[2] != n.in[0] || !certain(n.in[1]))
+      return kNone;
+    const uint32_t x = softplus(n.in[3]);
+    return x != kNone && is_min(x, n.in[0], n.in[1]) ? n.in[0] : kNone;
+  }
+  [[nodiscard]] bool certain(uint32_t id) const {
+    return constant(id) && graph_[id].value >= kCertain;
+  }
+  [[nodiscard]] bool is_min(uint32_t id, uint32_t x, uint32_t c) const {
+    const Node& n = graph_[id];
+    return n.word == Word::min && n.in[0] == x && n.in[1] == c;
+  }
+  // The x of sigmoid(±2·softplus(x)).
+  [[nodiscard]] uint32_t doubled_softplus(uint32_t id) const {
+    const Node& a = graph_[graph_[id].in[0]];
+    const Node& twice = a.word == Word::neg ? graph_[a.in[0]] : a;
+    return twice.word == Word::add && twice.in[0] == twice.in[1] ? softplus(twice.in[0]) : kNone;
+  }
+  // tanh(softplus(x)) = n/(n + 2) with n = e² + 2e and e = exp(x). From kCertain on it is 1.
+  struct TanhSoftplus {
+    Expr more, product, n, r;  // 1 + e, e + e², n, 1/(n + 2)
+  };
+  [[nodiscard]] TanhSoftplus tanh_softplus(uint32_t x) const {
+    const Expr e = Hardware::exp(limited_to(image_[x], kCertain));
+    const Expr more = 1.0F + e, product = e * more, n = product + e;
+    return {more, product, n, rcp(n + 2.0F, kRough)};
+  }
+
+  // of·σ(x), the derivative of softplus: of/(1 + e)·e with e = exp(x), also with its limit.
+  struct SoftplusSlope {
+    uint32_t of, x;
+  };
+  [[nodiscard]] std::optional<SoftplusSlope> softplus_slope(uint32_t id) const {
+    const Node& n = graph_[id];
+    const auto selects = [&](uint32_t i, uint32_t x, uint32_t c) {
+      const Node& s = graph_[i];
+      return s.word == Word::select && s.rel() == Rel::gt && s.in[0] == x && s.in[1] == c;
+    };
+    if (n.word == Word::mul) {
+      const Node &quotient = graph_[n.in[0]], &e = graph_[n.in[1]];
+      if (quotient.word != Word::div || e.word != Word::exp) return std::nullopt;
+      const Node& sum = graph_[quotient.in[1]];
+      if (sum.word != Word::add || !constant(sum.in[0]) || graph_[sum.in[0]].value != 1 ||
+          sum.in[1] != n.in[1])
+        return std::nullopt;
+      return SoftplusSlope{quotient.in[0], e.in[0]};
+    }
+    const Node& above = graph_[n.in[0]];
+    if (n.word != Word::add || above.word != Word::select || !certain(above.in[1]))
+      return std::nullopt;
+    const uint32_t x = above.in[0], c = above.in[1];
+    uint32_t below = n.in[1];
+    if (!selects(n.in[0], x, c) || !selects(below, x, c)) return std::nullopt;
+    while (selects(below, x, c)) below = graph_[below].in[3];
+    const std::optional<SoftplusSlope> s = softplus_slope(below);
+    if (!s || s->of != above.in[2] || !is_min(s->x, x, c)) return std::nullopt;
+    return SoftplusSlope{s->of, x};
+  }
+  // σ(x). Shares exp(−|x|) with softplus(x).
+  [[nodiscard]] Expr softplus_sigmoid(uint32_t x) const {
+    const Expr a = image_[x];
+    if (std::ranges::none_of(order_, [&](uint32_t i) { return softplus(i) == x; }))
+      return Hardware::sigmoid(a);
+    const Sides s = sides(a);
+    return select(a < 0.0F, s.smaller, s.larger);
+  }
+
+  // The difference of the factors of two products.
+  [[nodiscard]] Powers more(uint32_t product, uint32_t known) const {
+    Powers all = factors_[product];
+    for (const auto& [factor, power] : factors_[known]) all[factor] -= power;
+    std::erase_if(all, [](const auto& p) { return p.second == 0; });
+    return all;
+  }
+  // Matches select(v > c, 0, other).
+  struct Limited {
+    uint32_t v, c, other;
+  };
+  [[nodiscard]] std::optional<Limited> limited(uint32_t id) const {
+    const Node& n = graph_[id];
+    if (n.word != Word::select || n.rel() != Rel::gt || !constant(n.in[1]) || !constant(n.in[2]) ||
+        graph_[n.in[2]].value != 0)
+      return std::nullopt;
+    return Limited{n.in[0], n.in[1], n.in[3]};
+  }
+
+  // m·t + m·v·(4·σ(2s)·σ(−2s))·σ(u) with t = tanh(s), s = softplus(u), u = min(v, c): the
+  // derivative of m·v·t. The second term is 0 for v > c, where it is also negligible.
+  [[nodiscard]] std::optional<Expr> mish_slope(const Node& n) const {
+    const std::optional<Limited> second = limited(n.in[1]);
+    const auto s = second ? softplus_slope(second->other) : std::nullopt;
+    if (!s || !is_min(s->x, second->v, second->c) || !certain(second->c)) return std::nullopt;
+    const Powers rest = more(s->of, n.in[0]);
+    uint32_t t = kNone;
+    bool pair = false, four = false;
+    for (const auto& [factor, power] : rest) {
+      const Node& f = graph_[factor];
+      if (f.word == Word::tanh && power == -1 && softplus(f.in[0]) == s->x)
+        t = factor;
+      else if (f.word == Word::sigmoid && power == 1 && doubled_softplus(factor) == s->x)
+        pair = pair || rest.contains(opposite(factor));
+      else if (f.word == Word::constant && power == 1 && f.value == 4)
+        four = true;
+      else if (factor != second->v || power != 1)
+        return std::nullopt;
+    }
+    if (t == kNone || !pair || !four || !rest.contains(second->v)) return std::nullopt;
+    const TanhSoftplus parts = tanh_softplus(s->x);
+    const Expr slope = parts.r * fma(4.0F * image_[s->x], parts.product * parts.r, parts.n);
+    return exchanged(n.in[0], {{t, slope}});
+  }
+
+  // Matches erfc(k·min(v, c)) with v = max(x, −c) and k < 0. Beyond c it is 0 or 2 in fp32.
+  struct LimitedErfc {
+    uint32_t x, v, u;
+    double k;
+    float c;
+    [[nodiscard]] Expr magnitude(const std::vector<Expr>& image) const {
+      return min(abs(image[x]), c);
+    }
+  };
+  [[nodiscard]] std::optional<LimitedErfc> limited_erfc(uint32_t id) const {
+    constexpr double kBeyond = 10.1;
+    const Node& n = graph_[id];
+    if (n.word != Word::erfc || graph_[n.in[0]].word != Word::mul) return std::nullopt;
+    const Node& scale = graph_[n.in[0]];
+    const int i = constant(scale.in[0]) ? 0 : 1;
+    const Node &k = graph_[scale.in[i]], &u = graph_[scale.in[1 - i]];
+    if (k.word != Word::constant || u.word != Word::min || !constant(u.in[1])) return std::nullopt;
+    const float c = graph_[u.in[1]].value;
+    const Node& v = graph_[u.in[0]];
+    if (!(k.value < 0) || !(-k.value * c >= kBeyond) || v.word != Word::max || !constant(v.in[1]) ||
+        graph_[v.in[1]].value != -c)
+      return std::nullopt;
+    return LimitedErfc{v.in[0], u.in[0], scale.in[1 - i], -double{k.value}, c};
+  }
+  // f·v·erfc(k·min(v, c)) = 2f·max(v, 0) − |v|·f·erfc(|k·v|).
+  [[nodiscard]] std::optional<Expr> erfc_product(const Node& n) const {
+    const std::optional<LimitedErfc> e = limited_erfc(n.in[1]);
+    if (!e) return std::nullopt;
+    const Node& left = graph_[n.in[0]];
+    float f = 1;
+    if (n.in[0] != e->v) {
+      if (left.word != Word::mul || !constant(left.in[0]) || left.in[1] != e->v)
+        return std::nullopt;
+      f = graph_[left.in[0]].value;
+    }
+    const Expr a = e->magnitude(image_);
+    // The product with a comes first, because 2^x may be subnormal.
+    const Expr tail = a * Hardware::erfc_ratio(a, e->k, f) * Hardware::exp_square(a, e->k);
+    return max(image_[e->x], -0.0F) * (2 * f) - tail;
+  }
+  // m·erfc(k·u) + m·v·q·exp(−(k·u)²), the derivative of m·v·erfc(k·u). The second term is 0 for
+  // v > c, where it is also negligible.
+  [[nodiscard]] std::optional<Expr> erfc_slope(const Node& n) const {
+    const std::optional<Limited> second = limited(n.in[0]);
+    if (!second) return std::nullopt;
+    const Powers rest = more(second->other, n.in[1]);
+    uint32_t t = kNone, squared = kNone;  // erfc(t), exp(−squared²)
+    double q = 1;
+    for (const auto& [factor, power] : rest) {
+      const Node& f = graph_[factor];
+      if (f.word == Word::constant) {
+        q *= std::pow(f.value, power);
+      } else if (f.word == Word::erfc && power == -1) {
+        t = factor;
+      } else if (f.word == Word::exp && power == 1 && graph_[f.in[0]].word == Word::neg) {
+        const Node& square = graph_[graph_[f.in[0]].in[0]];
+        if (square.word == Word::mul && square.in[0] == square.in[1]) squared = square.in[0];
+      } else if (factor != second->v || power != 1) {
+        return std::nullopt;
+      }
+    }
+    const auto e = t == kNone ? std::nullopt : limited_erfc(t);
+    if (!e || graph_[t].in[0] != squared || e->v != second->v || !rest.contains(e->v))
+      return std::nullopt;
+    // A constant factor is folded into the tables.
+    std::map<uint32_t, Expr> changes;
+    float f = 1;
+    for (const auto& [factor, power] : factors_[n.in[1]])
+      if (constant(factor) && power == 1 && f == 1) {
+        f = graph_[factor].value;
+        changes[factor] = 1.0F;
+      }
+    const Expr x = image_[e->x], a = e->magnitude(image_);
+    const Expr below = fma(a, static_cast<float>(-q * f), Hardware::erfc_ratio(a, e->k, f)) *
+                       Hardware::exp_square(a, e->k);
+    changes[t] = select(x > 0.0F, 2 * f - below, below);
+    return exchanged(n.in[1], changes);
   }
 
   // Marks nodes whose errors of a few ulp matter: those with a user other than tanh and sigmoid,
@@ -290,9 +509,6 @@ class Lowering {
     for (int i = 0; i < n.arity(); ++i)
       if (!hides && !(linear && tolerant_[id])) tolerant_[n.in[static_cast<size_t>(i)]] = false;
   }
-  // A node as a sum of products. Every node that is not add or mul is a factor.
-  using Powers = std::map<uint32_t, int>;
-  using Terms = std::map<Powers, double>;
   static constexpr size_t kMostTerms = 4;
   static constexpr int kMostPower = 64;
 
@@ -491,14 +707,14 @@ class Lowering {
         if (s.w != kNone && single(factor)) positive_.push_back(graph_[factor].slot);
     }
   }
-  // Replaces a factor of a product. Keeps the order, so that overflow occurs where the formula
+  // Replaces factors of a product. Keeps the order, so that overflow occurs where the formula
   // overflows.
-  [[nodiscard]] Expr exchanged(uint32_t id, uint32_t factor, Expr by) const {
-    if (id == factor) return by;
+  [[nodiscard]] Expr exchanged(uint32_t id, const std::map<uint32_t, Expr>& by) const {
+    if (const auto found = by.find(id); found != by.end()) return found->second;
     const Node& n = graph_[id];
-    const int i = factors_[n.in[0]].contains(factor) ? 0 : 1;
-    const Expr other = image_[n.in[1 - i]], own = exchanged(n.in[i], factor, by);
-    return i == 0 ? own * other : other * own;
+    const auto concerned = [&](const auto& change) { return factors_[id].contains(change.first); };
+    if (n.word != Word::mul || std::ranges::none_of(by, concerned)) return image_[id];
+    return exchanged(n.in[0], by) * exchanged(n.in[1], by);
   }
   // The factor of m in a slope with k(u) = u.
   [[nodiscard]] Expr own_factor(const Slope& s) const {
@@ -511,14 +727,14 @@ class Lowering {
   // m·(s·(1 + k(u)·(1 − s))). kLess and the leading coefficient are folded into constants. If k(u)
   // is u > 0 and large, s is 1, because 1/2^n is exact.
   [[nodiscard]] Expr slope_of(const Slope& s) const {
-    if (s.w != kNone) return exchanged(s.first, s.s, own_factor(s));
+    if (s.w != kNone) return exchanged(s.first, {{s.s, own_factor(s)}});
     const Expr u = image_[s.u];
     const float less = Hardware::kLess, last = static_cast<float>(s.rest.rbegin()->second);
     Polynomial rest = s.rest;
     for (auto& [power, factor] : rest) factor /= s.rest.rbegin()->second;
     const Expr part = Hardware::sigmoid_over_less(unclamped(s.s));
     const Expr other = fma(part, -less * less * last, less * last);
-    return exchanged(s.first, s.s, part * fma(u * evaluated(rest, u), other, less));
+    return exchanged(s.first, {{s.s, part * fma(u * evaluated(rest, u), other, less)}});
   }
 
   // The value of a node of constants and `of`, if `of` is `value`.
@@ -579,7 +795,7 @@ class Lowering {
   std::vector<uint32_t> order_;
   std::vector<Expr> image_;
   std::vector<int> uses_;
-  std::vector<uint32_t> sigmoid_, negated_, doubled_;  // by their arguments
+  std::vector<uint32_t> sigmoid_, negated_;  // by their arguments
   std::vector<std::vector<uint32_t>> users_;
   std::set<uint32_t> spent_, spent_factors_, spent_products_;  // 0.5 ulp errors that are in use
   std::vector<bool> tolerant_, alone_, errs_;
@@ -594,8 +810,11 @@ class Lowering {
 
 Approximated approximated(const Graph& graph, std::span<const uint32_t> roots, double error,
                           const std::vector<Loaded>& loads) {
-  const Lowering lowering(graph, roots, error, loads);
-  return {lowering.result(), lowering.positive()};
+  const auto of = [](const auto& lowering) {
+    return Approximated{lowering.result(), lowering.positive()};
+  };
+  return error >= kRoughError ? of(Lowering<true>(graph, roots, error, loads))
+                              : of(Lowering<false>(graph, roots, error, loads));
 }
 
 }  // namespace tenon

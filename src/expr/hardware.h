@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 #include <string_view>
@@ -20,14 +21,22 @@ inline std::string_view name_of(Word w) {
   return w == kEx2 ? "ex2" : w == kLg2 ? "lg2" : w == kRcp ? "rcp" : info(w).name;
 }
 
-inline Expr own(Word w, Expr x) {
-  if (!x.is_constant()) return x.graph()->intern({.word = w, .in = {x.id()}});
+inline Expr own(Word w, Expr x, bool rough) {
+  if (!x.is_constant())
+    return x.graph()->intern({.word = w, .detail = uint8_t{rough}, .in = {x.id()}});
   const float v = x.constant();
   return w == kEx2 ? std::exp2(v) : w == kLg2 ? std::log2(v) : 1 / v;
 }
-inline Expr ex2(Expr x) { return own(kEx2, x); }
-inline Expr lg2(Expr x) { return own(kLg2, x); }
-inline Expr rcp(Expr x) { return own(kRcp, x); }
+// A rough function may err by kRoughEx2 or kRoughRcp.
+inline Expr ex2(Expr x, bool rough = false) { return own(kEx2, x, rough); }
+inline Expr lg2(Expr x) { return own(kLg2, x, false); }
+inline Expr rcp(Expr x, bool rough = false) { return own(kRcp, x, rough); }
+inline bool is_rough(const Node& n) { return n.detail != 0; }
+
+inline constexpr double kRoughEx2 = 0x1p-13 * 0.63;  // 2^-13.67, rounding included
+inline constexpr double kRoughRcp = 0x1p-14;
+// Results that may err by this much allow rough functions and short tables.
+inline constexpr double kRoughError = 0x1p-12 * 0.7;
 
 inline const Node& node(Expr e) { return (*e.graph())[e.id()]; }
 inline Expr input(Expr e, int i) { return {e.graph(), node(e).in[static_cast<size_t>(i)]}; }
@@ -68,11 +77,56 @@ inline Expr scaled(Expr x, float f) {
 inline constexpr float kLog2e = words::kLog2e, kLn2 = words::kLn2;
 inline constexpr float kLogSmall = 0x1p-5F;  // below it the absolute error of lg2 is too large
 
+// The sum of c[i]·(k·x)^i·f, and of the next power with coefficient 1 if `monic`.
+template <size_t N>
+Expr polynomial(Expr x, const std::array<float, N>& c, double k, double f, bool monic) {
+  double power = f * std::pow(k, monic ? N : N - 1);
+  size_t i = N - 1;
+  Expr sum = static_cast<float>(monic ? power : power * c[i]);
+  for (i = monic ? N : N - 1; i-- > 0;) {
+    power /= k;
+    const auto term = static_cast<float>(power * c[i]);
+    sum = sum.is_constant() && sum.constant() == 1 ? x + term : fma(sum, x, term);
+  }
+  return sum;
+}
+
+// Coefficients, lowest order first, printed by tools/polynomials.py.
+// clang-format off
+template <bool kRough>
+struct HardwareTables {
+  // tanh(x) = x p(x^2) / q(x^2) up to kTanhHigh, and 1 from there on: 2^-16.8
+  static constexpr float kTanhHigh = 6;
+  static constexpr std::array kTanhOver{0x1.1d204cp+14f, 0x1.051cb4p+11f, 0x1.b36fe6p+4f};
+  static constexpr std::array kTanhUnder{0x1.1d20f4p+14f, 0x1.fea8ccp+12f, 0x1.3ee2acp+8f};
+  // erfc(x) = exp(-x^2) p(x) / q(x): 2^-21.0
+  static constexpr std::array kErfcOver{0x1.7344fp+2f, 0x1.7d36cep+2f, 0x1.64d42ap+1f, 0x1.20d564p-1f};
+  static constexpr std::array kErfcUnder{0x1.7344fap+2f, 0x1.901184p+3f, 0x1.630eeep+3f, 0x1.3c0718p+2f};
+  // log1p(x) = x p(x) on [0, 1]: 2^-19.6
+  static constexpr float kLog1p[] = {0x1.ffffd6p-1f, -0x1.ffddf4p-2f, 0x1.530b6ap-2f, -0x1.e162a2p-3f,
+      0x1.31a77p-3f, -0x1.100d1cp-4f, 0x1.cf8b2p-7f};
+};
+template <>
+struct HardwareTables<true> {
+  // The same: 2^-14.1, 2^-15.3, 2^-14.1
+  static constexpr float kTanhHigh = 4.9F;
+  static constexpr std::array kTanhOver{0x1.387d0cp+6f, 0x1.ffb09p+2f, 0x1.ac5fa8p-5f};
+  static constexpr std::array kTanhUnder{0x1.38817cp+6f, 0x1.1016b4p+5f};
+  static constexpr std::array kErfcOver{0x1.201646p+1f, 0x1.c64c9cp+0f, 0x1.212e1p-1f};
+  static constexpr std::array kErfcUnder{0x1.201474p+1f, 0x1.14433p+2f, 0x1.957d66p+1f};
+  static constexpr float kLog1p[] = {0x1.fff89p-1f, -0x1.fce7b8p-2f, 0x1.39a6e2p-2f, -0x1.4268fep-3f,
+      0x1.52b724p-5f};
+};
+// clang-format on
+
 // As words::Words. A polynomial remains only near a zero of the function.
-struct Hardware : words::Words<words::NativeTables> {
+template <bool kRough>
+struct HardwareOf : words::Words<words::NativeTables> {
+  using Tables = HardwareTables<kRough>;
+
   // Squaring reaches subnormal results.
   static Expr exp(Expr x) {
-    const Expr half = ex2(scaled(x, kLog2e / 2));
+    const Expr half = ex2(scaled(x, kLog2e / 2), kRough);
     return half * half;
   }
   static Expr expm1(Expr x) {
@@ -85,16 +139,27 @@ struct Hardware : words::Words<words::NativeTables> {
   static Expr log1p(Expr x) {
     return select(abs(x) < kLogSmall, log1p_small(x), lg2(x + 1.0F) * kLn2);
   }
+  // exp(-|x|)
+  static Expr exp_below(Expr x) {
+    const Expr t = scaled(x, kLog2e / 2);
+    const auto m = multiple(t);
+    const Expr half = ex2(m ? abs(m->of) * -std::fabs(m->factor) : -abs(t), kRough);
+    return half * half;
+  }
+  // log1p(exp(x)) = max(x, 0) + log1p(exp(-|x|))
+  static Expr log1p_exp(Expr x) {
+    const Expr e = exp_below(x);
+    return fma(e, words::polynomial(e, Tables::kLog1p), max(x, -0.0F));
+  }
   // 1/(1 + 2^t). 2^t may reach 2^150, because numerator and denominator are scaled by kLess.
   static constexpr float kLess = 0x1p-24F;
   static Expr sigmoid_over_less(Expr x) { return rcp(ex2(scaled(x, -kLog2e) + -24.0F) + kLess); }
   static Expr sigmoid(Expr x) { return sigmoid_over_less(x) * kLess; }
   static Expr tanh(Expr x) {
-    return tanh_of(x, fma(-2.0F, rcp(ex2(scaled(x, 2 * kLog2e)) + 1.0F), 1.0F));
-  }
-  static Expr tanh_of(Expr x, Expr large) {
-    const Expr small = x * words::polynomial(x * x, words::NativeTables::kTanh);
-    return select(abs(x) < words::NativeTables::kTanhSmall, small, large);
+    const Expr y = clamp(x, -Tables::kTanhHigh, Tables::kTanhHigh);
+    const Expr square = y * y;
+    const Expr under = polynomial(square, Tables::kTanhUnder, 1, 1, true);
+    return y * polynomial(square, Tables::kTanhOver, 1, 1, false) * rcp(under, kRough);
   }
   static Expr erf(Expr x) {
     const Expr a = abs(x);
@@ -103,13 +168,19 @@ struct Hardware : words::Words<words::NativeTables> {
     return select(a < words::kErfSmall, erf_small(x), with_sign(large, x));
   }
   static Expr erfc(Expr x) {
-    const Expr a = abs(x);
-    const Expr u = rcp(a + words::NativeTables::kErfcShift);
-    const Expr p =
-        words::polynomial(u - words::NativeTables::kErfcCentre, words::NativeTables::kErfcTail);
-    const Expr tail = fma(p, u, u) * exp(-(a * a));
-    const Expr large = select(x < 0.0F, 2.0F - tail, tail);
-    return select(a < words::kErfSmall, 1.0F - erf_small(x), large);
+    const Expr a = min(abs(x), words::kErfcHigh);
+    const Expr tail = erfc_ratio(a, 1, 1) * exp_square(a, 1);
+    return select(x < 0.0F, 2.0F - tail, tail);
+  }
+  // f·erfc(k·a)/exp(−(k·a)²) for a >= 0, and exp(−(k·a)²).
+  static Expr erfc_ratio(Expr a, double k, double f) {
+    const double less = std::pow(k, -static_cast<double>(Tables::kErfcUnder.size()));
+    return polynomial(a, Tables::kErfcOver, k, f * less, false) *
+           rcp(polynomial(a, Tables::kErfcUnder, k, less, true), kRough);
+  }
+  static Expr exp_square(Expr a, double k) {
+    const Expr half = ex2(a * a * static_cast<float>(-k * k * kLog2e / 2), kRough);
+    return half * half;
   }
 
  private:

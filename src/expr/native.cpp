@@ -65,13 +65,25 @@ Lowered contracted(const Lowered& from) {
   });
 }
 
-Lowered native(const Graph& graph, std::span<const uint32_t> roots, double error) {
+Approximated native(const Graph& graph, std::span<const uint32_t> roots, double error,
+                    const std::vector<Loaded>& loads) {
   const auto errs = [&](uint32_t id) {
     return info(graph[id].word).kind == WordKind::transcendental;
   };
-  if (std::ranges::none_of(order(graph, roots), errs))
-    return with_quotients(lower(graph, roots, Precision::strict));
-  return contracted(unclamped(approximated(graph, roots, error, {}).formula));
+  const std::vector<uint32_t> nodes = order(graph, roots);
+  // Norms have the bits of the fused loops.
+  const bool has_roots = std::ranges::any_of(nodes, [&](uint32_t id) {
+    return graph[id].word == Word::sqrt || graph[id].word == Word::rsqrt;
+  });
+  if (std::ranges::none_of(nodes, errs))
+    return has_roots ? Approximated{with_quotients(lower(graph, roots, Precision::strict)), {}}
+                     : approximated(graph, roots, error, loads);
+  const Approximated first = approximated(graph, roots, error, loads);
+  return {contracted(unclamped(first.formula)), first.positive};
+}
+
+Lowered native(const Graph& graph, std::span<const uint32_t> roots, double error) {
+  return native(graph, roots, error, {}).formula;
 }
 
 }  // namespace tenon

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "expr/approximated.h"
 #include "expr/lower.h"
 #include "expr/order.h"
 
@@ -39,8 +40,12 @@ Lowered unclamped(const Lowered& from);
 // Contracts sums of products to fma, which errs less.
 Lowered contracted(const Lowered& from);
 
-// Functions may err by `error`, relative to their results. Without functions the result has the
-// strict bits, except for subnormal quotients: contracted sums made the LayerNorm kernel slower.
+// Functions may err by `error`, relative to their results. Without functions, sums are not
+// contracted, which made the LayerNorm kernel slower. With roots, the result then has the strict
+// bits, except for subnormal quotients.
 Lowered native(const Graph& graph, std::span<const uint32_t> roots, double error);
+// `loads` as for approximated().
+Approximated native(const Graph& graph, std::span<const uint32_t> roots, double error,
+                    const std::vector<Loaded>& loads);
 
 }  // namespace tenon

@@ -16,15 +16,14 @@ namespace {
 
 using hardware::kEx2, hardware::kLg2, hardware::kRcp;
 
-constexpr double kRoughEx2 = 0x1p-13 * 0.63;  // 2^-13.67, rounding included
-constexpr double kRoughRcp = 0x1p-14;
-
-// 2^x for x in [-127, 128], by fp32 operations. Subnormal results are 0.
+// 2^x for x in [-126, 128], by fp32 operations. Results below 2^-125.5 are 0. n = 128 needs a power
+// less than 2^n.
 Expr portable_ex2(Expr x) {
-  const Expr limited = clamp(x, -127.0F, 128.0F);
-  const Expr shifted = limited + words::kPower;
-  const Expr n = shifted - words::kPower;
-  return words::polynomial(limited - n, kExp2Nearest) * pow2(shifted);
+  constexpr float kLess = words::kPower - 1;
+  const Expr limited = clamp(x, -126.0F, 128.0F);
+  const Expr shifted = limited + kLess;
+  const Expr n = shifted - kLess;
+  return words::polynomial(limited - n, kExp2Twice) * pow2(shifted);
 }
 
 // Replaces functions that the instruction set lacks.
@@ -51,10 +50,18 @@ std::optional<Sigmoid> sigmoid(const Graph& g, uint32_t rcp) {
   return Sigmoid{sum.in[0], k.value};
 }
 
-// The node r of b·(1 − k·r) with r = 1/(2^t + k): a difference that a rough r makes useless.
+// The node r of b·(1 − k·r) with r = 1/(2^t + k): a difference that a rough r makes useless. It is
+// a sum of constants and r, or b − b·(k·r).
 std::optional<uint32_t> complement(const Graph& g, const Node& n) {
-  if (n.word != Word::fma || g[n.in[1]].word != Word::constant || g[n.in[2]].word != Word::constant)
-    return std::nullopt;
+  if (n.word != Word::fma) return std::nullopt;
+  const Node &left = g[n.in[0]], &product = g[n.in[1]];
+  if (left.word == Word::neg && left.in[0] == n.in[2] && product.word == Word::mul) {
+    const std::optional<Sigmoid> s = sigmoid(g, product.in[0]);
+    const Node& k = g[product.in[1]];
+    return s && k.word == Word::constant && k.value == s->k ? std::optional(product.in[0])
+                                                            : std::nullopt;
+  }
+  if (product.word != Word::constant || g[n.in[2]].word != Word::constant) return std::nullopt;
   const std::optional<Sigmoid> s = sigmoid(g, n.in[0]);
   if (!s || g[n.in[1]].value != -g[n.in[2]].value * s->k) return std::nullopt;
   return n.in[0];
@@ -93,16 +100,39 @@ Lowered without_complements(const Lowered& from) {
   });
 }
 
-// The error that a word may have is enough for rough functions in two cases: σ, if nothing is
-// subtracted from it, and exp, which squares 2^(x/2).
+// 2·x, if that changes a constant of x only.
+std::optional<Expr> twice(Expr x) {
+  if (hardware::is(x, Word::neg) || hardware::is(x, Word::abs)) {
+    const std::optional<Expr> in = twice(hardware::input(x, 0));
+    if (!in) return std::nullopt;
+    return hardware::is(x, Word::neg) ? -*in : abs(*in);
+  }
+  const auto m = hardware::multiple(x);
+  return m ? std::optional(m->of * (2 * m->factor)) : std::nullopt;
+}
+// The square of 2^x becomes 2^(2x): subnormal results are exact here.
+Lowered without_squares(const Lowered& from) {
+  return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
+    const Node& root = from.graph[n.in[0]];
+    const bool squares = n.word == Word::mul || n.word == Word::fma;
+    if (!squares || n.in[0] != n.in[1] || root.word != kEx2) return std::nullopt;
+    const std::optional<Expr> x = twice(image[root.in[0]]);
+    if (!x) return std::nullopt;
+    const Expr power = hardware::ex2(*x, hardware::is_rough(root));
+    return n.word == Word::mul ? power : power + image[n.in[2]];
+  });
+}
+
+// The error that σ may have is enough for rough functions, if nothing is subtracted from it.
 Lowered roughened(const Lowered& from, double allowed) {
   const Graph& g = from.graph;
-  if (kRoughEx2 + kRoughRcp > allowed || 2 * kRoughEx2 > allowed) return from;
+  if (allowed < hardware::kRoughError) return from;
   const std::vector<uint32_t> nodes = order(g, from.roots);
   std::vector<bool> rough(g.size(), true);
   for (const uint32_t id : nodes) {
     const Node& n = g[id];
     const auto constant = [&](int i) { return g[n.in[i]].word == Word::constant; };
+    if (const std::optional<uint32_t> r = complement(g, n)) rough[*r] = false;
     for (int i = 0; i < n.arity(); ++i) {
       const Node& in = g[n.in[i]];
       const bool sum = n.word == Word::add || n.word == Word::sub;
@@ -111,11 +141,10 @@ Lowered roughened(const Lowered& from, double allowed) {
                                 (n.word == Word::fma && i < 2 && constant(1 - i) && constant(2));
         if (difference || !sigmoid(g, n.in[i])) rough[n.in[i]] = false;
       } else if (in.word == kEx2) {
-        const bool square = n.word == Word::mul && n.in[0] == n.in[1];
         const bool limited = n.word == Word::min && constant(1 - i);
         const bool denominator =
             n.word == Word::add && i == 0 && constant(1) && g[n.in[1]].value > 0;
-        if (!square && !limited && !denominator) rough[n.in[i]] = false;
+        if (!limited && !denominator) rough[n.in[i]] = false;
       }
     }
   }
@@ -142,9 +171,27 @@ Lowered roughened(const Lowered& from, double allowed) {
   });
 }
 
-}  // namespace
+// −a·b + c, a·b − c and −|a| are one instruction.
+Lowered with_negated(const Lowered& from) {
+  const Graph& g = from.graph;
+  return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
+    const auto minus = [&](int i) { return g[n.in[i]].word == Word::neg; };
+    const auto inner = [&](int i) { return image[minus(i) ? g[n.in[i]].in[0] : n.in[i]]; };
+    const auto made = [&](Word w, int negated, std::initializer_list<Expr> in) {
+      Node node{.word = w, .detail = static_cast<uint8_t>(negated)};
+      Graph& to = *std::ranges::find_if(in, [](Expr e) { return e.graph(); })->graph();
+      std::ranges::transform(in, node.in.begin(), [&](Expr e) { return to.id(e); });
+      return to.intern(node);
+    };
+    if (n.word == Word::neg && g[n.in[0]].word == Word::abs)
+      return made(Word::abs, kResult, {image[g[n.in[0]].in[0]]});
+    if (n.word != Word::fma || !(minus(0) || minus(1) || minus(2))) return std::nullopt;
+    const int negated = (minus(0) != minus(1) ? kProduct : 0) | (minus(2) ? kSummand : 0);
+    return made(Word::fma, negated, {inner(0), inner(1), inner(2)});
+  });
+}
 
-bool is_rough(const Node& n) { return n.detail != 0; }
+}  // namespace
 
 Rounding rounding_of(const Step& step, const Store& store) {
   const Graph& g = *step.graph;
@@ -158,13 +205,17 @@ Rounding rounding_of(const Step& step, const Store& store) {
   return approximated ? Rounding::half_up : Rounding::even;
 }
 
-Lowered formula(const Step& step, bool wide) {
+Approximated formula(const Step& step, bool wide, bool ordinary) {
   const std::vector<uint32_t> roots = step.roots();
   const double error = step.native_error();
-  if (error == 0) return lower(*step.graph, roots, Precision::strict);
-  const Lowered own = native(*step.graph, roots, error);
-  if (!wide) return available(own, wide);
-  return available(roughened(without_complements(own), error), wide);
+  if (error == 0) return {with_negated(lower(*step.graph, roots, Precision::strict)), {}};
+  std::vector<Loaded> loads(ordinary ? step.loads.size() : 0);
+  for (size_t i = 0; i < loads.size(); ++i)
+    if (step.loads[i].from == Load::From::parameter) loads[i] = Loaded::single;
+  const Approximated own = native(*step.graph, roots, error, loads);
+  const Lowered rough =
+      wide ? roughened(without_complements(without_squares(own.formula)), error) : own.formula;
+  return {with_negated(available(rough, wide)), own.positive};
 }
 
 }  // namespace tenon::cpu::jit

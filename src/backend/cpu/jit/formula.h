@@ -2,19 +2,17 @@
 #pragma once
 
 #include "backend/cpu/jit/vectors.h"
-#include "expr/lower.h"
+#include "expr/approximated.h"
 #include "step/step.h"
 
 namespace tenon::cpu::jit {
-
-// Whether 2^x or 1/x (hardware.h, only with AVX-512) may err by 2^-13.7.
-[[nodiscard]] bool is_rough(const Node& n);
 
 // How a bf16 result of the step is rounded. In native precision a result of an approximated
 // function may break a tie either way.
 Rounding rounding_of(const Step& step, const Store& store);
 
-// Roots: the values of the stores, then the totals.
-Lowered formula(const Step& step, bool wide);
+// Roots: the values of the stores, then the totals. Nodes fma and abs may have a Negated form.
+// `ordinary`: the parameters are ordinary (vectors.h), and those of `positive` are positive.
+Approximated formula(const Step& step, bool wide, bool ordinary);
 
 }  // namespace tenon::cpu::jit

@@ -7,6 +7,7 @@
 #include <cassert>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -70,13 +71,43 @@ class Errors final : public asmjit::ErrorHandler {
   std::string what;
 };
 
+// Children before parents. Of the children of a node, the one that needs most registers is first:
+// the results of the others are then not live meanwhile.
+std::vector<uint32_t> evaluation_order(const Graph& graph, std::span<const uint32_t> roots) {
+  std::vector<int> need(graph.size(), 0);
+  std::vector<std::vector<uint32_t>> children(graph.size());
+  for (const uint32_t id : order(graph, roots)) {
+    const Node& n = graph[id];
+    if (n.word == Word::constant) continue;
+    need[id] = 1;
+    children[id].assign(n.in.begin(), n.in.begin() + n.arity());
+    std::ranges::stable_sort(children[id], std::greater(), [&](uint32_t in) { return need[in]; });
+    for (size_t i = 0; i < children[id].size(); ++i)
+      need[id] = std::max(need[id], need[children[id][i]] + static_cast<int>(i));
+  }
+  std::vector<uint32_t> result, stack(roots.rbegin(), roots.rend());
+  std::vector<bool> open(graph.size(), false), done(graph.size(), false);
+  while (!stack.empty()) {
+    const uint32_t id = stack.back();
+    if (!open[id]) {
+      open[id] = true;
+      stack.insert(stack.end(), children[id].rbegin(), children[id].rend());
+      continue;
+    }
+    stack.pop_back();
+    if (!done[id]) result.push_back(id);
+    done[id] = true;
+  }
+  return result;
+}
+
 class Builder {
  public:
   Builder(const Function& f, bool wide)
       : f_(f), graph_(*f.graph), wide_(wide), extent_(graph_.size(), call), uses_(graph_.size()) {
     std::vector<uint32_t> roots;
     for (const Output& o : f.outputs) roots.push_back(o.value);
-    order_ = order(graph_, roots);
+    order_ = evaluation_order(graph_, roots);
     for (const uint32_t id : order_) {
       const Node& n = graph_[id];
       if (n.word == Word::load) extent_[id] = extent_of(f.inputs[n.slot].reach);
@@ -439,10 +470,24 @@ class Builder {
         values_[id].fill(c);
         continue;
       }
-      for (int u = 0; u < vectors; ++u) values_[id][u] = {.reg = apply(n, u, extent, left)};
+      const bool ordinary = is_ordinary(n);
+      for (int u = 0; u < vectors; ++u)
+        values_[id][u] = {.reg = apply(n, u, extent, left), .ordinary = ordinary};
       if (extent < element) values_[id].fill(values_[id][0]);
       for (int i = 0; i < n.arity(); ++i) --left[n.in[i]];
     }
+  }
+
+  // ±p or c/p, if p is an ordinary input.
+  [[nodiscard]] bool is_ordinary(const Node& n) const {
+    const auto input = [&](int i) {
+      const Node& in = graph_[n.in[i]];
+      return in.word == Word::load && f_.inputs[in.slot].ordinary;
+    };
+    if (n.word == Word::neg) return input(0);
+    const float above = std::fabs(graph_[n.in[0]].value);
+    return n.word == Word::div && graph_[n.in[0]].word == Word::constant && input(1) &&
+           above >= 1 / kOrdinary && above <= kOrdinary;
   }
 
   x86::Vec apply(const Node& n, int u, Extent extent, const std::vector<uint32_t>& left) {
@@ -453,10 +498,10 @@ class Builder {
       in[i].dies = extent_[n.in[i]] == extent && left[n.in[i]] == 1;
     }
     const auto reg = [&](const Value& v) { return v.constant ? vectors_->kept(v.bits) : v.reg; };
-    if (n.word == hardware::kEx2) return vectors_->exp2(reg(in[0]), is_rough(n));
-    if (n.word == hardware::kRcp) return vectors_->reciprocal(reg(in[0]), is_rough(n));
+    if (n.word == hardware::kEx2) return vectors_->exp2(reg(in[0]), hardware::is_rough(n));
+    if (n.word == hardware::kRcp) return vectors_->reciprocal(reg(in[0]), hardware::is_rough(n));
     if (n.word == Word::select) return vectors_->select(n.rel(), in[0], in[1], in[2], in[3]);
-    if (n.word != Word::round) return vectors_->word(n.word, in[0], in[1], in[2]);
+    if (n.word != Word::round) return vectors_->word(n.word, in[0], in[1], in[2], n.detail);
     return vectors_->round(n.dtype(), reg(in[0]));
   }
 
@@ -477,9 +522,10 @@ class Builder {
       return;
     }
     if (input.reach != Reach::elements) {
-      values_[id].fill({.reg = vectors_->broadcast(
-                            x86::ptr(in_[slot], 0, static_cast<uint32_t>(info(input.dtype).bytes)),
-                            input.dtype)});
+      values_[id].fill(
+          {.reg = vectors_->broadcast(
+               x86::ptr(in_[slot], 0, static_cast<uint32_t>(info(input.dtype).bytes)), input.dtype),
+           .ordinary = input.ordinary});
       return;
     }
     const int lanes = vectors_->lanes(), per_line = pairs_ ? 2 : 1;

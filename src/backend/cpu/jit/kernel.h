@@ -19,12 +19,16 @@ namespace tenon::cpu::jit {
 // counters.
 enum class Reach : uint8_t { elements, row, single, random };
 
+// Quotients of such numbers are neither 0 nor infinite.
+inline constexpr float kOrdinary = 0x1p60F;
+
 struct Input {
   Reach reach = Reach::elements;
   DType dtype = DType::f32;
   // Whether a NaN may have bits other than those that arithmetic on bf16 values gives.
   bool any_nan = true;
-  bool used = false;  // by an output
+  bool ordinary = false;  // a single number whose magnitude is in [1/kOrdinary, kOrdinary]
+  bool used = false;      // by an output
 };
 
 struct Output {

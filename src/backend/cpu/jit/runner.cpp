@@ -16,6 +16,7 @@
 #include "backend/cpu/jit/draws.h"
 #include "backend/cpu/jit/formula.h"
 #include "backend/cpu/jit/kernel.h"
+#include "expr/order.h"
 
 namespace tenon::cpu::jit {
 
@@ -89,9 +90,15 @@ class Phase {
   std::array<Variant, 2> variants_;
 };
 
+// What compiled code assumes of a call.
+struct Assumed {
+  bool ordinary = false;       // parameters are neither NaN nor zero nor extreme
+  bool aligned_draws = false;  // each row begins with the first draw of a counter
+};
+
 struct Body {
   Step step;
-  bool aligned_draws;  // there are draws, and each row begins with the first one of a counter
+  Assumed assumed;
   Lowered lowered;
   std::vector<std::unique_ptr<const Phase>> phases = {};  // one per total, then the stores
   std::unique_ptr<const Phase> group = nullptr;  // the stores, with column sums in registers
@@ -112,7 +119,7 @@ struct Body {
       case Load::From::column:
         return broadcasts(l.dtype) ? Place::memory : Place::slot;
       case Load::From::random:
-        return aligned_draws ? Place::memory : Place::slot;
+        return assumed.aligned_draws ? Place::memory : Place::slot;
       default:
         return Place::slot;
     }
@@ -432,8 +439,10 @@ class SlotItem final : public Item {
 
 class Runner final : public TileRunner {
  public:
-  Runner(const Step& step, const Isa& isa, bool aligned_draws)
-      : isa_(isa), loops_(*isa.loops), body_{step, aligned_draws, formula(step, isa.wide)} {
+  Runner(const Step& step, const Isa& isa, Approximated formula, Assumed assumed)
+      : loops_(*isa.loops),
+        body_{step, assumed, std::move(formula.formula)},
+        positive_(std::move(formula.positive)) {
     const std::vector<uint32_t> roots = body_.lowered.roots;
     const size_t stores = step.stores.size();
     body_.wide = isa.wide;
@@ -475,6 +484,21 @@ class Runner final : public TileRunner {
     body_.group = std::make_unique<const Phase>(function_of(outputs), isa.wide);
   }
 
+  // Whether the call is one that the code was compiled for.
+  [[nodiscard]] bool fits(const RunArgs& args) const {
+    if (body_.assumed.aligned_draws && !aligned_draws(args)) return false;
+    if (!body_.assumed.ordinary) return true;
+    const auto value = [&](const Load& l) { return args.parameters[l.arg]; };
+    return std::ranges::all_of(body_.step.loads,
+                               [&](const Load& l) {
+                                 const float p =
+                                     l.from == Load::From::parameter ? std::fabs(value(l)) : 1;
+                                 return p >= 1 / kOrdinary && p <= kOrdinary;
+                               }) &&
+           std::ranges::all_of(positive_,
+                               [&](uint32_t i) { return value(body_.step.loads[i]) > 0; });
+  }
+
   void prepare() const override {
     for (const auto& phase : body_.phases) (void)phase->code(false);
     if (body_.group) (void)body_.group->code(false);
@@ -482,8 +506,6 @@ class Runner final : public TileRunner {
 
   void run(const RunArgs& args, const Grid& grid, int64_t index, Leftovers& left,
            std::span<const ProductRange> product) const override {
-    if (body_.aligned_draws && !aligned_draws(args))
-      return with_any_draws().run(args, grid, index, left, product);
     if (body_.whole_items)
       run_whole(args, grid, index, left, product);
     else
@@ -497,7 +519,10 @@ class Runner final : public TileRunner {
 
   Function function_of(std::vector<Output> outputs) const {
     Function f{.outputs = std::move(outputs), .graph = &body_.lowered.graph};
-    for (const Load& l : body_.step.loads) f.inputs.push_back(input_of(l));
+    for (const Load& l : body_.step.loads) {
+      f.inputs.push_back(input_of(l));
+      f.inputs.back().ordinary = body_.assumed.ordinary && l.from == Load::From::parameter;
+    }
     f.inputs.resize(f.inputs.size() + body_.step.encoders.size(),
                     {.reach = Reach::single, .any_nan = false});
     f.mark_used();
@@ -574,26 +599,65 @@ class Runner final : public TileRunner {
       if (step.stores[k].to == Store::To::amax) raise(left.amax[k], largest(lanes[maxima++]));
   }
 
-  // The runner for draws that begin in the middle of a counter: they pass through slots.
-  [[nodiscard]] const Runner& with_any_draws() const {
-    std::call_once(any_draws_once_,
-                   [&] { any_draws_ = std::make_unique<const Runner>(body_.step, isa_, false); });
-    return *any_draws_;
-  }
-
-  const Isa& isa_;
   const Loops& loops_;
   Body body_;
-  mutable std::once_flag any_draws_once_;
-  mutable std::unique_ptr<const Runner> any_draws_;
+  std::vector<uint32_t> positive_;  // parameters that must be positive
+};
+
+// Whether parameters are limits: minima and maxima of ordinary numbers take fewer instructions.
+bool limits_by_parameter(const Step& step, const Lowered& formula) {
+  const Graph& g = formula.graph;
+  std::vector<bool> constant(g.size(), true);
+  bool found = false;
+  for (const uint32_t id : order(g, formula.roots)) {
+    const Node& n = g[id];
+    if (n.word == Word::load)
+      constant[id] = n.slot < step.loads.size() && step.loads[n.slot].from == Load::From::parameter;
+    for (int i = 0; i < n.arity(); ++i) constant[id] = constant[id] && constant[n.in[i]];
+    const bool limits = n.word == Word::min || n.word == Word::max;
+    found = found ||
+            (limits && !constant[id] && constant[n.in[1]] && g[n.in[1]].word != Word::constant);
+  }
+  return found;
+}
+
+// Compiled for the calls that are usual, and for others if there is one.
+class EitherRunner final : public TileRunner {
+ public:
+  EitherRunner(const Step& step, const Isa& isa, Assumed assumed)
+      : step_(step),
+        isa_(isa),
+        usual_(step, isa, formula(step, isa.wide, assumed.ordinary), assumed) {}
+
+  void prepare() const override { usual_.prepare(); }
+  void run(const RunArgs& args, const Grid& grid, int64_t index, Leftovers& left,
+           std::span<const ProductRange> product) const override {
+    if (usual_.fits(args)) return usual_.run(args, grid, index, left, product);
+    std::call_once(once_, [&] {
+      any_ =
+          std::make_unique<const Runner>(step_, isa_, formula(step_, isa_.wide, false), Assumed{});
+    });
+    any_->run(args, grid, index, left, product);
+  }
+
+ private:
+  Step step_;
+  const Isa& isa_;
+  Runner usual_;
+  mutable std::once_flag once_;
+  mutable std::unique_ptr<const Runner> any_;
 };
 
 }  // namespace
 
 std::unique_ptr<const TileRunner> runner(const Step& step, const Isa& isa) {
-  const bool draws =
-      std::ranges::find(step.loads, Load::From::random, &Load::from) != step.loads.end();
-  return std::make_unique<const Runner>(step, isa, draws);
+  Approximated any = formula(step, isa.wide, false);
+  const Assumed usual{.ordinary = limits_by_parameter(step, any.formula),
+                      .aligned_draws = std::ranges::find(step.loads, Load::From::random,
+                                                         &Load::from) != step.loads.end()};
+  if (usual.ordinary || usual.aligned_draws)
+    return std::make_unique<const EitherRunner>(step, isa, usual);
+  return std::make_unique<const Runner>(step, isa, std::move(any), usual);
 }
 
 }  // namespace tenon::cpu::jit

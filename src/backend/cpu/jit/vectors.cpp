@@ -109,14 +109,23 @@ x86::Vec Vectors::blend(const Operand& mask, const x86::Vec& other, const Operan
   return v;
 }
 
-x86::Vec Vectors::fma(Value a, Value b, Value c) {
+x86::Vec Vectors::fma(Value a, Value b, Value c, int negated) {
+  struct Forms {
+    Id::Id with132, with213, with231;
+  };
+  constexpr std::array<Forms, 4> kForms{
+      {{Id::kIdVfmadd132ps, Id::kIdVfmadd213ps, Id::kIdVfmadd231ps},
+       {Id::kIdVfnmadd132ps, Id::kIdVfnmadd213ps, Id::kIdVfnmadd231ps},
+       {Id::kIdVfmsub132ps, Id::kIdVfmsub213ps, Id::kIdVfmsub231ps},
+       {Id::kIdVfnmsub132ps, Id::kIdVfnmsub213ps, Id::kIdVfnmsub231ps}}};
+  const Forms& form = kForms[static_cast<size_t>(negated)];
   if (a.constant) std::swap(a, b);
-  if (b.constant && b.bits == bits_of(1.0F))
+  if (b.constant && b.bits == bits_of(1.0F) && negated == kNothing)
     return c.constant ? binary(Id::kIdVaddps, reg(a), any(c))
                       : binary(Id::kIdVaddps, c.reg, any(a));
   // One operand at most is in memory, and the result replaces an operand.
   if (!c.constant && c.dies) {
-    emit(Id::kIdVfmadd231ps, c.reg, reg(a), any(b));
+    emit(form.with231, c.reg, reg(a), any(b));
     return c.reg;
   }
   if (!b.constant && b.dies && !(a.dies && !a.constant)) std::swap(a, b);
@@ -126,9 +135,9 @@ x86::Vec Vectors::fma(Value a, Value b, Value c) {
     emit(Id::kIdVmovaps, to, reg(a));
   }
   if (b.constant && !c.constant)
-    emit(Id::kIdVfmadd132ps, to, c.reg, memory(b.bits));
+    emit(form.with132, to, c.reg, memory(b.bits));
   else
-    emit(Id::kIdVfmadd213ps, to, reg(b), any(c));
+    emit(form.with213, to, reg(b), any(c));
   return to;
 }
 
@@ -136,7 +145,8 @@ x86::Vec Vectors::fma(Value a, Value b, Value c) {
 // NaN or both are zeros.
 x86::Vec Vectors::extreme(bool most, Value a, Value b) {
   const Id::Id id = most ? Id::kIdVmaxps : Id::kIdVminps;
-  if (b.constant) std::swap(a, b);
+  if (b.constant || (b.ordinary && !a.constant)) std::swap(a, b);
+  if (a.ordinary && !a.constant) return binary(id, a.reg, any(b));
   const bool nan = a.constant && (a.bits & kMagnitude) > bits_of(__builtin_inff());
   if (a.constant && !b.constant && !nan) {
     const x86::Vec v = binary(id, kept(a.bits), b.reg);
@@ -161,7 +171,7 @@ x86::Vec Vectors::extreme(bool most, Value a, Value b) {
   return blend(compare(kUnordered, left, left), ordered, left);
 }
 
-x86::Vec Vectors::word(Word w, const Value& a, const Value& b, const Value& c) {
+x86::Vec Vectors::word(Word w, const Value& a, const Value& b, const Value& c, int negated) {
   const Value one{.bits = bits_of(1.0F), .constant = true};
   const auto commutes = [&](Id::Id id) {
     return a.constant ? binary(id, reg(b), any(a)) : binary(id, a.reg, any(b));
@@ -185,7 +195,8 @@ x86::Vec Vectors::word(Word w, const Value& a, const Value& b, const Value& c) {
     case Word::neg:
       return binary(Id::kIdVxorps, reg(a), memory(kSign));
     case Word::abs:
-      return binary(Id::kIdVandps, reg(a), memory(kMagnitude));
+      return negated ? binary(Id::kIdVorps, reg(a), memory(kSign))
+                     : binary(Id::kIdVandps, reg(a), memory(kMagnitude));
     case Word::inverse:
       return binary(Id::kIdVdivps, reg(one), any(a));
     case Word::sqrt:
@@ -195,7 +206,7 @@ x86::Vec Vectors::word(Word w, const Value& a, const Value& b, const Value& c) {
       return w == Word::sqrt ? root : binary(Id::kIdVdivps, reg(one), root);
     }
     case Word::fma:
-      return fma(a, b, c);
+      return fma(a, b, c, negated);
     case Word::pow2:
       return shifted(Id::kIdVpslld, reg(a), 23);
     case Word::exponent: {
@@ -246,6 +257,9 @@ x86::Vec Vectors::select(Rel rel, const Value& a, const Value& b, const Value& t
   const Rel used = mirror ? kMirrored[static_cast<size_t>(rel)] : rel;
   const Value &left = mirror ? b : a, &right = mirror ? a : b;
   const Operand mask = compare(kPredicates[static_cast<size_t>(used)], reg(left), any(right));
+  const auto zero = [](const Value& v) { return v.constant && v.bits == 0; };
+  if (!wide_ && zero(then)) return binary(Id::kIdVandnps, mask, any(other));
+  if (!wide_ && zero(other)) return binary(Id::kIdVandps, mask, any(then));
   return blend(mask, reg(other), any(then));
 }
 

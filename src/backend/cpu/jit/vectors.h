@@ -13,12 +13,16 @@ namespace tenon::cpu::jit {
 
 namespace x86 = asmjit::x86;
 
-// A constant, or a register. A dying register may be overwritten.
+// A constant, or a register. A dying register may be overwritten. An ordinary value is neither NaN
+// nor 0.
 struct Value {
   x86::Vec reg = {};
   uint32_t bits = 0;
-  bool constant = false, dies = false;
+  bool constant = false, dies = false, ordinary = false;
 };
+
+// Forms of instructions that negate an operand (Node::detail).
+enum Negated : uint8_t { kNothing, kProduct = 1, kSummand = 2, kResult = 1 };
 
 // How bf16 results are rounded. half_up: only a tie differs from even. exact: they are bf16
 // already.
@@ -41,8 +45,9 @@ class Vectors {
 
   x86::Vec fresh();
   x86::Vec zero();
-  // The value of every word except leaves, select, round, and those of hardware.h.
-  x86::Vec word(Word w, const Value& a, const Value& b, const Value& c);
+  // The value of every word except leaves, select, round, and those of hardware.h. fma may negate
+  // its product or its summand, abs its result.
+  x86::Vec word(Word w, const Value& a, const Value& b, const Value& c, int negated);
   // 2^x and 1/x, with an error of a few ulp, or of 2^-13.7. Only with AVX-512.
   x86::Vec exp2(const x86::Vec& x, bool rough);
   x86::Vec reciprocal(const x86::Vec& x, bool rough);
@@ -99,7 +104,7 @@ class Vectors {
   // A register, or a constant in memory.
   asmjit::Operand any(const Value& v);
   x86::Vec extreme(bool most, Value a, Value b);
-  x86::Vec fma(Value a, Value b, Value c);
+  x86::Vec fma(Value a, Value b, Value c, int negated);
   x86::Vec binary(x86::Inst::Id id, const asmjit::Operand& a, const asmjit::Operand& b);
   x86::Vec shifted(x86::Inst::Id id, const x86::Vec& a, int count);
   // Where `mask` is set (a mask register, or a vector), `then`, else `other`.
