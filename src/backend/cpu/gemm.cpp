@@ -15,7 +15,7 @@ namespace tenon::cpu {
 
 namespace {
 
-constexpr int64_t kThinRows = 256;  // up to so many rows, packing all of b does not pay
+constexpr int64_t kThinRows = 512;  // up to so many rows, packing all of b does not pay
 constexpr int64_t kThinPanels = 8;  // panels of b that are packed and used together
 // If k is contiguous, lines are read over a long span of k. Otherwise they are read across all the
 // panels, a few words of k at a time.
@@ -80,7 +80,8 @@ struct Blocking {
         std::clamp<int64_t>(group_floats / std::max<int64_t>(block, 1), 1, grid.blocks());
     group_chunks = std::clamp<int64_t>(group_floats / std::max<int64_t>(chunk_width * words, 1), 1,
                                        std::max<int64_t>(grid.chunks(), 1));
-    a_floats = group_blocks * padded(grid.block_rows) * words;
+    own = group_chunks == grid.chunks() && grid.blocks() >= kOwnBlocks;
+    a_floats = own ? 0 : group_blocks * padded(grid.block_rows) * words;
     b_floats = group_chunks * chunk_width * words;
   }
 
@@ -95,6 +96,7 @@ struct Blocking {
   int64_t stride;  // stride of a product in memory
   Grid grid;
   bool thin;
+  bool own = false;  // each thread packs the row blocks that it uses
   size_t sums;
   int64_t a_floats = 0, b_floats = 0, product_floats = 0;
   std::vector<std::vector<Columns>> chunks;
@@ -134,7 +136,7 @@ class Product {
     const Grid& g = blocking_.grid;
     if (g.cols == 0) return run_items(left, {});  // only values that empty rows store
     if (blocking_.thin) return run_thin(left);
-    if (blocking_.group_chunks == g.chunks() && g.blocks() >= kOwnBlocks) return run_blocks(left);
+    if (blocking_.own) return run_blocks(left);
     bool packed = false;  // all of b is packed
     for (int64_t block = 0; block < g.blocks(); block += blocking_.group_blocks) {
       const int64_t blocks = std::min(blocking_.group_blocks, g.blocks() - block);
@@ -219,10 +221,12 @@ class Product {
           panels.push_back({to, range.begin + c});
     }
     const auto n = static_cast<int64_t>(panels.size());
-    parallel_for(cdiv(blocking_.words, kernel_.block) * n, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const Panel& p = panels[static_cast<size_t>(i % n)];
-        const int64_t k = i / n * kernel_.block;
+    const int64_t steps = cdiv(blocking_.words, kernel_.block);
+    const bool inside = b_.k_inside();
+    parallel_for(steps * n, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {  // in the order of b in memory
+        const Panel& p = panels[static_cast<size_t>(inside ? i / steps : i % n)];
+        const int64_t k = (inside ? i % steps : i / n) * kernel_.block;
         pack_b(p.to + k * kernel_.cols, p.column, k, std::min(kernel_.block, blocking_.words - k));
       }
     });
