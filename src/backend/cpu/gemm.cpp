@@ -18,9 +18,12 @@ namespace {
 constexpr int64_t kThinRows = 512;  // up to so many rows, packing all of b does not pay
 constexpr int64_t kThinPanels = 8;  // panels of b that are packed and used together
 // If k is contiguous, lines are read over a long span of k. Otherwise they are read across all the
-// panels, a few words of k at a time.
+// panels, a few words of k at a time: so many lines stay in the first-level cache, even if their
+// stride is a power of two.
 constexpr int64_t kThinSpan = 1024;
-constexpr int64_t kThinSlice = 16;
+constexpr int64_t kSlice = 4;
+// Words of k of a row block that a thread packs at a time. Divides the block of every kernel.
+constexpr int64_t kPackWords = 64;
 constexpr int64_t kOwnBlocks = 16;  // so many row blocks divide evenly among threads
 constexpr int64_t kSkew = 16;       // puts rows of a tile into different cache sets
 
@@ -168,9 +171,8 @@ class Product {
       float* const a = scratch.floats();
       for (int64_t block = begin; block < end; ++block) {
         const RowPanels panels = row_panels(block);
-        for (int64_t k = 0; k < blocking_.words; k += kernel_.block)
-          for (int64_t p = 0; p < panels.count(); ++p)
-            pack_a(panels, a, block * g.block_rows, p, k);
+        for (int64_t k = 0; k < blocking_.words; k += kPackWords)
+          pack_a(panels, a, block * g.block_rows, k);
         for (int64_t chunk = 0; chunk < g.chunks(); ++chunk) run_item(block, 0, chunk, a, left);
       }
     });
@@ -181,25 +183,27 @@ class Product {
     return packed_a_ + i * blocking_.padded(blocking_.grid.block_rows) * blocking_.words;
   }
 
-  // A row block in memory is [k block][panel], so that one pass over k reads contiguous memory.
   void pack_blocks(int64_t first, int64_t count) const {
-    const int64_t most = cdiv(blocking_.grid.block_rows, kernel_.rows);
-    const int64_t steps = cdiv(blocking_.words, kernel_.block);
-    parallel_for(count * steps * most, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t block = i / most / steps;
-        const RowPanels panels = row_panels(first + block);
-        if (i % most < panels.count())
-          pack_a(panels, block_of(block), (first + block) * blocking_.grid.block_rows, i % most,
-                 i / most % steps * kernel_.block);
-      }
+    const int64_t steps = cdiv(blocking_.words, kPackWords);
+    parallel_for(count * steps, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        pack_a(row_panels(first + i / steps), block_of(i / steps),
+               (first + i / steps) * blocking_.grid.block_rows, i % steps * kPackWords);
     });
   }
 
-  void pack_a(const RowPanels& panels, float* to, int64_t row, int64_t p, int64_t k) const {
-    const int64_t words = std::min(kernel_.block, blocking_.words - k);
-    float* out = to + k * blocking_.padded(panels.rows) + panels.begin(p) * words;
-    a_.panel(out, row + panels.begin(p), panels.size(p), panels.width(p), k, words);
+  // Packs kPackWords words of all panels of a row block. A row block in memory is [k block][panel],
+  // so that one pass over k reads contiguous memory.
+  void pack_a(const RowPanels& panels, float* to, int64_t row, int64_t k) const {
+    const int64_t from = k / kernel_.block * kernel_.block;  // begin of the block of k
+    const int64_t block = std::min(kernel_.block, blocking_.words - from);
+    const int64_t end = std::min(k + kPackWords, blocking_.words);
+    const int64_t slice = a_.k_inside() || kernel_.tiles ? kPackWords : kSlice;
+    to += from * blocking_.padded(panels.rows);
+    for (; k < end; k += slice)
+      for (int64_t p = 0; p < panels.count(); ++p)
+        a_.panel(to + panels.begin(p) * block + (k - from) * panels.width(p), row + panels.begin(p),
+                 panels.size(p), panels.width(p), k, std::min(slice, end - k));
   }
 
   // Packs one panel of b, which holds all of k.
@@ -287,10 +291,8 @@ class Product {
     const Grid& g = blocking_.grid;
     if (g.items() == 0) return;
     const RowPanels panels{kernel_, blocking_.rows};
-    const int64_t steps = cdiv(blocking_.words, kernel_.block);
-    parallel_for(steps * panels.count(), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        pack_a(panels, packed_a_, 0, i / steps, i % steps * kernel_.block);
+    parallel_for(cdiv(blocking_.words, kPackWords), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) pack_a(panels, packed_a_, 0, i * kPackWords);
     });
     const int64_t width = kThinPanels * kernel_.cols;
     parallel_for(cdiv(blocking_.cols, width), [&](int64_t begin, int64_t end) {
@@ -322,10 +324,10 @@ class Product {
     float* c = product_ + column;
     for (int64_t k = 0; k < blocking_.words; k += span) {
       const int64_t words = std::min(span, blocking_.words - k);
-      for (int64_t done = 0; done < words && !inside; done += kThinSlice)
+      for (int64_t done = 0; done < words && !inside; done += kSlice)
         for (int64_t i = 0; i < n; i += kernel_.cols)
           pack_b(b + i * words + done * kernel_.cols, column + i, k + done,
-                 std::min(kThinSlice, words - done));
+                 std::min(kSlice, words - done));
       for (int64_t i = 0; i < n; i += kernel_.cols) {
         if (inside) pack_b(b, column + i, k, words);
         const float* from = inside ? b : b + i * words;
