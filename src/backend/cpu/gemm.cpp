@@ -22,6 +22,7 @@ constexpr int64_t kThinPanels = 8;  // panels of b that are packed and used toge
 // stride is a power of two.
 constexpr int64_t kThinSpan = 1024;
 constexpr int64_t kSlice = 4;
+constexpr int64_t kDecodedSlice = 16;  // decoding has a cost per call
 // Words of k of a row block that a thread packs at a time. Divides the block of every kernel.
 constexpr int64_t kPackWords = 64;
 constexpr int64_t kOwnBlocks = 16;  // so many row blocks divide evenly among threads
@@ -171,8 +172,7 @@ class Product {
       float* const a = scratch.floats();
       for (int64_t block = begin; block < end; ++block) {
         const RowPanels panels = row_panels(block);
-        for (int64_t k = 0; k < blocking_.words; k += kPackWords)
-          pack_a(panels, a, block * g.block_rows, k);
+        for (int64_t i = 0; i < parts_of_a(panels); ++i) pack_a(panels, a, block * g.block_rows, i);
         for (int64_t chunk = 0; chunk < g.chunks(); ++chunk) run_item(block, 0, chunk, a, left);
       }
     });
@@ -184,26 +184,41 @@ class Product {
   }
 
   void pack_blocks(int64_t first, int64_t count) const {
-    const int64_t steps = cdiv(blocking_.words, kPackWords);
-    parallel_for(count * steps, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        pack_a(row_panels(first + i / steps), block_of(i / steps),
-               (first + i / steps) * blocking_.grid.block_rows, i % steps * kPackWords);
+    const int64_t most = parts_of_a({kernel_, blocking_.grid.block_rows});
+    parallel_for(count * most, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t block = first + i / most;
+        const RowPanels panels = row_panels(block);
+        if (i % most < parts_of_a(panels))
+          pack_a(panels, block_of(i / most), block * blocking_.grid.block_rows, i % most);
+      }
     });
   }
 
-  // Packs kPackWords words of all panels of a row block. A row block in memory is [k block][panel],
-  // so that one pass over k reads contiguous memory.
-  void pack_a(const RowPanels& panels, float* to, int64_t row, int64_t k) const {
+  // A row block is packed in parts. If k is contiguous, a part is one panel for one block of k.
+  // Otherwise it is all panels for kPackWords words, because lines are read across the panels.
+  [[nodiscard]] bool by_panel() const { return a_.k_inside() || kernel_.tiles; }
+  [[nodiscard]] int64_t parts_of_a(const RowPanels& panels) const {
+    return by_panel() ? cdiv(blocking_.words, kernel_.block) * panels.count()
+                      : cdiv(blocking_.words, kPackWords);
+  }
+
+  // A row block in memory is [k block][panel], so that one pass over k reads contiguous memory.
+  void pack_a(const RowPanels& panels, float* to, int64_t row, int64_t part) const {
+    const int64_t n = panels.count();
+    const int64_t k = by_panel() ? part / n * kernel_.block : part * kPackWords;
     const int64_t from = k / kernel_.block * kernel_.block;  // begin of the block of k
-    const int64_t block = std::min(kernel_.block, blocking_.words - from);
+    const int64_t words = std::min(kernel_.block, blocking_.words - from);
+    const auto pack = [&](int64_t p, int64_t begin, int64_t count) {
+      float* out = to + from * blocking_.padded(panels.rows) + panels.begin(p) * words;
+      a_.panel(out + (begin - from) * panels.width(p), row + panels.begin(p), panels.size(p),
+               panels.width(p), begin, count);
+    };
+    if (by_panel()) return pack(part % n, k, words);
     const int64_t end = std::min(k + kPackWords, blocking_.words);
-    const int64_t slice = a_.k_inside() || kernel_.tiles ? kPackWords : kSlice;
-    to += from * blocking_.padded(panels.rows);
-    for (; k < end; k += slice)
-      for (int64_t p = 0; p < panels.count(); ++p)
-        a_.panel(to + panels.begin(p) * block + (k - from) * panels.width(p), row + panels.begin(p),
-                 panels.size(p), panels.width(p), k, std::min(slice, end - k));
+    const int64_t slice = a_.decodes() ? kDecodedSlice : kSlice;
+    for (int64_t done = k; done < end; done += slice)
+      for (int64_t p = 0; p < n; ++p) pack(p, done, std::min(slice, end - done));
   }
 
   // Packs one panel of b, which holds all of k.
@@ -291,8 +306,8 @@ class Product {
     const Grid& g = blocking_.grid;
     if (g.items() == 0) return;
     const RowPanels panels{kernel_, blocking_.rows};
-    parallel_for(cdiv(blocking_.words, kPackWords), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) pack_a(panels, packed_a_, 0, i * kPackWords);
+    parallel_for(parts_of_a(panels), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) pack_a(panels, packed_a_, 0, i);
     });
     const int64_t width = kThinPanels * kernel_.cols;
     parallel_for(cdiv(blocking_.cols, width), [&](int64_t begin, int64_t end) {
@@ -319,15 +334,16 @@ class Product {
   void thin_columns(const RowPanels& panels, int64_t column, int64_t n) const {
     const bool inside = b_.k_inside();
     const int64_t span = inside ? kThinSpan : kernel_.block;
+    const int64_t slice = b_.decodes() ? kDecodedSlice : kSlice;
     const Scratch scratch(bytes_of((inside ? kernel_.cols : n) * span));
     float* const b = scratch.floats();
     float* c = product_ + column;
     for (int64_t k = 0; k < blocking_.words; k += span) {
       const int64_t words = std::min(span, blocking_.words - k);
-      for (int64_t done = 0; done < words && !inside; done += kSlice)
+      for (int64_t done = 0; done < words && !inside; done += slice)
         for (int64_t i = 0; i < n; i += kernel_.cols)
           pack_b(b + i * words + done * kernel_.cols, column + i, k + done,
-                 std::min(kSlice, words - done));
+                 std::min(slice, words - done));
       for (int64_t i = 0; i < n; i += kernel_.cols) {
         if (inside) pack_b(b, column + i, k, words);
         const float* from = inside ? b : b + i * words;
