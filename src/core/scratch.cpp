@@ -1,10 +1,12 @@
-// Keeps memory blocks per thread. Takes the best fit first.
+// Keeps memory blocks per thread, and a few large ones for all threads. Takes the best fit first.
 #include "core/scratch.h"
 
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <new>
+#include <utility>
 
 namespace tenon {
 
@@ -37,12 +39,30 @@ struct Kept {
 };
 thread_local constinit Kept kept{};
 
+// Large blocks belong to no thread, so that a process with many threads does not keep many. Each
+// slot has a flag instead of a lock: after fork() a slot may stay taken, but nothing waits for it.
+struct Slot {
+  std::atomic_flag taken;
+  Block block;
+
+  // The block after an exchange with `other`, unless `fits` refuses the kept block.
+  template <class Fits>
+  Block exchange(const Block& other, const Fits& fits) {
+    if (taken.test_and_set(std::memory_order_acquire)) return other;
+    const Block found = fits(block) ? std::exchange(block, other) : other;
+    taken.clear(std::memory_order_release);
+    return found;
+  }
+};
+constinit Slot shared[2];
+
 size_t alignment_of(size_t bytes) { return bytes > kMostKeptScratch ? kHugePage : kAlignment; }
 
 Block make(size_t bytes) {
-  if (kKeeps) bytes = (bytes + kPage - 1) / kPage * kPage;
+  const size_t unit = bytes > kMostKeptScratch ? kHugePage : kPage;
+  if (kKeeps) bytes = (bytes + unit - 1) / unit * unit;
   void* const data = ::operator new(bytes, std::align_val_t(alignment_of(bytes)));
-  // This memory is new in each call, so the time to touch its pages matters. Huge pages reduce it.
+  // Huge pages reduce the time of the first access, and later misses of the address cache.
   if (bytes > kMostKeptScratch) madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
   return {data, bytes};
 }
@@ -56,6 +76,24 @@ Block remove(int i) {
   return b;
 }
 
+Block take_shared(size_t bytes) {
+  for (Slot& slot : shared) {
+    const Block b = slot.exchange({}, [&](const Block& kept) { return kept.bytes >= bytes; });
+    if (b.data) return b;
+  }
+  return make(bytes);
+}
+
+// Keeps the larger blocks: they serve more calls.
+void keep_shared(Block b) {
+  // The system may take the pages when memory is short. Until then, another call costs no faults.
+  madvise(b.data, b.bytes / kHugePage * kHugePage, MADV_FREE);
+  if (b.bytes <= kMostSharedScratch)
+    for (Slot& slot : shared)
+      b = slot.exchange(b, [&](const Block& kept) { return kept.bytes < b.bytes; });
+  if (b.data) drop(b);
+}
+
 struct End {
   ~End() {
     kept.ended = true;
@@ -67,6 +105,12 @@ struct End {
 
 Scratch::Scratch(size_t bytes) : data_(nullptr), bytes_(0) {
   if (bytes == 0) return;
+  if (kKeeps && bytes > kMostKeptScratch) {
+    const Block b = take_shared(bytes);
+    data_ = b.data;
+    bytes_ = b.bytes;
+    return;
+  }
   int best = -1;
   for (int i = 0; i < kept.count; ++i)
     if (kept.blocks[i].bytes >= bytes &&
@@ -80,7 +124,11 @@ Scratch::Scratch(size_t bytes) : data_(nullptr), bytes_(0) {
 Scratch::~Scratch() {
   if (!data_) return;
   const Block b{data_, bytes_};
-  if (!kKeeps || kept.ended || bytes_ > kMostKeptScratch) {
+  if (kKeeps && bytes_ > kMostKeptScratch) {
+    keep_shared(b);
+    return;
+  }
+  if (!kKeeps || kept.ended) {
     drop(b);
     return;
   }

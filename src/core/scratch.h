@@ -1,12 +1,16 @@
-// Memory for the duration of a call. Calls never share it. A thread keeps some for its next calls.
+// Memory for the duration of a call. Calls never use it at the same time. Some is kept for later
+// calls.
 #pragma once
 
 #include <cstddef>
 
 namespace tenon {
 
-// The most bytes that a thread keeps: a large call must not hold memory after its end.
+// The most bytes that a thread keeps.
 inline constexpr size_t kMostKeptScratch = size_t{16} << 20;
+// The largest block that all threads share. The system may take back the memory of shared blocks
+// between calls.
+inline constexpr size_t kMostSharedScratch = size_t{256} << 20;
 
 class Scratch {
  public:

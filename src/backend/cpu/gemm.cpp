@@ -15,12 +15,16 @@ namespace tenon::cpu {
 
 namespace {
 
-constexpr int64_t kThinRows = 256;  // up to so many rows, packing all of b does not pay
+constexpr int64_t kThinRows = 512;  // up to so many rows, packing all of b does not pay
 constexpr int64_t kThinPanels = 8;  // panels of b that are packed and used together
 // If k is contiguous, lines are read over a long span of k. Otherwise they are read across all the
-// panels, a few words of k at a time.
+// panels, a few words of k at a time: so many lines stay in the first-level cache, even if their
+// stride is a power of two.
 constexpr int64_t kThinSpan = 1024;
-constexpr int64_t kThinSlice = 16;
+constexpr int64_t kSlice = 4;
+constexpr int64_t kDecodedSlice = 16;  // decoding has a cost per call
+// Words of k of a row block that a thread packs at a time. Divides the block of every kernel.
+constexpr int64_t kPackWords = 64;
 constexpr int64_t kOwnBlocks = 16;  // so many row blocks divide evenly among threads
 constexpr int64_t kSkew = 16;       // puts rows of a tile into different cache sets
 
@@ -80,7 +84,8 @@ struct Blocking {
         std::clamp<int64_t>(group_floats / std::max<int64_t>(block, 1), 1, grid.blocks());
     group_chunks = std::clamp<int64_t>(group_floats / std::max<int64_t>(chunk_width * words, 1), 1,
                                        std::max<int64_t>(grid.chunks(), 1));
-    a_floats = group_blocks * padded(grid.block_rows) * words;
+    own = group_chunks == grid.chunks() && grid.blocks() >= kOwnBlocks;
+    a_floats = own ? 0 : group_blocks * padded(grid.block_rows) * words;
     b_floats = group_chunks * chunk_width * words;
   }
 
@@ -95,6 +100,7 @@ struct Blocking {
   int64_t stride;  // stride of a product in memory
   Grid grid;
   bool thin;
+  bool own = false;  // each thread packs the row blocks that it uses
   size_t sums;
   int64_t a_floats = 0, b_floats = 0, product_floats = 0;
   std::vector<std::vector<Columns>> chunks;
@@ -134,7 +140,7 @@ class Product {
     const Grid& g = blocking_.grid;
     if (g.cols == 0) return run_items(left, {});  // only values that empty rows store
     if (blocking_.thin) return run_thin(left);
-    if (blocking_.group_chunks == g.chunks() && g.blocks() >= kOwnBlocks) return run_blocks(left);
+    if (blocking_.own) return run_blocks(left);
     bool packed = false;  // all of b is packed
     for (int64_t block = 0; block < g.blocks(); block += blocking_.group_blocks) {
       const int64_t blocks = std::min(blocking_.group_blocks, g.blocks() - block);
@@ -166,9 +172,7 @@ class Product {
       float* const a = scratch.floats();
       for (int64_t block = begin; block < end; ++block) {
         const RowPanels panels = row_panels(block);
-        for (int64_t k = 0; k < blocking_.words; k += kernel_.block)
-          for (int64_t p = 0; p < panels.count(); ++p)
-            pack_a(panels, a, block * g.block_rows, p, k);
+        for (int64_t i = 0; i < parts_of_a(panels); ++i) pack_a(panels, a, block * g.block_rows, i);
         for (int64_t chunk = 0; chunk < g.chunks(); ++chunk) run_item(block, 0, chunk, a, left);
       }
     });
@@ -179,25 +183,42 @@ class Product {
     return packed_a_ + i * blocking_.padded(blocking_.grid.block_rows) * blocking_.words;
   }
 
-  // A row block in memory is [k block][panel], so that one pass over k reads contiguous memory.
   void pack_blocks(int64_t first, int64_t count) const {
-    const int64_t most = cdiv(blocking_.grid.block_rows, kernel_.rows);
-    const int64_t steps = cdiv(blocking_.words, kernel_.block);
-    parallel_for(count * steps * most, [&](int64_t begin, int64_t end) {
+    const int64_t most = parts_of_a({kernel_, blocking_.grid.block_rows});
+    parallel_for(count * most, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t block = i / most / steps;
-        const RowPanels panels = row_panels(first + block);
-        if (i % most < panels.count())
-          pack_a(panels, block_of(block), (first + block) * blocking_.grid.block_rows, i % most,
-                 i / most % steps * kernel_.block);
+        const int64_t block = first + i / most;
+        const RowPanels panels = row_panels(block);
+        if (i % most < parts_of_a(panels))
+          pack_a(panels, block_of(i / most), block * blocking_.grid.block_rows, i % most);
       }
     });
   }
 
-  void pack_a(const RowPanels& panels, float* to, int64_t row, int64_t p, int64_t k) const {
-    const int64_t words = std::min(kernel_.block, blocking_.words - k);
-    float* out = to + k * blocking_.padded(panels.rows) + panels.begin(p) * words;
-    a_.panel(out, row + panels.begin(p), panels.size(p), panels.width(p), k, words);
+  // A row block is packed in parts. If k is contiguous, a part is one panel for one block of k.
+  // Otherwise it is all panels for kPackWords words, because lines are read across the panels.
+  [[nodiscard]] bool by_panel() const { return a_.k_inside() || kernel_.tiles; }
+  [[nodiscard]] int64_t parts_of_a(const RowPanels& panels) const {
+    return by_panel() ? cdiv(blocking_.words, kernel_.block) * panels.count()
+                      : cdiv(blocking_.words, kPackWords);
+  }
+
+  // A row block in memory is [k block][panel], so that one pass over k reads contiguous memory.
+  void pack_a(const RowPanels& panels, float* to, int64_t row, int64_t part) const {
+    const int64_t n = panels.count();
+    const int64_t k = by_panel() ? part / n * kernel_.block : part * kPackWords;
+    const int64_t from = k / kernel_.block * kernel_.block;  // begin of the block of k
+    const int64_t words = std::min(kernel_.block, blocking_.words - from);
+    const auto pack = [&](int64_t p, int64_t begin, int64_t count) {
+      float* out = to + from * blocking_.padded(panels.rows) + panels.begin(p) * words;
+      a_.panel(out + (begin - from) * panels.width(p), row + panels.begin(p), panels.size(p),
+               panels.width(p), begin, count);
+    };
+    if (by_panel()) return pack(part % n, k, words);
+    const int64_t end = std::min(k + kPackWords, blocking_.words);
+    const int64_t slice = a_.decodes() ? kDecodedSlice : kSlice;
+    for (int64_t done = k; done < end; done += slice)
+      for (int64_t p = 0; p < n; ++p) pack(p, done, std::min(slice, end - done));
   }
 
   // Packs one panel of b, which holds all of k.
@@ -219,10 +240,12 @@ class Product {
           panels.push_back({to, range.begin + c});
     }
     const auto n = static_cast<int64_t>(panels.size());
-    parallel_for(cdiv(blocking_.words, kernel_.block) * n, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const Panel& p = panels[static_cast<size_t>(i % n)];
-        const int64_t k = i / n * kernel_.block;
+    const int64_t steps = cdiv(blocking_.words, kernel_.block);
+    const bool inside = b_.k_inside();
+    parallel_for(steps * n, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {  // in the order of b in memory
+        const Panel& p = panels[static_cast<size_t>(inside ? i / steps : i % n)];
+        const int64_t k = (inside ? i % steps : i / n) * kernel_.block;
         pack_b(p.to + k * kernel_.cols, p.column, k, std::min(kernel_.block, blocking_.words - k));
       }
     });
@@ -283,10 +306,8 @@ class Product {
     const Grid& g = blocking_.grid;
     if (g.items() == 0) return;
     const RowPanels panels{kernel_, blocking_.rows};
-    const int64_t steps = cdiv(blocking_.words, kernel_.block);
-    parallel_for(steps * panels.count(), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        pack_a(panels, packed_a_, 0, i / steps, i % steps * kernel_.block);
+    parallel_for(parts_of_a(panels), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) pack_a(panels, packed_a_, 0, i);
     });
     const int64_t width = kThinPanels * kernel_.cols;
     parallel_for(cdiv(blocking_.cols, width), [&](int64_t begin, int64_t end) {
@@ -313,15 +334,16 @@ class Product {
   void thin_columns(const RowPanels& panels, int64_t column, int64_t n) const {
     const bool inside = b_.k_inside();
     const int64_t span = inside ? kThinSpan : kernel_.block;
+    const int64_t slice = b_.decodes() ? kDecodedSlice : kSlice;
     const Scratch scratch(bytes_of((inside ? kernel_.cols : n) * span));
     float* const b = scratch.floats();
     float* c = product_ + column;
     for (int64_t k = 0; k < blocking_.words; k += span) {
       const int64_t words = std::min(span, blocking_.words - k);
-      for (int64_t done = 0; done < words && !inside; done += kThinSlice)
+      for (int64_t done = 0; done < words && !inside; done += slice)
         for (int64_t i = 0; i < n; i += kernel_.cols)
           pack_b(b + i * words + done * kernel_.cols, column + i, k + done,
-                 std::min(kThinSlice, words - done));
+                 std::min(slice, words - done));
       for (int64_t i = 0; i < n; i += kernel_.cols) {
         if (inside) pack_b(b, column + i, k, words);
         const float* from = inside ? b : b + i * words;

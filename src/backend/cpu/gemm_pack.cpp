@@ -94,9 +94,8 @@ void Packer::halves(uint16_t* out, int64_t lane, int64_t k, int64_t n) const {
 
 void Packer::panel_of_numbers(float* out, int64_t lane, int64_t lanes, int64_t width, int64_t k,
                               int64_t count) const {
-  const bool plain = format_.dtype == DType::f32 && !blocks_;
   const int64_t stride = data_.stride * static_cast<int64_t>(sizeof(float));
-  if (plain)
+  if (!decodes())
     return (k_inside_ ? kernel_.transpose : kernel_.copy)(out, width, at(lane, k), stride, lanes,
                                                           count);
   if (!k_inside_) {
@@ -122,7 +121,7 @@ void Packer::panel_of_numbers(float* out, int64_t lane, int64_t lanes, int64_t w
 void Packer::panel_of_pairs(float* out, int64_t lane, int64_t lanes, int64_t width, int64_t k,
                             int64_t words) const {
   const int64_t n = std::clamp<int64_t>(inner_ - 2 * k, 0, 2 * words);
-  const bool plain = format_.dtype == DType::bf16;
+  const bool plain = !decodes();
   const int64_t stride = data_.stride * static_cast<int64_t>(sizeof(uint16_t));
   const int64_t whole = plain && k_inside_ ? n / 2 : 0;
   std::fill(out + cdiv(n, 2) * width, out + words * width, 0.0F);

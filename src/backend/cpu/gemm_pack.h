@@ -26,6 +26,10 @@ class Packer {
   [[nodiscard]] float scale() const { return scale_; }
   // Whether neighbours in k are adjacent in memory. Otherwise neighbouring lanes are.
   [[nodiscard]] bool k_inside() const { return k_inside_; }
+  // Whether values are converted. Otherwise they are copied.
+  [[nodiscard]] bool decodes() const {
+    return format_.dtype != (kernel_.pairs ? DType::bf16 : DType::f32) || blocks_;
+  }
 
  private:
   [[nodiscard]] const char* at(int64_t lane, int64_t k) const;
