@@ -63,12 +63,13 @@ struct Lines {
 class PanelEncoder {
  public:
   PanelEncoder(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& p,
-               float* scratch, bool stream)
+               float* scratch, const Upcoming& upcoming, bool stream)
       : loops_(loops),
         e_(e),
         args_(args),
         p_(p),
         room_(scratch, p),
+        upcoming_(upcoming),
         stream_(stream),
         bytes_(info(e.format.dtype).bytes) {}
 
@@ -116,6 +117,7 @@ class PanelEncoder {
           write_scales(o, (p_.row + r) / blocks.rows, p_.col / blocks.cols, in_row);
       for (int64_t k = r; k < end; ++k) {
         loops_.store_blocks[type()](codes(k), at(k), n, width, room_.multipliers, codes.stream);
+        upcoming_.prefetch(k);
         if (health)
           count(*health, at(k), n, [&](size_t i) { return room_.multipliers[i / width]; });
       }
@@ -133,6 +135,7 @@ class PanelEncoder {
       write_scales(Orientation::columnwise, (p_.row + r) / height, p_.col, p_.cols);
       for (int64_t k = r; k < end; ++k) {
         loops_.store_scales[type()](codes(k), at(k), n, room_.multipliers, codes.stream);
+        if (!e_.rowwise) upcoming_.prefetch(k);
         if (health) count(*health, at(k), n, [&](size_t i) { return room_.multipliers[i]; });
       }
     }
@@ -225,6 +228,7 @@ class PanelEncoder {
   const RunArgs& args_;
   Panel p_;
   Room room_;
+  const Upcoming& upcoming_;
   bool stream_;
   int64_t bytes_;
 };
@@ -247,8 +251,8 @@ size_t encode_floats(int64_t rows, int64_t cols) {
 }
 
 void encode(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,
-            float* scratch, Health& health, bool stream) {
-  const PanelEncoder encoder(loops, e, args, panel, scratch, stream);
+            float* scratch, Health& health, const Upcoming& upcoming, bool stream) {
+  const PanelEncoder encoder(loops, e, args, panel, scratch, upcoming, stream);
   constexpr Orientation row = Orientation::rowwise, column = Orientation::columnwise;
   // Counts once: in the rowwise encoding if there is one.
   Health* counted = e.counts ? &health : nullptr;
@@ -267,7 +271,8 @@ void encode(const Loops& loops, const Encoder& e, const RunArgs& args, const Pan
 
 void put_codes(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,
                float* scratch, bool stream) {
-  const PanelEncoder encoder(loops, e, args, panel, scratch, stream);
+  const Upcoming nothing;
+  const PanelEncoder encoder(loops, e, args, panel, scratch, nothing, stream);
   for (const Orientation o : kOrientations)
     if (e.has(o)) encoder.put(o, encoder.given());
 }

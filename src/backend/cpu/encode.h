@@ -19,6 +19,18 @@ struct Health {
   Health& operator+=(const Health& h);
 };
 
+// What the caller reads after this panel. A row of it is prefetched for each row that is encoded:
+// encoding takes long and reads nothing from memory.
+struct Upcoming {
+  const char* first = nullptr;
+  int64_t pitch = 0, bytes = 0;
+
+  void prefetch(int64_t row) const {
+    constexpr int64_t kLine = 64;
+    for (int64_t b = 0; b < bytes; b += kLine) __builtin_prefetch(first + row * pitch + b, 0, 2);
+  }
+};
+
 // The multiplier of a tensor with a single scale.
 float single_multiplier(const Encoder& e, const RunArgs& args);
 
@@ -28,7 +40,7 @@ size_t encode_floats(int64_t rows, int64_t cols);
 // Writes the data of the panel of values. Writes the scales too if each block has its own.
 // `stream`: data bypass the cache.
 void encode(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,
-            float* scratch, Health& health, bool stream);
+            float* scratch, Health& health, const Upcoming& upcoming, bool stream);
 
 // Writes the data of a panel of codes, all of which have the same scale.
 void put_codes(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,

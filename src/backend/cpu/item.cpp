@@ -386,7 +386,7 @@ void Item::store_panel(size_t k, const Tile& t, const float* value) {
       for (int64_t r = 0; r < t.rows; ++r)
         encode(loops_, step_.encoders[p.encoder], args_,
                {t.row + r, 1, column, t.cols, value + r * t.cols}, encode_scratch_,
-               health_[p.encoder], grid_.stream_codes);
+               health_[p.encoder], {}, grid_.stream_codes);
       continue;
     }
     for (int64_t r = 0; r < t.rows; ++r) {
@@ -405,14 +405,36 @@ Item::Held Item::held(const PanelRange& p) const {
   return in_place(p, p.stores[0]) ? Held::nothing : Held::values;
 }
 
+// The next band of this item, or of the next item, if the body reads one tensor. The rows of two
+// would take longer to prefetch than encoding takes.
+Upcoming Item::after_band(int64_t end) const {
+  const Load* only = nullptr;
+  for (const Load& l : step_.loads) {
+    if (l.from != Load::From::tile) continue;
+    if (only || l.transposed || !l.columns.contiguous()) return {};
+    only = &l;
+  }
+  const bool below = end < row_end_, beside = col_end_ < grid_.cols;
+  const int64_t row = below ? end : beside ? row_begin_ : row_end_;
+  const int64_t col = below ? col_begin_ : beside ? col_end_ : 0;
+  if (!only || row >= grid_.rows) return {};
+  const View& v = args_.in[only->arg];
+  const int64_t bytes = info(only->dtype).bytes;
+  return {static_cast<const char*>(element(v, row, only->columns(col))),
+          v.rows > 1 ? v.stride * bytes : 0,  // one row may have any stride
+          std::min(grid_.chunk_cols, grid_.cols - col) * bytes};
+}
+
 void Item::encode_band(int64_t row, int64_t rows) {
+  const Upcoming upcoming = panels_.empty() ? Upcoming() : after_band(row + rows);
   for (size_t i = 0; i < panels_.size(); ++i) {
     const PanelRange& p = panels_[i];
     const Held content = p.n == 0 ? Held::nothing : held(p);
     const Encoder& e = step_.encoders[p.encoder];
     const Panel panel{row, rows, p.begin, p.n, panel_data_[i]};
     if (content == Held::values)
-      encode(loops_, e, args_, panel, encode_scratch_, health_[p.encoder], grid_.stream_codes);
+      encode(loops_, e, args_, panel, encode_scratch_, health_[p.encoder],
+             i == 0 ? upcoming : Upcoming(), grid_.stream_codes);
     else if (content == Held::codes)
       put_codes(loops_, e, args_, panel, encode_scratch_, grid_.stream_codes);
   }

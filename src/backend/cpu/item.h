@@ -94,6 +94,7 @@ class Item {
   [[nodiscard]] bool in_place(const PanelRange& p, size_t k) const;
   void store_panel(size_t k, const Tile& t, const float* value);
   void encode_band(int64_t row, int64_t rows);
+  [[nodiscard]] Upcoming after_band(int64_t end) const;
   void sum_columns(size_t k, const Tile& t, const float* value);
   void sum_ordered(size_t k, const Tile& t, const float* value);
   void sum_rows(size_t k, const Tile& t, const float* value);
