@@ -417,7 +417,8 @@ class Lowering {
     }
     if (t == kNone || !pair || !four || !rest.contains(second->v)) return std::nullopt;
     const TanhSoftplus parts = tanh_softplus(s->x);
-    const Expr slope = parts.r * fma(4.0F * image_[s->x], parts.product * parts.r, parts.n);
+    // The product with x comes first, because e may be subnormal.
+    const Expr slope = parts.r * fma(4.0F * image_[s->x] * parts.r, parts.product, parts.n);
     return exchanged(n.in[0], {{t, slope}});
   }
 
