@@ -40,12 +40,12 @@ int64_t block_cols(const Encoder& e) {
   return most;
 }
 // Transposing 64 rows of codes writes whole lines. More lines of a column at a time take less time,
-// but values in fp32 would not fit the cache with them.
-int64_t block_rows(const Encoder& e) {
+// but values in fp32, or a product, would not fit the cache with them.
+int64_t block_rows(const Step& step, const Encoder& e) {
   constexpr int64_t kLine = 64, kLines = 4;
   int64_t most = 1;
-  if (e.columnwise && info(e.format.scaling).transposes)
-    most = e.format.blocks(Orientation::columnwise).single() ? kLines * kLine : kLine;
+  const bool codes = e.format.blocks(Orientation::columnwise).single() && !step.gemm();
+  if (e.columnwise && info(e.format.scaling).transposes) most = codes ? kLines * kLine : kLine;
   for (const Orientation o : kOrientations)
     if (e.has(o)) most = std::max(most, e.format.blocks(o).rows);
   return most;
@@ -130,7 +130,7 @@ Grid make_grid(const Step& step, int64_t rows) {
   g.band_rows = g.tile_rows;
   for (size_t i = 0; i < step.encoders.size(); ++i) {
     whole_rows = whole_rows || panel_kind(step, i) == PanelKind::row;
-    g.band_rows = std::max(g.band_rows, block_rows(step.encoders[i]));
+    g.band_rows = std::max(g.band_rows, block_rows(step, step.encoders[i]));
   }
   if (!step.encoders.empty() && stores_any(step, Store::To::column_sum))
     g.band_rows = std::max(g.band_rows, kGroupRows);

@@ -28,8 +28,8 @@ using asmjit::Imm;
 using asmjit::Operand;
 namespace Id = x86::Inst;
 
-// Vectors in flight: more of them spill, fewer wait. FP8 codes take long after the formula.
-constexpr int kUnroll = 4, kUnrollCodes = 8;
+// Vectors in flight: more of them spill, fewer wait.
+constexpr int kUnroll = 4, kMostUnroll = 8;
 constexpr size_t kLongFormula = 160;  // nodes; asmjit's time grows with the square of live values
 constexpr int64_t kPrefetchBytes = 4096;  // distance of prefetches, if there is one input
 
@@ -50,16 +50,18 @@ bool can_pair(const Function& f) {
   return any;
 }
 
-// Vectors of columns per pass of the loop.
+// Vectors of columns per pass of the loop. FP8 codes are a long chain of instructions after the
+// formula: the processor runs out of others with four vectors.
 int vectors_of(const Function& f, bool wide) {
   if (f.graph->size() > kLongFormula) return kUnroll / 2;
+  if (!wide || !can_pair(f)) return kUnroll;
   int results = 0, codes = 0;
   for (const Output& o : f.outputs) {
     if (o.to != Output::To::elements) continue;
     ++results;
     if (info(o.dtype).bytes == 1) ++codes;
   }
-  return wide && can_pair(f) && results == 1 && codes == 1 ? kUnrollCodes : kUnroll;
+  return results == 1 && codes == 1 ? kMostUnroll : kUnroll;
 }
 
 class Errors final : public asmjit::ErrorHandler {
@@ -238,7 +240,7 @@ class Builder {
   // The tree sum of some vectors, in which missing elements are −0.
   void add_total(size_t i, int vectors, const x86::Gp* left) {
     Vectors& v = *vectors_;
-    std::array<x86::Vec, kUnrollCodes> parts;
+    std::array<x86::Vec, kMostUnroll> parts;
     for (int u = 0; u < vectors; ++u) {
       parts[u] = register_of(f_.outputs[i].value, u);
       if (left)
@@ -266,7 +268,7 @@ class Builder {
       m.setSize(static_cast<uint32_t>(vectors_->bytes()));
       return m;
     };
-    std::array<x86::Vec, kUnrollCodes> sums;
+    std::array<x86::Vec, kMostUnroll> sums;
     for (int u = 0; u < vectors; ++u) {
       sums[u] = register_of(f_.outputs[i].value, u);
       if (first_of_group_) continue;
@@ -548,7 +550,7 @@ class Builder {
   // `left`: the columns from index_ on, if they may be fewer than the vectors hold.
   void store(int vectors, const x86::KReg* mask, const x86::Gp* left) {
     const int lanes = vectors_->lanes(), per_line = pairs_ ? 2 : 1;
-    std::array<std::optional<Operand>, kUnrollCodes> inside;
+    std::array<std::optional<Operand>, kMostUnroll> inside;
     const auto value = [&](const Output& o, int u) {
       const Value& v = values_[o.value][u];
       return v.constant ? vectors_->kept(v.bits) : v.reg;
@@ -611,7 +613,7 @@ class Builder {
   std::vector<uint32_t> order_;
   std::vector<Extent> extent_;
   std::vector<uint32_t> uses_;
-  std::vector<std::array<Value, kUnrollCodes>> values_;  // by node
+  std::vector<std::array<Value, kMostUnroll>> values_;  // by node
   x86::Compiler* cc_ = nullptr;
   std::optional<Vectors> vectors_;
   x86::Gp frame_, rows_, cols_, index_, tail_count_;
