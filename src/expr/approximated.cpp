@@ -83,7 +83,9 @@ class Lowering {
   // Factors of a product with their powers, and a sum of products: factors that are not add or mul.
   using Powers = std::map<uint32_t, int>;
   using Terms = std::map<Powers, double>;
-  static constexpr float kCertain = 20;  // the sigmoid of larger values is 1
+  static constexpr float kCertain = 20;        // the sigmoid of larger values is 1
+  // erfc of larger values is 0, and so is exp(−x²) in fp32.
+  static constexpr double kErfcBeyond = 10.1, kExpBeyond = 10.5;
 
   Expr lowered(uint32_t id) {
     const Node& n = graph_[id];
@@ -113,10 +115,6 @@ class Lowering {
         return sigmoid(id);
       case Word::mul:
         if (opposite(n.in[0]) == n.in[1] && n.in[0] != n.in[1]) {
-          if (const uint32_t x = doubled_softplus(n.in[0]); x != kNone) {
-            const TanhSoftplus t = tanh_softplus(x);
-            return t.more * t.r * (t.more * t.r);
-          }
           const Sides s = sides(argument(n.in[0]));
           return s.larger * s.smaller;
         }
@@ -361,8 +359,10 @@ class Lowering {
       return std::nullopt;
     const uint32_t x = above.in[0], c = above.in[1];
     uint32_t below = n.in[1];
-    if (!selects(n.in[0], x, c) || !selects(below, x, c)) return std::nullopt;
-    while (selects(below, x, c)) below = graph_[below].in[3];
+    const auto zero = [&](uint32_t i) { return constant(i) && graph_[i].value == 0; };
+    if (!selects(n.in[0], x, c) || !selects(below, x, c) || !zero(above.in[3])) return std::nullopt;
+    for (; selects(below, x, c); below = graph_[below].in[3])
+      if (!zero(graph_[below].in[2])) return std::nullopt;
     const std::optional<SoftplusSlope> s = softplus_slope(below);
     if (!s || s->of != above.in[2] || !is_min(s->x, x, c)) return std::nullopt;
     return SoftplusSlope{s->of, x};
@@ -382,6 +382,11 @@ class Lowering {
     for (const auto& [factor, power] : factors_[known]) all[factor] -= power;
     std::erase_if(all, [](const auto& p) { return p.second == 0; });
     return all;
+  }
+  // Whether `factor` is one of the factors of the product, and once.
+  [[nodiscard]] bool once(uint32_t product, uint32_t factor) const {
+    const auto found = factors_[product].find(factor);
+    return found != factors_[product].end() && found->second == 1;
   }
   // Matches select(v > c, 0, other).
   struct Limited {
@@ -415,7 +420,8 @@ class Lowering {
       else if (factor != second->v || power != 1)
         return std::nullopt;
     }
-    if (t == kNone || !pair || !four || !rest.contains(second->v)) return std::nullopt;
+    if (t == kNone || !pair || !four || !rest.contains(second->v) || !once(n.in[0], t))
+      return std::nullopt;
     const TanhSoftplus parts = tanh_softplus(s->x);
     // The product with x comes first, because e may be subnormal.
     const Expr slope = parts.r * fma(4.0F * image_[s->x] * parts.r, parts.product, parts.n);
@@ -428,11 +434,12 @@ class Lowering {
     double k;
     float c;
     [[nodiscard]] Expr magnitude(const std::vector<Expr>& image) const {
-      return min(abs(image[x]), c);
+      const double beyond = kExpBeyond / k;
+      return min(abs(image[x]), c < beyond ? c : static_cast<float>(beyond));
     }
   };
   [[nodiscard]] std::optional<LimitedErfc> limited_erfc(uint32_t id) const {
-    constexpr double kBeyond = 10.1;
+    constexpr double kSmallest = 0x1p-8, kLargest = 0x1p8;  // the tables have powers of k
     const Node& n = graph_[id];
     if (n.word != Word::erfc || graph_[n.in[0]].word != Word::mul) return std::nullopt;
     const Node& scale = graph_[n.in[0]];
@@ -441,8 +448,8 @@ class Lowering {
     if (k.word != Word::constant || u.word != Word::min || !constant(u.in[1])) return std::nullopt;
     const float c = graph_[u.in[1]].value;
     const Node& v = graph_[u.in[0]];
-    if (!(k.value < 0) || !(-k.value * c >= kBeyond) || v.word != Word::max || !constant(v.in[1]) ||
-        graph_[v.in[1]].value != -c)
+    if (!(-k.value >= kSmallest) || !(-k.value <= kLargest) || !(-k.value * c >= kErfcBeyond) ||
+        v.word != Word::max || !constant(v.in[1]) || graph_[v.in[1]].value != -c)
       return std::nullopt;
     return LimitedErfc{v.in[0], u.in[0], scale.in[1 - i], -double{k.value}, c};
   }
@@ -474,17 +481,20 @@ class Lowering {
       const Node& f = graph_[factor];
       if (f.word == Word::constant) {
         q *= std::pow(f.value, power);
-      } else if (f.word == Word::erfc && power == -1) {
+      } else if (f.word == Word::erfc && power == -1 && t == kNone) {
         t = factor;
-      } else if (f.word == Word::exp && power == 1 && graph_[f.in[0]].word == Word::neg) {
+      } else if (f.word == Word::exp && power == 1 && squared == kNone &&
+                 graph_[f.in[0]].word == Word::neg) {
         const Node& square = graph_[graph_[f.in[0]].in[0]];
-        if (square.word == Word::mul && square.in[0] == square.in[1]) squared = square.in[0];
+        if (square.word != Word::mul || square.in[0] != square.in[1]) return std::nullopt;
+        squared = square.in[0];
       } else if (factor != second->v || power != 1) {
         return std::nullopt;
       }
     }
     const auto e = t == kNone ? std::nullopt : limited_erfc(t);
-    if (!e || graph_[t].in[0] != squared || e->v != second->v || !rest.contains(e->v))
+    if (!e || graph_[t].in[0] != squared || e->v != second->v || !rest.contains(e->v) ||
+        graph_[second->c].value != e->c || !once(n.in[1], t))
       return std::nullopt;
     // A constant factor is folded into the tables.
     std::map<uint32_t, Expr> changes;
@@ -623,6 +633,7 @@ class Lowering {
     constexpr double kOff = 0x1p-22;  // error of 1 − s by the hardware functions
     const std::optional<double> end = value_at(graph_[out.s].in[0], *u, high);
     if (most * kOff > 0.75 * error || !(last > 0) || !end || *end < kCertain) return std::nullopt;
+    if (!once(first, out.s)) return std::nullopt;
     return out;
   }
   // The factors of a product. Sums and long products count as one factor.
@@ -672,7 +683,7 @@ class Lowering {
     std::erase_if(more, [](const auto& p) { return p.second == 0; });
     for (const auto& [s, power] : known) {
       const uint32_t other = opposite(s);
-      if (other == kNone) continue;
+      if (other == kNone || !once(first, s)) continue;
       Powers expected = factors_[graph_[s].in[0]];
       const uint32_t w = bounded_factor(expected);
       ++expected[other];

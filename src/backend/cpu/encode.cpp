@@ -57,6 +57,11 @@ struct Lines {
   bool stream;
 
   [[nodiscard]] char* operator()(int64_t r) const { return first + r * pitch; }
+  // Whether codes can be encoded in place: they may bypass the cache only in whole lines.
+  [[nodiscard]] bool direct() const {
+    constexpr int64_t kLine = 64;
+    return !stream || (reinterpret_cast<intptr_t>(first) % kLine == 0 && pitch % kLine == 0);
+  }
 };
 
 // Encodes a panel of values into tensors or into the room, and writes codes of the room to tensors.
@@ -257,16 +262,20 @@ void encode(const Loops& loops, const Encoder& e, const RunArgs& args, const Pan
   // Counts once: in the rowwise encoding if there is one.
   Health* counted = e.counts ? &health : nullptr;
   const bool shared = e.columnwise && encoder.same_blocks(column);
-  if (e.rowwise && !shared) encoder.rows(encoder.tensor(row), std::exchange(counted, nullptr));
+  if (e.rowwise && !shared) {
+    const bool direct = encoder.tensor(row).direct();
+    encoder.rows(direct ? encoder.tensor(row) : encoder.room(), std::exchange(counted, nullptr));
+    if (!direct) encoder.put(row, encoder.room());
+  }
   if (shared) {
     encoder.rows(encoder.room(), counted);
     if (e.rowwise) encoder.put(row, encoder.room());
     return encoder.put(column, encoder.room());
   }
   if (!e.columnwise) return;
-  const bool transposes = encoder.transposes(column);
-  encoder.columns(transposes ? encoder.room() : encoder.tensor(column), counted);
-  if (transposes) encoder.put(column, encoder.room());
+  const bool direct = !encoder.transposes(column) && encoder.tensor(column).direct();
+  encoder.columns(direct ? encoder.tensor(column) : encoder.room(), counted);
+  if (!direct) encoder.put(column, encoder.room());
 }
 
 void put_codes(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,

@@ -39,18 +39,6 @@ int64_t block_cols(const Encoder& e) {
     if (e.has(o)) most = std::max(most, e.format.blocks(o).cols);
   return most;
 }
-// Transposing 64 rows of codes writes whole lines. More lines of a column at a time take less time,
-// but values in fp32, or a product, would not fit the cache with them.
-int64_t block_rows(const Step& step, const Encoder& e) {
-  constexpr int64_t kLine = 64, kLines = 4;
-  int64_t most = 1;
-  const bool codes = e.format.blocks(Orientation::columnwise).single() && !step.gemm();
-  if (e.columnwise && info(e.format.scaling).transposes) most = codes ? kLines * kLine : kLine;
-  for (const Orientation o : kOrientations)
-    if (e.has(o)) most = std::max(most, e.format.blocks(o).rows);
-  return most;
-}
-
 // Whether the store alone writes whole blocks of its tensor.
 bool aligned(const Encoder& e, const Store& s, int64_t cols) {
   const int64_t n = block_cols(e);
@@ -72,6 +60,24 @@ PanelKind panel_kind(const Step& step, size_t encoder) {
     return !s.columns.contiguous() && kTileCols % s.columns.block == 0;
   };
   return all(pieces) ? PanelKind::range : PanelKind::row;
+}
+
+// Transposing 64 rows of codes writes whole lines. More lines of a column at a time take less time,
+// but values in fp32, or a product, would not fit the cache with them.
+int64_t block_rows(const Step& step, size_t encoder, int64_t rows) {
+  const Encoder& e = step.encoders[encoder];
+  constexpr int64_t kLine = 64, kLines = 4, kItems = 16;  // enough items for the threads
+  int64_t most = 1;
+  const bool codes = e.format.blocks(Orientation::columnwise).single() && step.is_map() &&
+                     panel_kind(step, encoder) != PanelKind::row;
+  if (e.columnwise && info(e.format.scaling).transposes) {
+    most = kLine;
+    const int64_t chunks = cdiv(step.cols, kTileCols);
+    while (codes && most < kLines * kLine && rows / (2 * most) * chunks >= kItems) most *= 2;
+  }
+  for (const Orientation o : kOrientations)
+    if (e.has(o)) most = std::max(most, e.format.blocks(o).rows);
+  return most;
 }
 
 // Products need tall items. The cache and the number of items limit the height.
@@ -130,7 +136,7 @@ Grid make_grid(const Step& step, int64_t rows) {
   g.band_rows = g.tile_rows;
   for (size_t i = 0; i < step.encoders.size(); ++i) {
     whole_rows = whole_rows || panel_kind(step, i) == PanelKind::row;
-    g.band_rows = std::max(g.band_rows, block_rows(step, step.encoders[i]));
+    g.band_rows = std::max(g.band_rows, block_rows(step, i, rows));
   }
   if (!step.encoders.empty() && stores_any(step, Store::To::column_sum))
     g.band_rows = std::max(g.band_rows, kGroupRows);

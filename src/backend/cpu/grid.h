@@ -32,6 +32,7 @@ struct Grid {
   bool stream_codes = false;  // the same for the codes of encoders
   bool columns = false;       // values of one per row are stored, even if rows are empty
 
+  [[nodiscard]] bool streams() const { return stream || stream_codes; }
   [[nodiscard]] int64_t blocks() const { return cdiv(rows, block_rows); }
   [[nodiscard]] int64_t chunks() const { return cdiv(cols, chunk_cols); }
   // Number of items across the columns. An empty row has one item if it stores a value per row.

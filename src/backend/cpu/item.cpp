@@ -136,7 +136,7 @@ void Item::run() {
     }
     encode_band(band_, end - band_);
   }
-  if (grid_.stream || grid_.stream_codes) end_stream();
+  if (grid_.streams()) end_stream();
   close();
 }
 

@@ -338,6 +338,16 @@ TEST(Cuda, NativeActivationsKeepTheirBoundForEveryNumber) {
         "max(min(x, -5), -1)*sigmoid(max(min(x, -5), -1))",
         "max(min(x, p), -9/q)*sigmoid(q*max(min(x, p), -9/q)); p = 2; q = 1.5",
         "max(min(b, p), -9)*sigmoid(max(min(b, p), -9))*a; p = 3e38",
+        // Almost slopes: squares of the sigmoid, sums, and other limits.
+        "silu(x)*sigmoid(min(max(x, -128), 128))", "silu(x)*silu(x)",
+        "max(x, -30)*sigmoid(min(max(x, -30), 30)) + sigmoid(min(max(x, -30), 30))*max(x, -30)",
+        "sigmoid(min(max(x, -30), 30))*(max(x, -30) + max(x, -30))",
+        "select(x > 20, 1, 0.1*x) + select(x > 20, 0, 1/(1 + exp(min(x, 20)))*exp(min(x, 20)))",
+        "select(x > 20, 1, 0) + select(x > 20, 5, 1/(1 + exp(min(x, 20)))*exp(min(x, 20)))",
+        "tanh(softplus(x))", "tanh(log1p(exp(x)))",
+        "max(x, -2e11)*erfc(-1e-10*min(max(x, -2e11), 2e11))",
+        "max(x, -1e14)*erfc(-0.7*min(max(x, -1e14), 1e14))",
+        "max(x, -20)*erfc(-300*min(max(x, -20), 20))",
         // The sigmoid keeps a product finite.
         "a*1e38*max(b, -90)*sigmoid(3*max(b, -90))",
         "a*1e38*max(min(b, 5), -90)*sigmoid(3*max(min(b, 5), -90))",

@@ -230,6 +230,7 @@ class InMemory {
       const auto range = std::ranges::find_if(product_, [&](const ProductRange& p) {
         return p.begin <= column && column < p.begin + p.n;
       });
+      if (range == product_.end()) return frame.input(i, nullptr, 0);  // no columns
       frame.input(i, range->data + (row - product_row_) * range->stride + (column - range->begin),
                   range->stride * 4);
     } else if (l.from == Load::From::row) {
@@ -322,7 +323,7 @@ class SlotItem final : public Item {
         frame.output(k, piece(k, row, cols), 0);
       else
         store(frame, k, t);
-    frame.run(*body_.group, grid_.stream);
+    frame.run(*body_.group, grid_.streams());
     for (size_t k = 0; k < step_.stores.size(); ++k)
       if (step_.stores[k].to == Store::To::column_sum)
         push_columns(k, row, 0, piece(k, row, cols), static_cast<size_t>(cols));
@@ -387,7 +388,7 @@ class SlotItem final : public Item {
       return;
     }
     for (size_t k = 0; k < step_.stores.size(); ++k) store(frame, k, t);
-    frame.run(phase, grid_.stream);
+    frame.run(phase, grid_.streams());
     if (t.cols == 0) return;
     for (size_t k = 0; k < step_.stores.size(); ++k)
       if (step_.stores[k].to != Store::To::amax && place_of(step_, step_.stores[k]) == Place::slot)
@@ -592,8 +593,8 @@ class Runner final : public TileRunner {
       else
         memory.store(frame, k, row, col);
     frame.flatten();
-    frame.run(phase, grid.stream);
-    if (grid.stream) end_stream();
+    frame.run(phase, grid.streams());
+    if (grid.streams()) end_stream();
     maxima = 0;
     for (size_t k = 0; k < step.stores.size(); ++k)
       if (step.stores[k].to == Store::To::amax) raise(left.amax[k], largest(lanes[maxima++]));
