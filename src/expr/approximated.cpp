@@ -83,7 +83,7 @@ class Lowering {
   // Factors of a product with their powers, and a sum of products: factors that are not add or mul.
   using Powers = std::map<uint32_t, int>;
   using Terms = std::map<Powers, double>;
-  static constexpr float kCertain = 20;        // the sigmoid of larger values is 1
+  static constexpr float kCertain = 20;  // the sigmoid of larger values is 1
   // erfc of larger values is 0, and so is exp(−x²) in fp32.
   static constexpr double kErfcBeyond = 10.1, kExpBeyond = 10.5;
 
