@@ -327,12 +327,12 @@ class Lowering {
   }
   // tanh(softplus(x)) = n/(n + 2) with n = e² + 2e and e = exp(x). From kCertain on it is 1.
   struct TanhSoftplus {
-    Expr more, product, n, r;  // 1 + e, e + e², n, 1/(n + 2)
+    Expr product, n, r;  // e + e², n, 1/(n + 2)
   };
   [[nodiscard]] TanhSoftplus tanh_softplus(uint32_t x) const {
     const Expr e = Hardware::exp(limited_to(image_[x], kCertain));
-    const Expr more = 1.0F + e, product = e * more, n = product + e;
-    return {more, product, n, rcp(n + 2.0F, kRough)};
+    const Expr product = e * (1.0F + e), n = product + e;
+    return {product, n, rcp(n + 2.0F, kRough)};
   }
 
   // of·σ(x), the derivative of softplus: of/(1 + e)·e with e = exp(x), also with its limit.

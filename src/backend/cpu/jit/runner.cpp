@@ -101,7 +101,7 @@ struct Body {
   Assumed assumed;
   Lowered lowered;
   std::vector<std::unique_ptr<const Phase>> phases = {};  // one per total, then the stores
-  std::unique_ptr<const Phase> group = nullptr;  // the stores, with column sums in registers
+  std::unique_ptr<const Phase> group = nullptr;  // the stores, with column sums of two rows
   bool wide = false;
   bool totals_in_memory = false;  // no load of a total passes through slots
   bool stores_in_memory = false;  // nor does a load or store of the last phase
