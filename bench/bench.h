@@ -52,6 +52,7 @@ struct BenchResult {
   std::vector<Mix> mixes = {};  // one per step
   std::string kernel = {};      // name of the largest kernel
   double microseconds = 0, ceiling_microseconds = 0;
+  double cached_microseconds = 0;     // on the CPU: the same work on tensors in the cache
   double terabytes = 0;               // per second, of the minimum memory traffic
   double share = 0;                   // of the ceiling, 0 to 1
   double share_lo = 0, share_hi = 0;  // 95 % interval of the median over the rounds

@@ -192,6 +192,46 @@ std::unique_ptr<Eltwise> peer_of(const BenchCase& c, const BenchCall& call) {
                                                   .result = y.data}));
 }
 
+// A shape whose tensors stay in the second-level cache of a core, with whole blocks of scales, or
+// with whole rows.
+Shape cached_shape(const BenchCase& c, Shape shape) {
+  if (c.columnwise || c.out.scaling != Scaling::none)
+    return {std::min<int64_t>(shape.rows, 128), std::min<int64_t>(shape.cols, 256)};
+  constexpr int64_t kElements = 1 << 15;
+  return {std::clamp<int64_t>(kElements / shape.cols, 1, shape.rows), shape.cols};
+}
+
+// The time that the instructions of the case take: all threads repeat a small call at the same
+// time, each on tensors in its own cache. 0 if the small call has other kernels.
+double seconds_in_cache(const BenchEntry& entry, const Options& options) {
+  const Shape small = cached_shape(entry.c, entry.shape);
+  const BenchEntry e = bench_entry(entry.c, small, options);
+  if (e.makers() != entry.makers()) return 0;
+  const int64_t count = threads();
+  std::vector<std::unique_ptr<CpuArena>> arenas;
+  std::vector<std::vector<BenchCall>> calls;
+  for (int64_t t = 0; t < count; ++t) {
+    arenas.push_back(std::make_unique<CpuArena>(std::vector{e}, small, e.c.in));
+    calls.push_back(arenas.back()->placed(e, options));
+  }
+  const auto repeat = [&](int64_t times) {
+    cpu::parallel_for(count, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t)
+        for (int64_t i = 0; i < times; ++i)
+          for (const BenchCall& c : calls[static_cast<size_t>(t)])
+            c.run(arenas[static_cast<size_t>(t)]->workspace(), nullptr);
+    });
+  };
+  repeat(2);
+  constexpr double kAtLeast = 1e-3;  // seconds, much longer than waking the threads
+  const auto times =
+      static_cast<int64_t>(1 + kAtLeast / std::max(1e-7, seconds([&] { repeat(1); })));
+  std::vector<double> all;
+  for (int i = 0; i < 9; ++i) all.push_back(seconds([&] { repeat(times); }));
+  const auto elements = [](Shape s) { return static_cast<double>(s.rows * s.cols); };
+  return median(all) / static_cast<double>(times * count) * elements(entry.shape) / elements(small);
+}
+
 }  // namespace
 
 CpuArena::CpuArena(const std::vector<BenchEntry>& entries, Shape shape, DType dtype)
@@ -312,6 +352,7 @@ void bench_cpu(const BenchArgs& args, const std::vector<Shape>& shapes, BenchRep
         speedups.push_back(round.peer / round.seconds);
       }
       BenchResult r = result_of(e, times, ceiling);
+      r.cached_microseconds = 1e6 * seconds_in_cache(e, bench_options(args));
       if (c.has_peer())
         r.peers.push_back({"onednn", onednn()->version, median(peer), estimate(speedups)});
       report.results.push_back(std::move(r));

@@ -119,6 +119,7 @@ nlohmann::ordered_json json_of(const BenchReport& report, const BenchResult& r) 
                            {"mix", r.mix},
                            {"us", r.microseconds},
                            {"ceiling_us", r.ceiling_microseconds},
+                           {"cached_us", r.cached_microseconds},
                            {"tbps", r.terabytes},
                            {"share", r.share},
                            {"share_lo", r.share_lo},
@@ -133,6 +134,13 @@ nlohmann::ordered_json json_of(const BenchReport& report, const BenchResult& r) 
               {"registers", r.registers},
               {"local_bytes", r.local_bytes}});
   return j;
+}
+
+// The share at which the instructions alone would run: what a case with data in the cache reaches.
+std::string cached_text(const BenchReport& report, const BenchResult& r) {
+  if (report.on_gpu) return "";
+  if (r.cached_microseconds == 0) return fmt::format("{:>7}", "");
+  return fmt::format(" {:>6.1f}", 100 * r.ceiling_microseconds / r.cached_microseconds);
 }
 
 // "  onednn 3.20 [3.15, 3.31]" for each peer.
@@ -187,6 +195,7 @@ std::string line_of(const BenchArgs& args, const BenchResult& r) {
                            {"share_lo", r.share_lo},
                            {"share_hi", r.share_hi},
                            {"rounds", args.shots},
+                           {"cached_us", r.cached_microseconds},
                            {"checked", r.checked},
                            {"peers", json_of(r.peers)}};
   if (!r.error.empty()) j["error"] = r.error;
@@ -211,7 +220,8 @@ void print_head(const BenchArgs& args, const BenchReport& report) {
   if (args.json) return;
   fmt::print("{}; {} in, {}, medians of {} shots\n", report.device, args.dtype, args.precision,
              args.shots);
-  fmt::print("{:<52} {:<10} {:>8} {:>6} {:>6}  {}{}\n", "case", "mix", "us", unit(report), "share",
+  fmt::print("{:<52} {:<10} {:>8} {:>6} {:>6}{}  {}{}\n", "case", "mix", "us", unit(report),
+             "share", report.on_gpu ? "" : " cached",
              report.on_gpu ? fmt::format("{:>4} {:>5} {:>4}  ", "regs", "local", "thr") : "",
              "maker");
 }
@@ -220,8 +230,8 @@ void print_case(const BenchArgs& args, const BenchReport& report, const BenchRes
   if (args.json)
     fmt::print("{}\n", line_of(args, r));
   else if (r.error.empty())
-    fmt::print("{:<52} {:<10} {:>8.1f} {:>6.2f} {:>6.1f}  {}{}{}\n", r.c.name(), r.mix,
-               r.microseconds, rate(report, r), 100 * r.share,
+    fmt::print("{:<52} {:<10} {:>8.1f} {:>6.2f} {:>6.1f}{}  {}{}{}\n", r.c.name(), r.mix,
+               r.microseconds, rate(report, r), 100 * r.share, cached_text(report, r),
                report.on_gpu
                    ? fmt::format("{:>4} {:>5} {:>4}  ", r.registers, r.local_bytes, r.threads)
                    : "",
