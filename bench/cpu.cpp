@@ -192,12 +192,12 @@ std::unique_ptr<Eltwise> peer_of(const BenchCase& c, const BenchCall& call) {
                                                   .result = y.data}));
 }
 
-// A shape whose tensors stay in the second-level cache of a core, with whole blocks of scales, or
-// with whole rows.
+// A shape whose tensors and panels stay in the second-level cache of a core: with whole blocks of
+// scales and columns of codes, or with whole rows.
 Shape cached_shape(const BenchCase& c, Shape shape) {
-  if (c.columnwise || c.out.scaling != Scaling::none)
-    return {std::min<int64_t>(shape.rows, 128), std::min<int64_t>(shape.cols, 256)};
   constexpr int64_t kElements = 1 << 15;
+  if (c.columnwise || info(c.out.scaling).blocks[0].rows > 1)
+    return {std::min<int64_t>(shape.rows, 128), std::min<int64_t>(shape.cols, 512)};
   return {std::clamp<int64_t>(kElements / shape.cols, 1, shape.rows), shape.cols};
 }
 
