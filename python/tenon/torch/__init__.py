@@ -12,15 +12,18 @@ from typing import Any
 from . import ops
 from .ops._explain import explain
 
-__all__ = ["explain", "functional", "jit", "ops", "quantizer"]
+__all__ = ["explain", "functional", "jit", "ops", "quantizer", "recipe"]
+
+_PUBLIC = ("quantizer", "_available")
 
 
 def __getattr__(name: str) -> Any:
     # Submodules are imported at first use, so `import tenon.torch` stays fast.
-    if name in ("functional", "jit", "quantizer"):
+    if name in ("functional", "jit", "quantizer", "recipe"):
         return importlib.import_module(f"{__name__}.{name}")
     if not name.startswith("_"):
-        quantizer = importlib.import_module(f"{__name__}.quantizer")
-        if name in quantizer.__all__:
-            return getattr(quantizer, name)
+        for module in _PUBLIC:
+            found = importlib.import_module(f"{__name__}.{module}")
+            if name in found.__all__:
+                return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
