@@ -196,7 +196,7 @@ std::unique_ptr<Eltwise> peer_of(const BenchCase& c, const BenchCall& call) {
 // scales and columns of codes, or with whole rows.
 Shape cached_shape(const BenchCase& c, Shape shape) {
   constexpr int64_t kElements = 1 << 15;
-  if (c.columnwise || info(c.out.scaling).blocks[0].rows > 1)
+  if (c.columnwise || (c.out.scaling != Scaling::none && !info(c.out.scaling).blocks[0].single()))
     return {std::min<int64_t>(shape.rows, 128), std::min<int64_t>(shape.cols, 512)};
   return {std::clamp<int64_t>(kElements / shape.cols, 1, shape.rows), shape.cols};
 }
