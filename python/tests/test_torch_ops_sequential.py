@@ -171,7 +171,7 @@ def test_channels():
     add.set_extra_input_channel(0, "nowhere")
     with pytest.raises(ValueError, match="no earlier op writes"):
         ops.Sequential(add)(x)
-    with pytest.raises(ValueError, match="it has 1"):
+    with pytest.raises(IndexError, match="it has 1"):
         add.set_extra_input_channel(1, "skip")
 
 

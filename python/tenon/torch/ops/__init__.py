@@ -1,6 +1,8 @@
 """Operations that fuse with their neighbours: `Sequential(Linear(…), SwiGLU(), Linear(…))`."""
 
-from . import basic, from_schema, fused
+from typing import Any
+
+from . import _missing, basic, from_schema, fused
 from .basic import *  # noqa: F403
 from .from_schema import *  # noqa: F403
 from .fuser import (
@@ -34,3 +36,9 @@ __all__ = [
 ]
 __all__ += basic.__all__
 __all__ += from_schema.__all__
+
+
+def __getattr__(name: str) -> Any:
+    if name in _missing.CLASSES:
+        return _missing.CLASSES[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -356,7 +356,10 @@ class _Alone:
                 device=device.type,
                 allocate=None if device.type == "cpu" else _cuda.allocate_here,
             )
-        op = text.partition("(")[0] + "0."
+        # Names without that of the op, which is the first one or behind a make_extra_output.
+        ops = text.split(" ")
+        at = int(ops[0] == "make_extra_output")
+        op = f"{ops[at].partition('(')[0]}{at}."
         self.names = [b.name.replace(op, "") for b in self.plan.buffers]
         self.width = next(b.cols for b in self.plan.buffers if b.role == "output")
 
@@ -387,6 +390,30 @@ def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return product_bias_activation(x, w, None, None)[0]
 
 
+def product_and_sum(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    extra: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    scale: str | None = None,
+) -> torch.Tensor:
+    """x·Wᵀ + bias + extra or x·Wᵀ·c + extra. `scale` is the multiplication by c as in a chain."""
+    x, w, extra = (_call.contiguous(t) for t in (x, w, extra))
+    out, inner = w.shape
+    parts = [
+        f"linear({inner},{out})",
+        *([scale] if scale else []),
+        *(["bias"] * (bias is not None)),
+    ]
+    plan = _alone(" ".join([*parts, "add"]), x, w.dtype, True, None)
+    y = torch.empty((*x.shape[:-1], out), dtype=x.dtype, device=x.device)
+    tensors: dict[str, torch.Tensor | None] = {"x": x, "weight": w, "extra0": extra, "y": y}
+    tensors["bias1.bias"] = None if bias is None else _call.contiguous(bias)
+    plan.run(False, x.numel() // inner, tensors, x)
+    return y
+
+
 def product_bias_activation(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, act: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -413,8 +440,14 @@ def product_backward(
     input_grad: bool,
     target: torch.Tensor | None,
     dtype: torch.dtype,
+    *,
+    added: torch.Tensor | None = None,
+    scale: str | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dW of `dtype`). Without x there is no dW. dW is added to `target` if given."""
+    """(dx, dW of `dtype`). Without x there is no dW. dW is added to `target` if given.
+
+    `added` is added to dx. `scale` is a multiplication after the product as in a chain.
+    """
     dy, w = _call.contiguous(dy), _call.contiguous(w)
     out, inner = w.shape
     dx = torch.empty((*dy.shape[:-1], inner), dtype=dy.dtype, device=dy.device)
@@ -427,8 +460,11 @@ def product_backward(
         if dw is None:
             dw = torch.empty(w.shape, dtype=dtype, device=w.device)
     if input_grad or wanted:
-        plan = _alone(f"linear({inner},{out})", dy, w.dtype, input_grad, (wanted or False,))
+        parts = ["make_extra_output"] * (added is not None)
+        parts += [f"linear({inner},{out})", *([scale] if scale else [])]
+        plan = _alone(" ".join(parts), dy, w.dtype, input_grad, (wanted or False,))
         tensors = {"dy": dy, "x": x, "weight": w, "dx": dx, "dweight": dw}
+        tensors["dextra_out0"] = None if added is None else _call.contiguous(added)
         plan.run(True, dy.numel() // out, tensors, dy)
     return dx if input_grad else None, dw
 
@@ -462,8 +498,12 @@ def norm_backward(
     weights: dict[str, torch.Tensor],
     input_grad: bool,
     wanted: Sequence[bool],
+    added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
-    """(dx, the requested gradients of the weights). Tensors are contiguous."""
+    """(dx, the requested gradients of the weights). Tensors are contiguous.
+
+    `added` is added to dx.
+    """
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if input_grad else None
     grads = {
         "d" + name: torch.zeros_like(w) if want else None
@@ -471,7 +511,10 @@ def norm_backward(
     }
     if x.numel() and (input_grad or any(wanted)):
         gamma = weights["gamma"]
+        if added is not None:
+            text = f"make_extra_output {text}"
         plan = _alone(text, x, gamma.dtype, input_grad, tuple(wanted))
         tensors = {"x": x, "dy": grad, "dx": dx, **statistics, **weights, **grads}
+        tensors["dextra_out0"] = added
         plan.run(True, x.numel() // gamma.numel(), tensors, x)
     return dx, list(grads.values())

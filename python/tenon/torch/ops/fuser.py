@@ -182,6 +182,16 @@ class OperationFuser:
         backward = self._apply(_registry.BACKWARD, _expand(ops, "fuser_backward"))
         return self._stages(forward, "forward"), self._stages(backward, "backward")
 
+    @property
+    def _forward_ops(self) -> list[tuple[FusibleOperation, list[int]]]:
+        """The forward pass as (op, indices of its basic ops). See `fused_list`."""
+        return fused_list(self.plan()[0], "forward")
+
+    @property
+    def _backward_ops(self) -> list[tuple[FusibleOperation, list[int]]]:
+        """The same for the backward pass, in the order in which it runs."""
+        return fused_list(self.plan()[1], "backward")[::-1]
+
     def _apply(
         self, functions: list[Callable[..., Any]], ops: list[FusibleOperation]
     ) -> list[FusibleOperation]:
@@ -290,6 +300,46 @@ class OperationFuser:
 
     def _name(self) -> str:
         return " + ".join(type(op).__name__ for op in self._ops)
+
+
+def fused_list(stages: Iterable[Stage], direction: str) -> list[tuple[FusibleOperation, list[int]]]:
+    """The stages as (op, indices of its basic ops), in the order of the basic ops.
+
+    In a segment, adjacent ops that one step of the last call's plan runs are an op of `fused`, if
+    they are of its kinds. Other ops are listed one by one.
+    """
+    listed: list[tuple[FusibleOperation, list[int]]] = []
+    for stage in stages:
+        if not isinstance(stage.op, Segment):
+            listed.append((stage.op, list(stage.indices)))
+            continue
+        plan = stage.op.last()
+        if isinstance(plan, list):
+            listed += fused_list(plan, direction)
+            continue
+        ops, steps, at = stage.op.ops, stage.op.steps(plan, direction), 0
+        while at < len(ops):
+            found = _named(ops, at, steps, direction)
+            count = 1 if found is None else len(found.basic_ops)
+            indices = list(range(stage.start + at, stage.start + at + count))
+            listed.append((ops[at] if found is None else found, indices))
+            at += count
+    return listed
+
+
+def _named(
+    ops: Sequence[BasicOperation], at: int, steps: Sequence[set[int]], direction: str
+) -> FusedOperation | None:
+    """The op of `fused` for the ops from `at` on that one step runs."""
+    from .fused import BACKWARD, FORWARD
+
+    for cls in FORWARD if direction == "forward" else BACKWARD:
+        for stop in range(min(at + len(cls.kinds), len(ops)), at + 1, -1):
+            if any(set(range(at, stop)) <= step for step in steps):
+                made = cls.of(ops[at:stop])
+                if made is not None:
+                    return made
+    return None
 
 
 def stage_name(stage: Stage) -> str:

@@ -36,6 +36,7 @@ class Linear(FusedOperation):
         sequence_parallel: bool = False,
         rng_state_tracker_function: Any = None,
         accumulate_into_main_grad: bool = False,
+        userbuffers_options: dict[str, Any] | None = None,
         accumulate: str = "precise",
     ) -> None:
         linear = BasicLinear(
@@ -48,6 +49,7 @@ class Linear(FusedOperation):
             sequence_parallel=sequence_parallel,
             rng_state_tracker_function=rng_state_tracker_function,
             accumulate_into_main_grad=accumulate_into_main_grad,
+            userbuffers_options=userbuffers_options,
             accumulate=accumulate,
         )
         ops: list[PartOperation] = [linear]

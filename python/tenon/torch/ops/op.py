@@ -250,7 +250,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
             )
         count = self.num_quantizers(mode)
         if not 0 <= index < count:
-            raise ValueError(
+            raise IndexError(
                 f"{type(self).__name__}: {mode} quantizer {index}; it has {count}, counted from 0"
             )
 
@@ -335,7 +335,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
         if isinstance(index, bool) or not isinstance(index, int):
             raise TypeError(f"{op}: extra {kind} {index!r}; its number is a whole number")
         if not 0 <= index < count:
-            raise ValueError(f"{op}: extra {kind} {index}; it has {count}, counted from 0")
+            raise IndexError(f"{op}: extra {kind} {index}; it has {count}, counted from 0")
         if not isinstance(channel, str):
             raise TypeError(
                 f"{op}: the channel of extra {kind} {index} is {channel!r}; its name must be a "

@@ -229,6 +229,7 @@ class Segment(FusedOperation):
             if 0 not in last._input_channels:
                 self._in_place = self.given.index((len(ops) - 1, 0))
         self._ready: dict[Any, _Ready | Cut] = {}
+        self._last: _Ready | Cut | None = None
         # The settings of the ops, read again after a change.
         self._seen, self._text = -1, tuple[str | None, ...]()
         self._modes: list[bool | None] = []
@@ -324,7 +325,25 @@ class Segment(FusedOperation):
             if len(self._ready) >= _MOST:
                 self._ready.clear()
             self._ready[key] = found
+        self.__dict__["_last"] = found
         return found
+
+    def last(self) -> Plan | Cut:
+        """What the last call ran. Before a call: the plan for an input of a parameter's dtype."""
+        if self._last is None:
+            params = self.parameters_of()
+            dtype = params[0].dtype if params else torch.get_default_dtype()
+            on_cpu = not any(p.is_cuda for p in params)
+            return self.explain(self.width() or 2, dtype, on_cpu, True, True)
+        return self._last if isinstance(self._last, Cut) else self._last.plan
+
+    def steps(self, plan: Plan, direction: str) -> list[set[int]]:
+        """The ops that each step of `plan` runs, by their places in this segment."""
+        places: list[int | None] = []
+        for i, before in enumerate(self._before):
+            places += [None, i] if before else [i]
+        ops = [[places[k] for k in step["ops"]] for step in plan.json()[direction]]
+        return [{i for i in step if i is not None} for step in ops]
 
     def _make(
         self,

@@ -167,6 +167,11 @@ class Sequential(torch.nn.Module):
         assert self._groups is not None
         return self._groups
 
+    @property
+    def _module_groups(self) -> list[Any]:
+        """The fusers and the other modules that a call runs. The name is Transformer Engine's."""
+        return [part for part, _ in self.groups()]
+
     @one_break
     def forward(
         self,

@@ -66,6 +66,7 @@ class _ActivationOperation(BasicOperation, abc.ABC):
         y = self._activation_forward_impl(x, next_op_input_quantizer)
         if ctx.requires_grad:
             self.record(ctx, x)
+            ctx.dtype = dtype
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
         return y
 
@@ -144,7 +145,7 @@ class _Kernel:
         self.gated = self.made.inputs == 2
         self.params = self.made.parameters
         self.text = (self.made.scaled() if self.scaled else self.made).text.encode()
-        self.chain_texts: dict[bool, str] = {}
+        self.chain_texts: dict[str | None, str] = {}
 
     def having(self, **params: float) -> _Kernel:
         """A copy with other parameter values."""
@@ -152,7 +153,7 @@ class _Kernel:
         other._set(params)
         return other
 
-    def chain_text(self, name: str | None, cached: bool) -> str:
+    def chain_text(self, name: str | None, keep: str | None) -> str:
         """The text of the op in a chain. `name` is its registry name, if the op's class has one."""
         params = [f"{key}={value!r}" for key, value in self.params.items()]
         if name is None or self.scaled:
@@ -160,8 +161,8 @@ class _Kernel:
             name, params = "act", [f'"{quoted}"']
         if self.layout is not None:
             params.append(f'layout="{self.layout.decode()}"')
-        if cached:
-            params.append("keep=fp8")
+        if keep is not None:
+            params.append(f"keep={keep}")
         return f"{name}({','.join(params)})" if params else name
 
 
@@ -171,11 +172,15 @@ class _KernelOperation(BasicOperation):
     kernel: _Kernel
 
     def plan_text(self) -> str:
-        kernel, cached = self.kernel, getattr(self, "cache_quantized_input", False)
-        text = kernel.chain_texts.get(cached)
+        kernel, keep = self.kernel, self.keep()
+        text = kernel.chain_texts.get(keep)
         if text is None:
-            text = kernel.chain_texts[cached] = kernel.chain_text(self.act, cached)
+            text = kernel.chain_texts[keep] = kernel.chain_text(self.act, keep)
         return text
+
+    def keep(self) -> str | None:
+        """What a plan saves for the backward pass, if not the input."""
+        return None
 
     def plan_cols(self, cols: int) -> int:
         return cols // 2 if self.kernel.gated else cols
@@ -208,8 +213,9 @@ class _KernelOperation(BasicOperation):
             shown.insert(0, repr(kernel.made.name))
         if kernel.layout is not None:
             shown.append(kernel.layout.decode())
-        if getattr(self, "cache_quantized_input", False):
-            shown.append("cache_quantized_input=True")
+        for option in ("cache_quantized_input", "activation_recompute_in_mlp"):
+            if getattr(self, option, False):
+                shown.append(f"{option}=True")
         return ", ".join(shown)
 
     # The registry name, in classes of one activation.
@@ -235,6 +241,9 @@ class Activation(_KernelOperation, _ActivationOperation):
     ) -> None:
         super().__init__(cache_quantized_input=cache_quantized_input)
         self.kernel = _Kernel(act, params, glu_interleave_size, type(self).__name__, False)
+
+    def keep(self) -> str | None:
+        return "fp8" if self.cache_quantized_input else None
 
     def _activation_forward_impl(
         self, input_: torch.Tensor, quantizer: Quantizer | None
@@ -270,7 +279,9 @@ class Activation(_KernelOperation, _ActivationOperation):
 class ScaledActivation(_KernelOperation):
     """y = f(x)*s for any f as in `Activation`. The extra input s has one value per row.
 
-    dx = g*s*f'(x), ds = row sums of g*f(x). The scales keep their dtype.
+    dx = g*s*f'(x), ds = row sums of g*f(x). The scales keep their dtype. x and s are saved. With
+    `activation_recompute_in_mlp`, y is not saved for a linear behind it: the backward pass of the
+    plan computes y again. A call of this op alone never saves y.
     """
 
     num_extra_inputs = 1
@@ -281,10 +292,15 @@ class ScaledActivation(_KernelOperation):
         act: str | Callable[..., Any] | Any,
         *,
         glu_interleave_size: int | None = None,
+        activation_recompute_in_mlp: bool = False,
         **params: float,
     ) -> None:
         super().__init__()
         self.kernel = _Kernel(act, params, glu_interleave_size, type(self).__name__, True)
+        self.activation_recompute_in_mlp = activation_recompute_in_mlp
+
+    def keep(self) -> str | None:
+        return "recompute" if self.activation_recompute_in_mlp else None
 
     def extra_fits(self, slot: int, shape: Sequence[int], lead: Sequence[int], cols: int) -> bool:
         return math.prod(shape) == math.prod(lead)
@@ -325,8 +341,8 @@ class ScaledActivation(_KernelOperation):
         ctx = basic_op_ctxs[0]
         if ctx.requires_grad:
             ctx.save_for_backward(x, scales)
-            ctx.kernel = kernel
-            ctx.scales_require_grad = basic_op_extra_inputs[0][0].requires_grad
+            ctx.kernel, ctx.dtype = kernel, dtype
+            ctx.extra_input_requires_grad = basic_op_extra_inputs[0][0].requires_grad
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
         return y, [()]
 
@@ -346,7 +362,7 @@ class ScaledActivation(_KernelOperation):
             x,
             layout=kernel.layout,
             scales=scales,
-            with_dscales=getattr(ctx, "scales_require_grad", True),
+            with_dscales=getattr(ctx, "extra_input_requires_grad", True),
             quantizer=ctx.prev_op_grad_output_quantizer,
         )
         return dx, [()], [(dscales,)]
@@ -373,5 +389,16 @@ class _Named(Activation):
 class _ScaledNamed(ScaledActivation):
     """A scaled activation with its own class."""
 
-    def __init__(self, *, glu_interleave_size: int | None = None, **params: float) -> None:
-        super().__init__(self.act, glu_interleave_size=glu_interleave_size, **params)
+    def __init__(
+        self,
+        *,
+        glu_interleave_size: int | None = None,
+        activation_recompute_in_mlp: bool = False,
+        **params: float,
+    ) -> None:
+        super().__init__(
+            self.act,
+            glu_interleave_size=glu_interleave_size,
+            activation_recompute_in_mlp=activation_recompute_in_mlp,
+            **params,
+        )

@@ -148,6 +148,13 @@ class BasicLinear(PartOperation):
             if weight.requires_grad:
                 kept_x = x_plain if isinstance(x, torch.Tensor) else x
             ctx.save_for_backward(kept_x, w_plain if isinstance(w, torch.Tensor) else w)
+            # Read by fusions of users, under the names of Transformer Engine.
+            ctx.dtype, ctx.weight_requires_grad = dtype, weight.requires_grad
+            ctx.input_quantizer = self.quantizer_of("forward", 0)
+            ctx.weight_quantizer = quantizer
+            ctx.grad_output_quantizer = self.quantizer_of("backward", 0)
+            ctx.grad_input_quantizer = ctx.prev_op_grad_output_quantizer
+            ctx.with_quantized_compute = not (x is x_plain and w is w_plain)
         return x_plain, w_plain
 
     def op_forward(
@@ -166,6 +173,20 @@ class BasicLinear(PartOperation):
     def op_backward(
         self, ctx: OperationContext, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]:
+        return self.differentiate(ctx, grad_output)
+
+    def differentiate(
+        self,
+        ctx: OperationContext,
+        grad_output: torch.Tensor,
+        *,
+        added: torch.Tensor | None = None,
+        scale: str | None = None,
+    ) -> tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]:
+        """The gradients of the op. `added` is added to that of the input.
+
+        `scale` is the multiplication behind the product as in a chain.
+        """
         x, w = ctx.saved_tensors
         dtype: torch.dtype = w.dtype
         dy = _kernels.plain(_kernels.encode(grad_output, self.quantizer_of("backward", 0)), dtype)
@@ -183,6 +204,8 @@ class BasicLinear(PartOperation):
             ctx.input_requires_grad,
             target,
             weight.dtype,
+            added=None if added is None else _kernels.plain(added, dtype),
+            scale=scale,
         )
         if target is not None:
             self.delivered(weight, target)

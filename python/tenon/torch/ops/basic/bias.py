@@ -71,6 +71,7 @@ class Bias(PartOperation):
         dtype = _kernels.compute_dtype("Bias", input_)
         if ctx.requires_grad:
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
+            ctx.grad_input_quantizer = prev_op_grad_output_quantizer
         y = _kernels.bias_dropout_add(_kernels.plain(input_), dtype, bias=self.numbers(ctx))
         return _kernels.encode(y, next_op_input_quantizer)
 

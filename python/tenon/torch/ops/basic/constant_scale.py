@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,9 +35,13 @@ class ConstantScale(BasicOperation):
         return f"{self.scale:g}"
 
     def plan_text(self) -> str | None:
-        # The text of a plan cannot contain tensors and infinities, which are also valid scales.
-        finite = type(self.scale) in (int, float) and math.isfinite(self.scale)
-        return f"scale({self.scale!r})" if finite else None
+        return self.text_of(self.scale)
+
+    @staticmethod
+    def text_of(scale: Any) -> str | None:
+        """The text of the op in a chain. A text has no tensors and infinities, which are valid."""
+        finite = type(scale) in (int, float) and math.isfinite(scale)
+        return f"scale({scale!r})" if finite else None
 
     def op_forward(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,8 @@ class Norm(BasicOperation):
     """Base class of LayerNorm and RMSNorm. Outside of a Sequential, each is a plan of one op.
 
     The weight is not saved. The backward pass reads the same tensor as the forward pass. It raises
-    an error if the tensor was modified in place since.
+    an error if the tensor was modified in place since. `sm_margin` is ignored. It exists for
+    compatibility with Transformer Engine.
     """
 
     op_name: str
@@ -37,6 +38,7 @@ class Norm(BasicOperation):
         zero_centered_gamma: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        sm_margin: int | Mapping[str, int] = 0,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -137,12 +139,19 @@ class Norm(BasicOperation):
             ctx.save_for_backward(x, *made)
             ctx.weights = _saved.kinds(list(weights.values()))
             ctx.versions = self._versions(ctx)
+            ctx.dtype = dtype
             ctx.prev_op_grad_output_quantizer = prev_op_grad_output_quantizer
         return _kernels.encode(y, next_op_input_quantizer)
 
     def op_backward(
         self, ctx: OperationContext, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]:
+        return self.differentiate(ctx, grad_output)
+
+    def differentiate(
+        self, ctx: OperationContext, grad_output: torch.Tensor, added: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]:
+        """The gradients of the op. `added` is added to that of the input."""
         x, *made = ctx.saved_tensors
         name, weights = type(self).__name__, self._weights(ctx, x)
         self._check(x)
@@ -166,6 +175,7 @@ class Norm(BasicOperation):
             weights,
             ctx.input_requires_grad,
             [p.requires_grad for p in parameters],
+            None if added is None else _call.contiguous(_kernels.plain(added, x.dtype)),
         )
         if dx is not None:
             dx = _kernels.encode(dx, ctx.prev_op_grad_output_quantizer)

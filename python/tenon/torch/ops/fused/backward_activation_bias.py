@@ -8,25 +8,25 @@ import torch
 
 from .. import _kernels
 from ..basic import Activation, Bias
-from ..op import BackwardResult, FusedOperation, FusibleOperation, OperationContext
-from ._window import ours, replace
+from ..op import BackwardResult, FusibleOperation, OperationContext
+from ._window import Window, replace
 
 __all__ = ["BackwardActivationBias"]
 
 
-class BackwardActivationBias(FusedOperation):
+class BackwardActivationBias(Window):
     """Backward of f(x + b): dx = g·f'(z) and db = column sums of dx. f saved z = x + b.
 
     dx is written in the encoding of the previous op's quantizer.
     """
 
     note = "one Tenon kernel"
+    kinds = {"bias": Bias, "activation": Activation}
     bias: Bias
     activation: Activation
 
     def __init__(self, *, bias: Bias, activation: Activation) -> None:
-        super().__init__([bias, activation])
-        self.__dict__.update(bias=bias, activation=activation)
+        super().__init__(bias=bias, activation=activation)
 
     def fuser_backward(
         self,
@@ -52,12 +52,4 @@ class BackwardActivationBias(FusedOperation):
     @staticmethod
     def fuse_backward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
         """Replaces each [Bias, activation]."""
-
-        def make(rest: list[FusibleOperation]) -> tuple[FusibleOperation, int] | None:
-            if len(rest) < 2 or not ours(rest[0], Bias) or not ours(rest[1], Activation):
-                return None
-            bias, activation = rest[:2]
-            assert isinstance(bias, Bias) and isinstance(activation, Activation)
-            return BackwardActivationBias(bias=bias, activation=activation), 2
-
-        return replace(ops, make)
+        return replace(ops, BackwardActivationBias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,12 +12,11 @@ from ..basic import Activation, BasicLinear, Bias
 from ..op import (
     BasicOperation,
     ExtraOutputs,
-    FusedOperation,
     FusibleOperation,
     OperationContext,
     with_numbers,
 )
-from ._window import ours, replace
+from ._window import Made, Window, ours, replace
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ForwardLinearBiasActivation"]
 
 
-class ForwardLinearBiasActivation(FusedOperation):
+class ForwardLinearBiasActivation(Window):
     """y = f(x·Wᵀ + b) as the plan of its ops, with x·Wᵀ + b as a second output.
 
     It saves the same tensors as `BasicLinear`, `Bias` and the activation. So their backward passes,
@@ -32,6 +32,8 @@ class ForwardLinearBiasActivation(FusedOperation):
     """
 
     note = "one plan"
+    kinds = {"linear": BasicLinear, "bias": Bias, "activation": BasicOperation}
+    optional = frozenset(("bias", "activation"))
     linear: BasicLinear
     bias: Bias | None
     activation: BasicOperation | None
@@ -43,19 +45,12 @@ class ForwardLinearBiasActivation(FusedOperation):
         bias: Bias | None = None,
         activation: BasicOperation | None = None,
     ) -> None:
-        ops: list[BasicOperation] = [linear]
-        if bias is not None:
-            ops.append(bias)
-        if activation is not None:
-            if activation.num_extra_inputs or activation.num_extra_outputs:
-                raise ValueError(
-                    f"ForwardLinearBiasActivation: {type(activation).__name__} has extra tensors; "
-                    "the activation must have none"
-                )
-            ops.append(activation)
-        super().__init__(ops)
-        # Plain attributes, because the modules are already registered as basic_ops.
-        self.__dict__.update(linear=linear, bias=bias, activation=activation)
+        if activation is not None and (activation.num_extra_inputs or activation.num_extra_outputs):
+            raise ValueError(
+                f"ForwardLinearBiasActivation: {type(activation).__name__} has extra tensors; the "
+                "activation must have none"
+            )
+        super().__init__(linear=linear, bias=bias, activation=activation)
         # The text of a built-in activation, which joins the plan of the product.
         self._fuses = activation is not None and ours(activation, Activation)
 
@@ -90,18 +85,14 @@ class ForwardLinearBiasActivation(FusedOperation):
                 y = activation.call_forward(ctx, y, before, behind, basic_op_kwargs[-1])
         return y, [()] * len(basic_op_ctxs)
 
+    @classmethod
+    def of(cls: type[Made], ops: Sequence[FusibleOperation]) -> Made | None:
+        # Only activations of this package, not every basic op without extra tensors.
+        if isinstance(ops[-1], Bias) or ours(ops[-1], Activation):
+            return super().of(ops)
+        return None
+
     @staticmethod
     def fuse_forward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
-        """Replaces each [BasicLinear, Bias] and [BasicLinear, Bias, activation]."""
-
-        def make(rest: list[FusibleOperation]) -> tuple[FusibleOperation, int] | None:
-            linear, bias = rest[0], rest[1] if len(rest) > 1 else None
-            if not ours(linear, BasicLinear) or not ours(bias, Bias):
-                return None
-            assert isinstance(linear, BasicLinear) and isinstance(bias, Bias)
-            activation = rest[2] if len(rest) > 2 and ours(rest[2], Activation) else None
-            assert activation is None or isinstance(activation, Activation)
-            fused = ForwardLinearBiasActivation(linear=linear, bias=bias, activation=activation)
-            return fused, 2 if activation is None else 3
-
-        return replace(ops, make)
+        """Replaces each BasicLinear with a Bias, an activation or both behind it."""
+        return replace(ops, ForwardLinearBiasActivation)
