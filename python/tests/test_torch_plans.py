@@ -1127,7 +1127,7 @@ def test_runs_keep_codes_of_unchanged_weights():
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_deterministic_algorithms_are_not_timed(monkeypatch, deterministic):
     class Recorder:
-        def run(self, *_, tune, aligned, step):
+        def run(self, *_, tune, aligned, step, weights_unchanged):
             self.tune, self.aligned, self.step = tune, aligned, step
 
     plan = Recorder()

@@ -14,7 +14,7 @@ from .ops._explain import explain
 
 __all__ = ["explain", "functional", "jit", "ops", "quantizer", "recipe"]
 
-_PUBLIC = ("quantizer", "_available")
+_PUBLIC = ("quantizer", "_available", "_checkpoint", "_context", "_delayed")
 
 
 def __getattr__(name: str) -> Any:

@@ -114,6 +114,7 @@ def run_plan(
     workspace: int,
     aligned: bool,
     step: int | None = None,
+    unchanged: bool = False,
 ) -> None:
     """Runs a pass of a plan for CUDA, or one step of it.
 
@@ -121,10 +122,16 @@ def run_plan(
     """
     if _current_device() != device:
         with torch.cuda.device(device):
-            return run_plan(plan, device, pass_, rows, memory, workspace, aligned, step)
+            return run_plan(plan, device, pass_, rows, memory, workspace, aligned, step, unchanged)
     tune = not torch.are_deterministic_algorithms_enabled()
     stream = _raw_stream(device)
-    plan.run(pass_, rows, memory, workspace, stream, tune=tune, aligned=aligned, step=step)
+    plan.run(
+        *(pass_, rows, memory, workspace, stream),
+        weights_unchanged=unchanged,
+        tune=tune,
+        aligned=aligned,
+        step=step,
+    )
     # Without memory nothing is timed, which is no error.
     if _lent.tensors or _lent.error is not None:
         _lent.tensors, _lent.error = [], None

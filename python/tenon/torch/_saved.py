@@ -81,5 +81,10 @@ def overwritable(then: list[int] | None, tensors: Sequence[torch.Tensor]) -> boo
     return then == [t.data_ptr() for t in tensors]
 
 
+def kept() -> bool:
+    """Whether another backward pass through this graph may follow."""
+    return _keeps_graph is None or bool(_keeps_graph())
+
+
 def _told(kind: Kind) -> str:
     return "None" if kind is None else f"{tuple(kind[0])} {kind[1]} on {kind[2]}"

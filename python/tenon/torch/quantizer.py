@@ -504,11 +504,21 @@ def _update_there(
         )
     if abs(margin) > 64:
         raise ValueError(f"tenon: delayed_update: margin={margin}; it must lie in [-64, 64]")
-    last, old = history[:1], history[1:]
-    seen = history if largest else last
-    most = torch.where(seen.isfinite(), seen, 0.0).amax(0, keepdim=True)
     top = torch.finfo(dtype).max * 2.0**-margin
+    rolled, made = updated(history, scale, top, largest)
+    scale.copy_(made)
+    history.copy_(rolled)
+
+
+def updated(
+    history: torch.Tensor, scale: torch.Tensor, top: float, largest: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next history [..., L, n] and scale [..., 1, n], by torch kernels."""
+    last, old = history[..., :1, :], history[..., 1:, :]
+    seen = history if largest else last
+    most = torch.where(seen.isfinite(), seen, 0.0).amax(-2, keepdim=True)
     made = torch.full_like(most, top).div_(most).clamp_(max=torch.finfo(torch.float32).max)
-    scale.copy_(torch.where(most > 0, made, scale).where(last != 0, scale))
-    rolled = torch.cat((torch.zeros_like(last), old[1:], last))[: len(history)]
-    history.copy_(torch.where(last != 0, rolled, history))
+    scale = torch.where(most > 0, made, scale).where(last != 0, scale)
+    rolled = torch.cat((torch.zeros_like(last), old[..., 1:, :], last), -2)
+    rolled = rolled[..., : history.shape[-2], :]
+    return torch.where(last != 0, rolled, history), scale

@@ -103,6 +103,10 @@ class Recipe:
         gradient = tensor_type.startswith("grad")
         return self.fp8_format.backward if gradient else self.fp8_format.forward
 
+    def make_quantizer(self, role: QuantizerRole) -> Any:
+        """A quantizer for a tensor, or None. That of a delayed recipe needs the state of an op."""
+        raise NotImplementedError(f"{type(self).__name__}: it makes no quantizers")
+
     def __post_init__(self) -> None:
         name = type(self).__name__
         if not isinstance(self.fp8_format, Format):
@@ -192,6 +196,13 @@ class Float8CurrentScaling(Recipe):
     fp8_mha: bool = False
     backward_override: str | None = None
 
+    def make_quantizer(self, role: QuantizerRole) -> Any:
+        from .quantizer import Float8CurrentScalingQuantizer
+
+        return Float8CurrentScalingQuantizer(
+            self.fp8_dtype(role.tensor_type), force_pow_2_scales=self.use_power_2_scales
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class MXFP8BlockScaling(Recipe):
@@ -216,6 +227,11 @@ class MXFP8BlockScaling(Recipe):
                 "MXFP8BlockScaling: enable_2d_quantization=True; scales of squares are offered by "
                 "Float8BlockScaling, for weights"
             )
+
+    def make_quantizer(self, role: QuantizerRole) -> Any:
+        from .quantizer import MXFP8Quantizer
+
+        return MXFP8Quantizer(self.fp8_dtype(role.tensor_type))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,6 +261,15 @@ class Float8BlockScaling(Recipe):
         gradient = tensor_type.startswith("grad")
         return self.grad_block_scaling_dim if gradient else self.x_block_scaling_dim
 
+    def make_quantizer(self, role: QuantizerRole) -> Any:
+        from .quantizer import Float8BlockQuantizer
+
+        return Float8BlockQuantizer(
+            self.fp8_dtype(role.tensor_type),
+            force_pow_2_scales=not self.use_f32_scales,
+            block_scaling_dim=self.block_scaling_dim(role.tensor_type),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class CustomRecipe(Recipe):
@@ -267,6 +292,15 @@ class CustomRecipe(Recipe):
                 f"CustomRecipe: qfactory is a {type(self.qfactory).__name__}; it must be a "
                 "function of a QuantizerRole that returns a quantizer"
             )
+
+    def make_quantizer(self, role: QuantizerRole) -> Any:
+        made = self.qfactory(role)
+        if made is not None and not callable(getattr(made, "quantize", None)):
+            raise TypeError(
+                f"CustomRecipe: qfactory gave a {type(made).__name__} for {role}; it must return "
+                "a quantizer of tenon.torch.quantizer, or None"
+            )
+        return made
 
 
 def __getattr__(name: str) -> Any:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _saved
+from .._context import local
 from .._dynamo import one_break
 from .._once import once
 from .._quantized import QuantizedTensor, handle
 from . import _kernels
+from ._recipes import Moment
 from ._stand_ins import stand_in
 from .basic import Reshape
 from .op import BasicOperation, OperationContext, check_result
@@ -32,6 +34,7 @@ class Call:
     def __init__(
         self,
         fuser: OperationFuser,
+        moment: Moment,
         forward: list[Stage],
         backward: list[Stage],
         num_parameters: list[int],
@@ -40,7 +43,7 @@ class Call:
         computed: dict[int, dict[str, torch.Tensor]],
         given: dict[int, list[Any]],
     ) -> None:
-        self.fuser = fuser
+        self.fuser, self.moment = fuser, moment
         self.basic_ops = fuser._basic_ops
         self.routes = fuser._routes
         self.forward_stages = forward
@@ -67,6 +70,13 @@ class Call:
 
     def forward(self, input_: Any, extra_inputs: Sequence[torch.Tensor]) -> Any:
         """The output, or (output, *extra outputs)."""
+        before, local.call = local.call, self
+        try:
+            return self._forward(input_, extra_inputs)
+        finally:
+            local.call = before
+
+    def _forward(self, input_: Any, extra_inputs: Sequence[torch.Tensor]) -> Any:
         ops, fuser, count = self.basic_ops, self.fuser, len(self.basic_ops)
         ctxs = self.ctxs = [OperationContext() for _ in ops]
         for ctx in ctxs[: self.first]:
@@ -255,6 +265,16 @@ class Call:
 
     def backward(self, grads: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
         """(input gradient, extra-input gradients, parameter gradients)."""
+        before, local.call = local.call, self
+        try:
+            result = self._backward(grads)
+        finally:
+            local.call = before
+        if not _saved.kept():
+            self.moment = self.moment.bound.plain  # this forward pass is not open any more
+        return result
+
+    def _backward(self, grads: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
         routes = self.routes
         grad = grads[0]
         # Gradients of extra outputs: from the caller, and from ops that read a channel.

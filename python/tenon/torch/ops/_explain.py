@@ -10,10 +10,12 @@ import torch
 
 from ..._html import Text, pre
 from ..._plan import Encoding, Plan, frame
+from .._context import autocast
 from .._quantized import QuantizedTensor
+from ..recipe import Recipe
 from ._hooks import why_called
 from .fuser import OperationFuser, Stage, stage_name
-from .op import BasicOperation, FusibleOperation, basic_ops
+from .op import BasicOperation, FusibleOperation, basic_ops, changes
 from .segment import Segment
 from .sequential import Sequential
 
@@ -23,14 +25,22 @@ _ROWS = 256  # rows in descriptions if no input is given
 Shape = Sequence[int] | None
 
 
-def explain(module: torch.nn.Module, input: torch.Tensor | QuantizedTensor | None = None) -> str:
+def explain(
+    module: torch.nn.Module,
+    input: torch.Tensor | QuantizedTensor | None = None,
+    *,
+    recipe: Recipe | None = None,
+) -> str:
     """The forward and backward steps of `module`: the ops that each fuses, and what it runs.
 
     For a segment, the passes of its plan with their bytes and the saved tensors are listed. Nothing
     is computed. `input` provides shape, dtype and device, and whether the gradient of the input is
-    needed. Without `input` it is not needed. The numbers of a step are indices of basic ops in its
-    sequence of operations.
+    needed. Without `input` it is not needed. With `recipe` it is as under that recipe. The numbers
+    of a step are indices of basic ops in its sequence of operations.
     """
+    if recipe is not None:
+        with autocast(recipe=recipe, update="manual"):
+            return explain(module, input)
     if isinstance(module, Sequential):
         groups = module.groups()
     elif isinstance(module, FusibleOperation):
@@ -142,7 +152,7 @@ def _planned(
     """
     if dtype is None:
         dtype = next((p.dtype for p in part.parameters()[0]), torch.get_default_dtype())
-    stages = list(part.plan()[0])
+    stages, bound = list(part.plan()[0]), part.tracker.bound(changes())
     while stages:
         stage = stages.pop(0)
         plan: Plan | None = None
@@ -152,7 +162,9 @@ def _planned(
             if cols:
                 wants_dx = stage.start > first or (stage.start == first and input_grad)
                 given = encoding if stage.start == 0 else None
-                found = stage.op.explain(cols, dtype, on_cpu, stage.stop > first, wants_dx, given)
+                found = stage.op.explain(
+                    cols, dtype, on_cpu, stage.stop > first, wants_dx, given, bound
+                )
                 if isinstance(found, list):
                     stages = found + stages
                     yield stage, found.why, rows, shape

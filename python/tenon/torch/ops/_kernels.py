@@ -314,10 +314,12 @@ def run_plan(
     aligned: bool = False,
     step: int | None = None,
     workspace: int | None = None,
+    unchanged: bool = False,
 ) -> None:
     """Runs a pass of a plan, or one step of it, on the device of `like`.
 
-    Without the address of a workspace it gets one of `size` bytes.
+    Without the address of a workspace it gets one of `size` bytes. `unchanged`: `memory` has the
+    codes of the weights already.
     """
     if workspace is None:
         own = (
@@ -327,9 +329,11 @@ def run_plan(
         )
         workspace = own.data_ptr()
     if like.is_cpu:
-        plan.run(pass_, rows, memory, workspace, step=step)
+        plan.run(pass_, rows, memory, workspace, step=step, weights_unchanged=unchanged)
         return
-    _cuda.run_plan(plan, like.device.index, pass_, rows, memory, workspace, aligned, step)
+    _cuda.run_plan(
+        plan, like.device.index, pass_, rows, memory, workspace, aligned, step, unchanged
+    )
 
 
 class _Alone:

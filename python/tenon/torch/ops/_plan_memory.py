@@ -121,12 +121,15 @@ class Layout:
         like: torch.Tensor,
         held: dict[int, torch.Tensor],
         gradient: Callable[[int], None] | None = None,
+        encoded: list[bool] | None = None,
     ) -> None:
         """Runs one pass on the addresses of all buffers. 0: not used, or allocated here.
 
         `held` has the only references to tensors that this pass may free after their last step.
-        `gradient` allocates a gradient and enters its address in `memory`.
+        `gradient` allocates a gradient and enters its address in `memory`. `encoded`: by pass,
+        whether it finds its codes of weights.
         """
+        unchanged = encoded is not None and encoded[int(pass_ != FORWARD)]
         # On CUDA, calls with unaligned addresses take slower kernels with more workspace.
         aligned = not self._on_cpu and reduce(operator.or_, memory) % _CALL_ALIGNED == 0
         plan, rows = self._memory.plan, self._rows
@@ -142,7 +145,8 @@ class Layout:
                 passing = torch.empty(self._passing_bytes[p], dtype=torch.uint8, device=like.device)
                 for i, begin in self._passing[p]:
                     memory[i] = passing.data_ptr() + begin
-            _kernels.run_plan(plan, pass_, rows, self._memory.array(*memory), size, like, aligned)
+            array = self._memory.array(*memory)
+            _kernels.run_plan(plan, pass_, rows, array, size, like, aligned, unchanged=unchanged)
             return
         workspace = torch.empty(size, dtype=torch.uint8, device=like.device)
         own: dict[int, torch.Tensor] = {}
@@ -158,7 +162,8 @@ class Layout:
                     gradient(i)
             addresses = self._memory.array(*memory)
             _kernels.run_plan(
-                plan, pass_, rows, addresses, size, like, aligned, step, workspace.data_ptr()
+                *(plan, pass_, rows, addresses, size, like, aligned, step, workspace.data_ptr()),
+                unchanged=unchanged,
             )
             for i in now.end:
                 own.pop(i, None)

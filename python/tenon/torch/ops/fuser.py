@@ -14,6 +14,7 @@ from .. import _watch
 from .._quantized import QuantizedTensor
 from . import _registry
 from ._autograd import Call, run
+from ._recipes import Tracker
 from ._registry import (
     register_backward_fusion,
     register_forward_backward_fusion,
@@ -29,6 +30,7 @@ from .op import (
     FusedOperation,
     FusibleOperation,
     basic_ops,
+    changes,
     is_built_in,
     keywords,
 )
@@ -98,6 +100,8 @@ class OperationFuser:
         self._num_basic_ops = len(self._basic_ops)
         self._no_kwargs = [_NOTHING] * self._num_basic_ops
         self._routes = Routes(self._basic_ops, before, after)
+        self.tracker = Tracker(self._basic_ops)
+        self.places = {op: i for i, op in enumerate(self._basic_ops)}
         for op in self._basic_ops:
             op._channels_locked = True
         self.num_extra_inputs = self._routes.num_inputs
@@ -247,10 +251,11 @@ class OperationFuser:
                 op.pre_first_fuser_forward()
             self._started = True
         forward, backward = self.plan()
-        whole = self._whole
+        whole, moment = self._whole, None
         if whole is not None and basic_op_kwargs is self._no_kwargs and not self._prepared:
             if isinstance(input, torch.Tensor):
-                result = whole.call(input, *extra_inputs)
+                moment = self.tracker.now(changes(), input.device)
+                result = whole.call(moment, input, *extra_inputs)
                 if result is not NotImplemented:
                     return result
         encoded: QuantizedTensor | None = None
@@ -285,7 +290,11 @@ class OperationFuser:
                             f"{type(self._basic_ops[i]).__name__}: it takes no keywords in a "
                             f"Sequential; {', '.join(basic_op_kwargs[i])} was given"
                         )
-        call = Call(self, forward, backward, counts, first, basic_op_kwargs, computed, given)
+        if moment is None:
+            moment = self.tracker.now(changes(), input.device)
+        call = Call(
+            self, moment, forward, backward, counts, first, basic_op_kwargs, computed, given
+        )
         if first == self._num_basic_ops:
             return call.forward(input, extra_inputs)
         call.input_requires_grad = tracked is not None and tracked.requires_grad

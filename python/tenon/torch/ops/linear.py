@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..recipe import Recipe
 from .basic import BasicLinear, Bias
 from .op import FusedOperation, PartOperation
 
@@ -17,7 +18,8 @@ class Linear(FusedOperation):
 
     `weight` and `bias` are parameters of this module, with the state-dict keys of torch.nn.Linear.
     The basic ops read them from here. W is initialised as in torch.nn.Linear, b is 0. A state dict
-    with the keys `basic_ops.0.weight` and `basic_ops.1.bias` is also accepted.
+    with the keys `basic_ops.0.weight` and `basic_ops.1.bias` is also accepted. `recipe` wins over
+    that of `autocast`.
     """
 
     weight: torch.nn.Parameter
@@ -38,6 +40,7 @@ class Linear(FusedOperation):
         accumulate_into_main_grad: bool = False,
         userbuffers_options: dict[str, Any] | None = None,
         accumulate: str = "precise",
+        recipe: Recipe | None = None,
     ) -> None:
         linear = BasicLinear(
             in_features,
@@ -51,6 +54,7 @@ class Linear(FusedOperation):
             accumulate_into_main_grad=accumulate_into_main_grad,
             userbuffers_options=userbuffers_options,
             accumulate=accumulate,
+            recipe=recipe,
         )
         ops: list[PartOperation] = [linear]
         if bias:

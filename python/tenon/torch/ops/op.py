@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _watch
+from .._context import local, microbatch
+from .._delayed import State, check_state, own_buffers
 from .._dynamo import one_break
-from . import _hooks, _registry
+from ..recipe import Recipe
+from . import _hooks, _kernels, _registry
+from ._recipes import Applied, Quantizers
 from ._routes import ANY
 
 if TYPE_CHECKING:
@@ -29,7 +33,8 @@ ExtraOutputs = Sequence[Sequence[torch.Tensor | None]]
 BackwardResult = tuple[Gradient, Sequence[Sequence[Gradient]], Sequence[Sequence[Gradient]]]
 
 
-_NOT_COPIED = ("_own_fuser", "_own_plan", "_parts", "_hooks")
+_NOT_COPIED = ("_own_fuser", "_own_plan", "_parts", "_hooks", "_applied", "_state")
+_RECIPES = 16  # that an op remembers
 
 _changes = 0
 
@@ -166,6 +171,12 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
         # Copies and pickles create their own fuser.
         return {k: v for k, v in self.__dict__.items() if k not in _NOT_COPIED}
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        check_state(self, state_dict, prefix)  # of all parts, before anything is copied
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
 
 def _op_forward(self: Any, ctx: OperationContext, input_: torch.Tensor, **kwargs: Any) -> Any:
     """The output y of the op. Tensors for the backward pass are given to `ctx.save_for_backward`.
@@ -199,6 +210,11 @@ class BasicOperation(FusibleOperation, abc.ABC):
     has_modes = False
     # Whether extra inputs have the shape of the input, so that they may come from the same plan.
     channels_inside = True
+    # The recipe of this op. It wins over that of `autocast`.
+    recipe: Recipe | None = None
+    # The op under each recipe, and its state of delayed scaling.
+    _applied: dict[Recipe, Applied] | None = None
+    _state: State | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,14 +241,132 @@ class BasicOperation(FusibleOperation, abc.ABC):
         if quantizers is None or not 0 <= index < self.num_quantizers(mode):
             self._check_quantizer(mode, index)
             return None
-        return quantizers.get(index)
+        found = quantizers.get(index)
+        return self._recipe_quantizer(mode, index) if found is None else found
+
+    def _recipe_quantizer(self, mode: str, index: int) -> Quantizer | None:
+        """That of the call that runs, else of the recipe that holds now."""
+        call = local.call
+        at = None if call is None else call.fuser.places.get(self)
+        if call is not None and at is not None:
+            made: Quantizer | None = call.moment.quantizers(at).get((mode, index))
+            return made
+        applied, calibrating = self.applied_now()
+        if applied is None or calibrating:
+            return None
+        applied.fit(self.home())
+        return applied.quantizers.get((mode, index))
+
+    def applied_now(self) -> tuple[Applied | None, bool]:
+        """The recipe of the call that runs, else the one that holds now; whether it calibrates."""
+        call = local.call
+        at = None if call is None else call.fuser.places.get(self)
+        if call is not None and at is not None:
+            bound = call.moment.bound
+            return bound.applied[at], bound.calibrating
+        active, recipe = local.active, self.own_recipe()
+        if recipe is None and active is not None:
+            recipe = active.recipe
+        applied = None if recipe is None else self.under(recipe)
+        return applied, active is not None and active.calibrating
+
+    def calibrate(self, mode: str, index: int, t: Any) -> None:
+        """Collects the amax of a tensor that a recipe would quantise, while it calibrates."""
+        applied, calibrating = self.applied_now()
+        if calibrating and applied is not None and applied.state is not None:
+            applied.quantizers[mode, index].calibrate(_kernels.plain(t))
+
+    def given_quantizers(self) -> Quantizers:
+        """The quantizers that were set."""
+        return {
+            (mode, i): q
+            for mode, each in self._quantizers.items()
+            for i, q in each.items()
+            if q is not None
+        }
+
+    def own_recipe(self) -> Recipe | None:
+        return self.recipe if isinstance(self.recipe, Recipe) else None
+
+    def under(self, recipe: Recipe) -> Applied:
+        """The op with the quantizers of a recipe."""
+        known = self._applied
+        if known is None:
+            known = self.__dict__["_applied"] = {}
+        if recipe not in known:
+            if len(known) >= _RECIPES:
+                known.clear()
+            known[recipe] = Applied(self, recipe)
+        return known[recipe]
+
+    def delayed_state(self) -> State:
+        """Its state of delayed scaling. The buffers are made by the first forward pass."""
+        found = self._state
+        if found is None:
+            counts = {mode: self.num_quantizers(mode) for mode in self._quantizers}
+            found = self.__dict__["_state"] = State(self, counts)
+        return found
+
+    def home(self) -> torch.device:
+        """The device of its parameters, else of its buffers, else the default device."""
+        for t in (*self.parameter_holder().parameters(), *self.buffers()):
+            return t.device
+        return torch.empty(0).device
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        state = own_buffers(self)
+        for name in state:
+            del self._buffers[name]
+        result = super()._apply(fn, recurse)
+        for name, t in state.items():
+            # As integers, so that another dtype of the module does not change it.
+            made = fn(t.view(torch.int32))
+            moved = made.view(torch.float32) if made.dtype == torch.int32 else t.to(made.device)
+            if t.is_meta and not moved.is_meta:
+                moved.fill_(0.0 if name.endswith("history") else 1.0)
+            self._buffers[name] = moved
+        self._renewed_state()
+        return result
+
+    def _renewed_state(self) -> None:
+        """Called after buffers of its state were replaced."""
+        if self._state is not None:
+            self._state.recipe = None
+        count_change()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        check_state(self, state_dict, prefix)
+        known = own_buffers(self)
+        # A state that is not in the checkpoint stays as it is. One in the checkpoint is loaded into
+        # buffers of its shape.
+        for name in known:
+            del self._buffers[name]
+        for name, shape in self.delayed_state().shapes(state_dict, prefix).items():
+            old = known.pop(name, None)
+            same = old is not None and old.shape == shape
+            self._buffers[name] = old if same else torch.empty(shape, device=self.home())
+        super()._load_from_state_dict(
+            *(state_dict, prefix, local_metadata, strict),
+            *(missing_keys, unexpected_keys, error_msgs),
+        )
+        self._buffers.update(known)
+        self._renewed_state()
 
     def quantizer_of(self, mode: str, index: int) -> Quantizer | None:
         """The same. None if the op has fewer quantizers, e.g. because a subclass says so."""
         return self.get_quantizer(mode, index) if index < self.num_quantizers(mode) else None
 
     def set_quantizer(self, mode: str, index: int, quantizer: Quantizer | None) -> None:
-        """Sets or, with None, removes a quantizer of the op."""
+        """Sets or, with None, removes a quantizer of the op. It wins over that of a recipe."""
         self._check_quantizer(mode, index)
         if quantizer is not None and not callable(quantizer):
             raise TypeError(
@@ -275,10 +409,6 @@ class BasicOperation(FusibleOperation, abc.ABC):
 
     def plan_text(self) -> str | None:
         """The current text of the op in a chain. None if no plan can run it."""
-        return None
-
-    def plan_quantizers(self) -> dict[str, Quantizer] | None:
-        """The quantizers that are set, by the name of the plan's tensor after the op's name."""
         return None
 
     def plan_cols(self, cols: int) -> int:
@@ -542,8 +672,16 @@ class FusedOperation(FusibleOperation):
         input: torch.Tensor,
         *extra_inputs: torch.Tensor,
         basic_op_kwargs: list[dict[str, Any]] | None = None,
+        is_first_microbatch: bool | None = None,
     ) -> Any:
-        """Runs the ops. Returns the output, or (output, *extra outputs)."""
+        """Runs the ops. Returns the output, or (output, *extra outputs).
+
+        With is_first_microbatch=True the codes of quantised weights are kept. With False they are
+        used: the weights are the same as in that call. None: weights are quantised in every call.
+        """
+        if is_first_microbatch is not None:
+            with microbatch(is_first_microbatch):
+                return self.forward(input, *extra_inputs, basic_op_kwargs=basic_op_kwargs)
         if self._hooks != _hooks.given() or self._parts is not None:
             self._find_hooks()
         if self._parts is None:

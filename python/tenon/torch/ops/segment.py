@@ -10,14 +10,16 @@ import torch
 
 from ..._lib import DTYPES
 from ..._ops import ops as registry
-from ..._plan import BACKWARD, BACKWARD_LAST, FORWARD, Encoding, Format, OpFormats, Plan
+from ..._plan import BACKWARD, BACKWARD_LAST, FORWARD, Encoding, OpFormats, Plan
 from .. import _call, _cuda, _saved, _watch
+from .._context import in_backward, local
 from .._dropout import random_state
 from .._dynamo import one_break
 from .._once import once
 from .._quantized import QuantizedTensor
 from . import _kernels
 from ._plan_memory import TYPES, PlanMemory
+from ._recipes import KEYS, Bound, Moment
 from ._stand_ins import stand_in
 from .basic import (
     AddExtraInput,
@@ -79,7 +81,13 @@ class _Ready:
             tensor = owner.partition(".")[2] or ("dy" if owner.startswith("d") else "x")
             if end in ("scale", "amax") and owner + ".scale" in at:
                 self.state.append((i, int(owner.partition(".")[0].lstrip("dq")), tensor, end))
-        self.memory = PlanMemory(plan, {i for i, *_ in self.state})
+        quantizers = {i for i, *_ in self.state}
+        self.weights = [i for i in of.get("state", []) if i not in quantizers]
+        self.memory = PlanMemory(plan, quantizers)
+        # With codes of weights that are kept: they have memory of their own.
+        self.kept_memory = PlanMemory(plan, {*quantizers, *self.weights}) if self.weights else None
+        # The tensors of quantizers in the last call: by bound and its number of fits.
+        self.last_state: tuple[Any, int, list[tuple[int, torch.Tensor]]] = (None, 0, [])
         self.rng, self.dx = at.get("rng"), at.get("dx")
         self.dy = at.get("dy", -1)  # -1 in a plan without backward
         self.dparams, self.dextra_in, self.dextra_out = (
@@ -137,14 +145,20 @@ class _Run:
         "kinds",
         "made",
         "main_grads",
+        "memory",
+        "moment",
         "output",
         "overwritten",
         "params",
         "ready",
         "rows",
         "state",
+        "weights",
     )
     ready: _Ready
+    memory: PlanMemory
+    moment: Moment | None  # the quantizers and scales; None after the last backward pass
+    weights: _Weights | None  # the codes of weights that are kept
     rows: int
     input: tuple[torch.Size, torch.dtype]
     output: Sequence[int]
@@ -152,11 +166,29 @@ class _Run:
     extras: list[tuple[torch.Size, torch.dtype]]
     params: list[torch.dtype]
     main_grads: list[tuple[int, BasicLinear, torch.Tensor]]  # weights with a main_grad
-    state: list[tuple[int, torch.Tensor]]  # tensors of quantizers, by buffer
+    state: list[tuple[int, torch.Tensor]]  # tensors of quantizers, by buffer, as in ready.state
     device: torch.device
     kinds: list[Any]
     blocks_at: list[int] | None
     overwritten: bool
+
+
+class _Weights:
+    """Codes of the weights of a plan that later calls read."""
+
+    used = False  # whether any call ever kept codes
+
+    def __init__(
+        self, ready: _Ready, owner: Any, encodings: list[int], epochs: list[Any], device: Any
+    ) -> None:
+        _Weights.used = True
+        self.owner, self.encodings, self.epochs = owner, encodings, epochs
+        sizes, _ = ready.plan.sizes(1)  # those of weights do not depend on the rows
+        self.codes = [
+            (i, torch.empty(sizes[i], dtype=torch.uint8, device=device)) for i in ready.weights
+        ]
+        # By pass: whether it has encoded them.
+        self.done = [False, False]
 
 
 class Cut(list["Stage"]):
@@ -230,10 +262,12 @@ class Segment(FusedOperation):
                 self._in_place = self.given.index((len(ops) - 1, 0))
         self._ready: dict[Any, _Ready | Cut] = {}
         self._last: _Ready | Cut | None = None
+        self._kept: dict[_Ready, _Weights] = {}
         # The settings of the ops, read again after a change.
         self._seen, self._text = -1, tuple[str | None, ...]()
         self._modes: list[bool | None] = []
-        self._quantised: list[int] = []  # ops with quantizers
+        # By context: the ops with quantizers, and their formats if these do not change.
+        self._bounds: dict[Bound, tuple[list[int], tuple[OpFormats | None, ...] | None]] = {}
         self._config: tuple[Any, ...] = ()
 
     def texts(self) -> tuple[str | None, ...]:
@@ -244,8 +278,7 @@ class Segment(FusedOperation):
             for i in self._dropped:
                 texts[i] = "identity"
             modes = [op.training if op.has_modes else None for op in self.ops]
-            quantised = [i for i, op in enumerate(self.ops) if op.plan_quantizers() is not None]
-            self.__dict__["_quantised"] = quantised
+            self._bounds.clear()
             # Not by attribute: setting one counts as a change of an operation.
             self.__dict__.update(_seen=seen, _text=tuple(texts), _modes=modes)
             self.__dict__["_config"] = (*texts, *modes)
@@ -285,10 +318,11 @@ class Segment(FusedOperation):
         extra_grads: Sequence[bool],
         device: str | None = None,
         encoding: Encoding | None = None,
+        bound: Bound | None = None,
     ) -> _Ready | Cut:
         """The plan for a call, or the stages that it is cut into. Default device: that of x.
 
-        `encoding` is set if x is encoded.
+        `encoding` is set if x is encoded. `bound` has the quantizers of all ops of the fuser.
         """
         kind = device or ("cpu" if x.is_cpu else "cuda")
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
@@ -297,7 +331,7 @@ class Segment(FusedOperation):
             if op.accumulate_into_main_grad and wanted[k]:
                 wanted[k] = op.grad_request(params[k])
         self.texts()
-        formats = tuple([self._formats(i) for i in self._quantised])
+        quantised, formats = self._quantised(bound)
         key = (
             *(self._config, x.shape[-1] if x.dim() else 0, x.dtype, autocast, encoding),
             *(kind, x.device.index),
@@ -305,7 +339,7 @@ class Segment(FusedOperation):
             *wanted,
             *[t.dtype for t in extras],
             *(*extra_grads, backward, input_grad),
-            formats,
+            *(formats, *quantised),
         )
         found = self._ready.get(key)
         if found is None:
@@ -321,7 +355,8 @@ class Segment(FusedOperation):
             }
             # A plan is for the GPU that is current while it is made.
             with _cuda.device_of(x):
-                found = self._make(x, params, extras, autocast, formats, request)
+                of_ops = dict(zip(quantised, formats, strict=True))
+                found = self._make(x, params, extras, autocast, of_ops, request)
             if len(self._ready) >= _MOST:
                 self._ready.clear()
             self._ready[key] = found
@@ -351,11 +386,10 @@ class Segment(FusedOperation):
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
         autocast: torch.dtype | None,
-        formats: tuple[OpFormats | None, ...],
+        of_ops: dict[int, OpFormats | None],
         request: dict[str, Any],
     ) -> _Ready | Cut:
         texts = list(self.texts())
-        of_ops = dict(zip(self._quantised, formats, strict=True))
         for i, found in of_ops.items():
             if found is None:  # a plan does not have its quantizers
                 texts[i] = None
@@ -363,10 +397,10 @@ class Segment(FusedOperation):
         cols = x.shape[-1] if x.dim() else 0
         if cols == 0:
             every = [(i, i + 1) for i in range(len(self.ops))]
-            return self._stages(every, "its input has no columns")
+            return self._stages(every, "its input has no columns", texts)
         modes = {mode for mode in self._modes if mode is not None}
         if None in texts or len(modes) > 1 or any(dtype != flow[0] for dtype in flow):
-            return self._stages(*self.parts(texts, flow))
+            return self._stages(*self.parts(texts, flow), texts)
         dtype = flow[0]
         self._check_widths(cols)
         # Quantised ops have labels, which begin the names of the state of their quantizers.
@@ -388,30 +422,45 @@ class Segment(FusedOperation):
         )
         return _Ready(plan, self, cols, dtype)
 
-    def _formats(self, i: int) -> OpFormats | None:
-        """The formats of the quantizers of op `i`. None if a plan does not have them."""
-        found: dict[str, Format] = {}
-        for name, quantizer in (self.ops[i].plan_quantizers() or {}).items():
-            plan_format = getattr(quantizer, "plan_format", None)
-            known = plan_format and plan_format()
-            if known is None:
-                return None
-            found[name] = known
-        return OpFormats(found.get("x"), found.get("w"), found.get("dy"))
+    def _quantised(self, bound: Bound | None) -> tuple[list[int], tuple[OpFormats | None, ...]]:
+        """The ops with quantizers, and their formats. None for one that a plan does not have."""
+        if bound is None:
+            return [], ()
+        start = self._start
+        known = self._bounds.get(bound)
+        if known is None:
+            if len(self._bounds) >= _MOST:
+                self._bounds.clear()
+            stop = start + len(self.ops)
+            mine = [i - start for i in bound.quantised if start <= i < stop]
+            known = self._bounds[bound] = mine, self._formats(bound, mine) if bound.fixed else None
+        mine, formats = known
+        return mine, self._formats(bound, mine) if formats is None else formats
 
-    def _state(self, ready: _Ready, device: torch.device) -> list[tuple[int, torch.Tensor]]:
+    def _formats(self, bound: Bound, ops: list[int]) -> tuple[OpFormats | None, ...]:
+        return tuple([bound.formats(self._start + i) for i in ops])
+
+    def _state(
+        self, ready: _Ready, device: torch.device, moment: Moment
+    ) -> list[tuple[int, torch.Tensor]]:
         """The tensors of quantizers that a plan reads and writes, by buffer."""
+        bound, fixed = moment.bound, moment.bound.fixed and moment.current()
+        of, fits, found = ready.last_state
+        if fixed and of is bound and fits == bound.fits:
+            return found
         found = []
-        quantizers = {op: self.ops[op].plan_quantizers() or {} for _, op, _, _ in ready.state}
+        quantizers = {op: moment.quantizers(self._start + op) for _, op, _, _ in ready.state}
         for i, op, tensor, end in ready.state:
-            t = quantizers[op][tensor].plan_state()[end]
+            t = quantizers[op][KEYS[tensor]].plan_state()[end]
             if t.device != device:
                 name = type(self.ops[op]).__name__
                 raise ValueError(
-                    f"{name}: the {end} of its quantizer is on {t.device}, but the input is on "
-                    f"{device}; make the quantizer with tensors on {device}"
+                    f"{name}: the {end} of its quantizer is on {t.device}, but the input is "
+                    f"on {device}; move the module to {device}, or make its quantizers there"
                 )
             found.append((i, t))
+        if fixed:
+            ready.last_state = bound, bound.fits, found
         return found
 
     def _check_operands(
@@ -519,7 +568,9 @@ class Segment(FusedOperation):
             mode = mode if here is None else here
         return list(zip(cuts, (*cuts[1:], len(texts)), strict=True)), "; ".join(whys)
 
-    def _stages(self, parts: Sequence[tuple[int, int]], why: str) -> Cut:
+    def _stages(
+        self, parts: Sequence[tuple[int, int]], why: str, texts: Sequence[str | None]
+    ) -> Cut:
         """The parts as segments of their own. A part of one op that computes is called alone."""
         from .fuser import Stage, stage_of
 
@@ -528,15 +579,11 @@ class Segment(FusedOperation):
             ops, start = self.ops[begin:end], self._start + begin
             if not ops:
                 continue
-            known = self._text[begin] is not None and self._has_formats(begin)
-            if known and worth_a_plan(ops) and len(ops) < len(self.ops):
+            if texts[begin] is not None and worth_a_plan(ops) and len(ops) < len(self.ops):
                 stages.append(Stage(Segment(ops, start, self._routes), start, start + len(ops)))
             else:
                 stages += [stage_of(op, start + i) for i, op in enumerate(ops)]
         return stages
-
-    def _has_formats(self, i: int) -> bool:
-        return i not in self._quantised or self._formats(i) is not None
 
     def _leads(self, shape: Sequence[int], cols: Sequence[int]) -> list[Sequence[int]]:
         """The leading dimensions of the input of each op, and of the output."""
@@ -559,13 +606,14 @@ class Segment(FusedOperation):
         extras: Sequence[torch.Tensor],
         record: bool,
         keep_extras: bool = False,
+        moment: Moment | None = None,
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], _Run | None]:
         """(output, extra outputs, tensors to save, data for the backward pass).
 
-        With `keep_extras` no extra input is overwritten.
+        With `keep_extras` no extra input is overwritten. `moment` has the quantizers.
         """
         try:
-            return self._forward_pass(ready, x, params, extras, record, keep_extras)
+            return self._forward_pass(ready, x, params, extras, record, keep_extras, moment)
         except (RuntimeError, TypeError, ValueError):
             # Kinds of tensors that no plan reads are checked for a new plan only.
             self._check_operands(x, params, extras)
@@ -579,6 +627,7 @@ class Segment(FusedOperation):
         extras: Sequence[torch.Tensor],
         record: bool,
         keep_extras: bool,
+        moment: Moment | None,
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], _Run | None]:
         given: Any = x
         device, dtype = x.device, ready.dtype
@@ -606,7 +655,12 @@ class Segment(FusedOperation):
             inputs = self._parts_of(x, ready, rows)
         params_read = [_tensor(p, p.dtype) for p in params]
         extras_read = [_tensor(t, t.dtype) for t in extras]
-        layout = ready.memory.layout(rows, on_cpu)
+        of_memory, weights = ready.memory, None
+        if ready.kept_memory is not None:
+            weights = self._weights_of(ready, moment, device)
+            if weights is not None:
+                of_memory = ready.kept_memory
+        layout = of_memory.layout(rows, on_cpu)
         place = self._in_place
         overwrites = (
             place >= 0
@@ -638,17 +692,24 @@ class Segment(FusedOperation):
         for i, block, begin in layout.places:
             memory[i] = blocks[block].data_ptr() + begin
         state: list[tuple[int, torch.Tensor]] = []
-        if self._quantised:
-            state = self._state(ready, device)
+        if ready.state:
+            assert moment is not None
+            state = self._state(ready, device, moment)
             for i, t in state:
+                memory[i] = t.data_ptr()
+        if weights is not None:
+            for i, t in weights.codes:
                 memory[i] = t.data_ptr()
         if ready.rng is not None:
             random = random_state(ready.dropout_cols, y)
             memory[ready.rng] = random.data_ptr()
-        layout.run(FORWARD, memory, y, {})
+        layout.run(FORWARD, memory, y, {}, encoded=None if weights is None else weights.done)
+        if weights is not None:
+            weights.done[FORWARD] = True
         if not record:
             return y, made, [], None
         run = _Run()
+        run.memory, run.moment, run.weights = of_memory, moment, weights
         run.ready, run.rows, run.device, run.state = ready, rows, device, state
         run.input, run.output = (shape, given.dtype), y.shape
         run.made = [t.shape for t in made]
@@ -687,11 +748,21 @@ class Segment(FusedOperation):
         saved.clear()
         if _saved.kinds(kept) != run.kinds:
             _saved.check(self.told(), run.kinds, kept)
-        layout = ready.memory.layout(run.rows, device.type == "cpu")
+        layout = run.memory.layout(run.rows, device.type == "cpu")
         _saved.check_blocks(self.told(), layout.blocks, blocks, device)
         memory = [0] * ready.count
         for i, t in run.state:
             memory[i] = t.data_ptr()
+        moment, weights = run.moment, run.weights
+        if moment is not None and not moment.current():
+            # The scales were updated since. A step that encodes a weight needs those of forward.
+            then = self._state(ready, device, moment)
+            for (i, t), (_, _, tensor, _) in zip(then, ready.state, strict=True):
+                if tensor != "dy":
+                    memory[i] = t.data_ptr()
+        if weights is not None:
+            for i, t in weights.codes:
+                memory[i] = t.data_ptr()
         # By buffer: dy and the gradients of extra outputs, which may be handed on, then those that
         # are written.
         known: dict[int, torch.Tensor] = {}
@@ -747,7 +818,12 @@ class Segment(FusedOperation):
                 made = known[i] = torch.empty(shape, dtype=kind, device=device)
                 memory[i] = made.data_ptr()
         run.overwritten = last
-        layout.run(BACKWARD_LAST if last else BACKWARD, memory, known[ready.dy], held, write)
+        done = None if weights is None else weights.done
+        layout.run(BACKWARD_LAST if last else BACKWARD, memory, known[ready.dy], held, write, done)
+        if weights is not None:
+            weights.done[BACKWARD] = True
+        if last or not _saved.kept():
+            run.moment = run.weights = None
         for op, weight, target in direct:
             op.delivered(weight, target)
         found: list[torch.Tensor | None] = []
@@ -763,7 +839,7 @@ class Segment(FusedOperation):
         params = len(run.params) + 1
         return found[0], found[1:params], found[params:]
 
-    def call(self, x: torch.Tensor, *extras: torch.Tensor) -> Any:
+    def call(self, moment: Moment, x: torch.Tensor, *extras: torch.Tensor) -> Any:
         """Runs the segment as a node of the autograd graph. NotImplemented if it must be cut."""
         params = self.parameters_of()
         _watch.check(self, x, *extras, *params)
@@ -775,11 +851,12 @@ class Segment(FusedOperation):
             record = input_grad or any(extra_grads) or any([p.requires_grad for p in params])
         else:
             extra_grads = [False] * len(extras)
-        ready = self.find(x, params, extras, record, input_grad, extra_grads)
+        bound = moment.bound
+        ready = self.find(x, params, extras, record, input_grad, extra_grads, bound=bound)
         if isinstance(ready, list):
             return NotImplemented
         if not record:
-            y, made, _, _ = self.forward_pass(ready, x, params, extras, False)
+            y, made, _, _ = self.forward_pass(ready, x, params, extras, False, moment=moment)
             return (y, *made) if made else y
         # A second derivative must find inputs that the gradients may depend on, also if they are
         # not saved. Leaf tensors are found through the node.
@@ -788,7 +865,7 @@ class Segment(FusedOperation):
             for k, t in ((0, x), *enumerate((*params, *extras), 2))
             if t.requires_grad and not t.is_leaf and not ready.saves(k, t)
         ]
-        return _apply(self, ready, hidden, x, *extras, *params)
+        return _apply(self, ready, moment, hidden, x, *extras, *params)
 
     def fuser_forward(
         self,
@@ -811,13 +888,16 @@ class Segment(FusedOperation):
         first, last = basic_op_ctxs[0], basic_op_ctxs[-1]
         input_grad = first.requires_grad and first.input_requires_grad
         encoding = None if isinstance(x, torch.Tensor) else x.plan_encoding()
+        moment: Moment = local.call.moment
         ready = self.find(
-            x, params, extras, last.requires_grad, input_grad, wanted, encoding=encoding
+            *(x, params, extras, last.requires_grad, input_grad, wanted),
+            encoding=encoding,
+            bound=moment.bound,
         )
         if isinstance(ready, list):
             return ready
         y, made, saved, run = self.forward_pass(
-            ready, x, params, extras, last.requires_grad, keep_extras=last._wanted
+            ready, x, params, extras, last.requires_grad, last._wanted, moment
         )
         if run is not None:
             last.save_for_backward(*saved)
@@ -859,6 +939,7 @@ class Segment(FusedOperation):
         backward: bool,
         input_grad: bool,
         encoding: Encoding | None = None,
+        bound: Bound | None = None,
     ) -> Plan | Cut:
         """The plan for inputs of this kind, with gradients of all extra inputs."""
         device = "cpu" if on_cpu else "cuda"
@@ -867,8 +948,37 @@ class Segment(FusedOperation):
         extras = [x] * len(self.given)
         wanted = [backward] * len(extras)
         params = self.parameters_of()
-        found = self.find(x, params, extras, backward, input_grad, wanted, device, encoding)
+        found = self.find(x, params, extras, backward, input_grad, wanted, device, encoding, bound)
         return found if isinstance(found, Cut) else found.plan
+
+    def _weights_of(
+        self, ready: _Ready, moment: Moment | None, device: torch.device
+    ) -> _Weights | None:
+        """The codes of weights for a call that keeps them. None: the call encodes its own."""
+        promise = local.weights
+        if promise is None or promise is True:
+            if _Weights.used and in_backward() < 0:
+                self._kept.clear()
+                for _, op in self._weights:
+                    op.__dict__["_encodings"] = op._encodings + 1
+        if promise is None or moment is None:
+            return None
+        for k, _ in self._weights:
+            given = moment.bound.given[self._start + self._named[k][0]].get(("forward", 1))
+            if getattr(given, "scaling", "") == "delayed":
+                return None  # its scale changes whenever its owner wants
+        owner = None if isinstance(promise, bool) else promise
+        encodings = [op._encodings for _, op in self._weights]
+        known = self._kept.get(ready)
+        if (
+            known is None
+            or known.owner is not owner
+            or known.encodings != encodings
+            or known.epochs != moment.epochs
+        ):
+            known = _Weights(ready, owner, encodings, moment.epochs, device)
+            self._kept[ready] = known
+        return known
 
     def _overwrites(
         self,
@@ -946,10 +1056,18 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, segment: Segment, ready: _Ready, hidden: Any, x: Any, *tensors: Any
+        ctx: Any,
+        segment: Segment,
+        ready: _Ready,
+        moment: Moment,
+        hidden: Any,
+        x: Any,
+        *tensors: Any,
     ) -> Any:
         count = len(segment.given)
-        y, made, saved, run = segment.forward_pass(ready, x, tensors[count:], tensors[:count], True)
+        y, made, saved, run = segment.forward_pass(
+            ready, x, tensors[count:], tensors[:count], True, moment=moment
+        )
         ctx.save_for_backward(*saved)
         ctx.segment, ctx.run, ctx.hidden = segment, run, hidden
         ctx.set_materialize_grads(False)
@@ -969,10 +1087,10 @@ class _Node(torch.autograd.Function):
             nodes = [node for node, _ in ctx.next_functions]
             leaves = [node.variable for node in nodes if hasattr(node, "variable")]
             watched = (*grads, *saved, *leaves, *ctx.hidden)
-            return (None, None, None, *once(str(segment), compute, watched))
+            return (None, None, None, None, *once(str(segment), compute, watched))
         if _saved.CLEARS:
             ctx.maybe_clear_saved_tensors()  # does nothing if the graph is kept
-        return (None, None, None, *compute())
+        return (None, None, None, None, *compute())
 
 
 # Function.apply searches for torch.func tensors in Python, which takes 10% of a small call. Outside

@@ -8,6 +8,8 @@ from typing import Any, overload
 import torch
 
 from .. import _watch
+from .._context import microbatch
+from .._delayed import check_state
 from .._dynamo import one_break
 from . import _hooks
 from ._routes import ANY, Routes
@@ -178,8 +180,16 @@ class Sequential(torch.nn.Module):
         input: torch.Tensor,
         *extra_inputs: torch.Tensor,
         op_kwargs: Mapping[Any, dict[str, Any]] | None = None,
+        is_first_microbatch: bool | None = None,
     ) -> Any:
-        """The output, or (output, *extra outputs)."""
+        """The output, or (output, *extra outputs).
+
+        With is_first_microbatch=True the codes of quantised weights are kept. With False they are
+        used: the weights are the same as in that call. None: weights are quantised in every call.
+        """
+        if is_first_microbatch is not None:
+            with microbatch(is_first_microbatch):
+                return self.forward(input, *extra_inputs, op_kwargs=op_kwargs)
         groups = self.groups()
         if len(extra_inputs) != self._num_extra_inputs:
             _watch.check("Sequential", input)  # tracers add their own arguments
@@ -218,6 +228,12 @@ class Sequential(torch.nn.Module):
                 )
             by_op[op] = kwargs
         return by_op
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        check_state(self, state_dict, prefix)  # of all parts, before anything is copied
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles create their own fusers.

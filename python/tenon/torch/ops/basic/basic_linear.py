@@ -11,6 +11,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...._lib import DTYPES
 from ... import _call, _cuda
+from ..._context import check_recipe, microbatch
+from ...recipe import Recipe
 from .. import _kernels
 from ..op import OperationContext, PartOperation, check_size, with_numbers
 
@@ -41,17 +43,19 @@ class BasicLinear(PartOperation):
     """y = x·Wᵀ with W of shape [out_features, in_features]; dx = g·W, dW = gᵀ·x.
 
     It computes in the dtype of W, or of autocast. Forward quantizers 0 and 1 encode x and W,
-    backward quantizer 0 encodes g. The products then use the encoded values. W is encoded in every
-    forward pass. With `accumulate_into_main_grad`, dW is added to `weight.main_grad` and rounded
-    only to its dtype. `weight.grad` is not changed. Every backward pass through the op adds dW,
-    also that of `torch.autograd.grad` with other inputs. If `weight.overwrite_main_grad` is set, a
-    backward pass first clears main_grad; ops that share the weight still add to each other.
-    `accumulate="fast"` lets the tensor cores of Hopper sum products of FP8 operands, with about 14
-    bits.
+    backward quantizer 0 encodes g: those that are set, else those of `recipe`, else those of the
+    recipe of `autocast`. The products then use the encoded values. W is encoded in every forward
+    pass, unless `weights_unchanged` or is_first_microbatch=False promises that it is the same. With
+    `accumulate_into_main_grad`, dW is added to `weight.main_grad` and rounded only to its dtype.
+    `weight.grad` is not changed. Every backward pass through the op adds dW, also that of
+    `torch.autograd.grad` with other inputs. If `weight.overwrite_main_grad` is set, a backward pass
+    first clears main_grad; ops that share the weight still add to each other. `accumulate="fast"`
+    lets the tensor cores of Hopper sum products of FP8 operands, with about 14 bits.
     """
 
     op_name = "linear"
     parameter_names = ("weight",)
+    _encodings = 0  # counts forward passes that encode the weight, while codes are kept
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class BasicLinear(PartOperation):
         accumulate_into_main_grad: bool = False,
         userbuffers_options: dict[str, Any] | None = None,
         accumulate: str = "precise",
+        recipe: Recipe | None = None,
     ) -> None:
         super().__init__()
         if tensor_parallel_mode is not None or sequence_parallel or userbuffers_options:
@@ -84,6 +89,9 @@ class BasicLinear(PartOperation):
                 f"BasicLinear: accumulate={accumulate!r}; it must be 'precise' or 'fast'"
             )
         self.accumulate = accumulate
+        if recipe is not None:
+            check_recipe(recipe, "BasicLinear")
+            self.recipe = recipe
         self._rng_state_tracker_function = rng_state_tracker_function
         weight = torch.empty(out_features, in_features, device=device, dtype=dtype)
         if weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -92,6 +100,19 @@ class BasicLinear(PartOperation):
             )
         self.weight = torch.nn.Parameter(weight)
         self.reset_parameters()
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        *extra_inputs: torch.Tensor,
+        is_first_microbatch: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """x·Wᵀ. With is_first_microbatch=True codes of W are kept, with False they are used."""
+        if is_first_microbatch is not None:
+            with microbatch(is_first_microbatch):
+                return super().forward(input, *extra_inputs, **kwargs)
+        return super().forward(input, *extra_inputs, **kwargs)
 
     def reset_parameters(self) -> None:
         """Initialises W like nn.Linear: uniform in ±1/sqrt(in_features)."""
@@ -111,11 +132,6 @@ class BasicLinear(PartOperation):
         how = "" if self.accumulate == "precise" else f",accumulate={self.accumulate}"
         return f"linear({self.in_features},{self.out_features}{how})"
 
-    def plan_quantizers(self) -> dict[str, Quantizer] | None:
-        forward, backward = self._quantizers["forward"], self._quantizers["backward"]
-        named = {"x": forward.get(0), "w": forward.get(1), "dy": backward.get(0)}
-        return {name: q for name, q in named.items() if q is not None} or None
-
     def plan_cols(self, cols: int) -> int:
         return self.out_features
 
@@ -134,6 +150,8 @@ class BasicLinear(PartOperation):
                 f"wants {self.in_features}"
             )
         dtype = _kernels.compute_dtype("BasicLinear", weight, input_)
+        for i, t in enumerate((input_, weight)):
+            self.calibrate("forward", i, t)
         # An encoded operand stays encoded and is decoded for each product.
         x = _kernels.encode(input_, self.quantizer_of("forward", 0))
         # W is encoded in every forward pass. Its address and version do not prove that it is
@@ -145,9 +163,14 @@ class BasicLinear(PartOperation):
         if ctx.requires_grad:
             # If the weight is frozen, its gradient is not needed, so x is not saved.
             kept_x = None
+            if self._high_precision():
+                x_kept, w_kept = _kernels.plain(input_, dtype), _kernels.plain(weight, dtype)
+            else:
+                x_kept = x_plain if isinstance(x, torch.Tensor) else x
+                w_kept = w_plain if isinstance(w, torch.Tensor) else w
             if weight.requires_grad:
-                kept_x = x_plain if isinstance(x, torch.Tensor) else x
-            ctx.save_for_backward(kept_x, w_plain if isinstance(w, torch.Tensor) else w)
+                kept_x = x_kept
+            ctx.save_for_backward(kept_x, w_kept)
             # Read by fusions of users, under the names of Transformer Engine.
             ctx.dtype, ctx.weight_requires_grad = dtype, weight.requires_grad
             ctx.input_quantizer = self.quantizer_of("forward", 0)
@@ -156,6 +179,15 @@ class BasicLinear(PartOperation):
             ctx.grad_input_quantizer = ctx.prev_op_grad_output_quantizer
             ctx.with_quantized_compute = not (x is x_plain and w is w_plain)
         return x_plain, w_plain
+
+    def _high_precision(self) -> bool:
+        """Whether the backward pass multiplies the operands as they were before quantisation."""
+        applied, _ = self.applied_now()
+        return applied is not None and applied.recipe.backward_override == "high_precision"
+
+    def get_input_quantizer(self) -> Quantizer | None:
+        # Only this op has the input before and after quantisation.
+        return None if self._high_precision() else super().get_input_quantizer()
 
     def op_forward(
         self,
@@ -189,6 +221,7 @@ class BasicLinear(PartOperation):
         """
         x, w = ctx.saved_tensors
         dtype: torch.dtype = w.dtype
+        self.calibrate("backward", 0, grad_output)
         dy = _kernels.plain(_kernels.encode(grad_output, self.quantizer_of("backward", 0)), dtype)
         weight = self.parameter(ctx, "weight")
         target = None

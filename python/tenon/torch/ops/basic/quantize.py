@@ -18,8 +18,9 @@ __all__ = ["Quantize"]
 class Quantize(BasicOperation):
     """y = decode(encode(x)), dx = decode(encode(g)), with the forward and the backward quantizer.
 
-    Between two ops the encoded tensor is passed without decoding. If possible, the previous op
-    writes it directly. If a direction is off or has no quantizer, the op is the identity in it.
+    Without quantizers of its own, it takes those of the recipe of `autocast`. Between two ops the
+    encoded tensor is passed without decoding. If possible, the previous op writes it directly. If a
+    direction is off or has no quantizer, the op is the identity in it.
     """
 
     op_name = "quantize"
@@ -45,12 +46,12 @@ class Quantize(BasicOperation):
     def plan_text(self) -> str:
         return "quantize"
 
-    def plan_quantizers(self) -> dict[str, Quantizer] | None:
-        named = {"x": self.get_input_quantizer(), "dy": self.get_grad_output_quantizer()}
-        return {name: q for name, q in named.items() if q is not None} or None
-
     def op_forward(self, ctx: OperationContext, input_: torch.Tensor, **_: Any) -> torch.Tensor:
+        if self._on["forward"]:
+            self.calibrate("forward", 0, input_)
         return _kernels.encode(input_, self.get_input_quantizer())
 
     def op_backward(self, ctx: OperationContext, grad_output: torch.Tensor) -> torch.Tensor:
+        if self._on["backward"]:
+            self.calibrate("backward", 0, grad_output)
         return _kernels.encode(grad_output, self.get_grad_output_quantizer())

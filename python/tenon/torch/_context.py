@@ -1,0 +1,176 @@
+"""What is active in this thread: the recipe, and the promise that weights are unchanged."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from .recipe import Recipe
+
+__all__ = ["autocast", "fp8_autocast", "weights_unchanged"]
+
+# A private function of torch: the number of the backward pass that runs in this thread, or -1.
+in_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+class Active:
+    """The settings of an `autocast`. Equal settings are the same object."""
+
+    __slots__ = ("__weakref__", "calibrating", "group", "recipe")
+
+    def __init__(self, recipe: Recipe, calibrating: bool, group: Any) -> None:
+        self.recipe, self.calibrating, self.group = recipe, calibrating, group
+
+
+_actives: WeakValueDictionary[Any, Active] = WeakValueDictionary()
+
+
+def active_of(recipe: Recipe, calibrating: bool = False, group: Any = None) -> Active:
+    key = (recipe, calibrating, group)
+    found = _actives.get(key)
+    if found is None:
+        found = _actives[key] = Active(recipe, calibrating, group)
+    return found
+
+
+class _Local(threading.local):
+    """The state of one thread."""
+
+    active: Active | None = None
+    depth = 0  # of autocasts
+    grad_at_entry = True  # whether gradients were on when the outermost one was entered
+    # The promise about weights: None (none), False and True (is_first_microbatch), or a block of
+    # weights_unchanged.
+    weights: Any = None
+    # The call of a fuser that runs, and the checkpoint that it is in.
+    call: Any = None
+    replay: Any = None
+    # The delayed states that were used since the last update, with their autocast.
+    used: dict[Any, tuple[Any, Active | None]]
+
+    def __init__(self) -> None:
+        self.used = {}
+
+
+local = _Local()
+
+
+def check_recipe(recipe: Any, told: str) -> None:
+    if not isinstance(recipe, Recipe):
+        raise TypeError(
+            f"{told}: recipe is a {type(recipe).__name__}; it must be one of tenon.torch.recipe, "
+            "e.g. recipe.DelayedScaling()"
+        )
+
+
+class autocast:
+    """Within it, the linears of this thread quantise as `recipe` says.
+
+    `recipe=None` is the default recipe of the machine. `calibrating=True` with enabled=False
+    computes in high precision and collects the amax of a delayed recipe. On entering the outermost
+    autocast with gradients on, the scales of all delayed states that this thread has used since the
+    last update are updated, with one reduction over `amax_reduction_group` (None: the default group
+    if torch.distributed is initialised). With update="manual" call `update_scales` instead.
+    Contexts may be nested; the inner one holds. The backward pass uses what its forward pass used.
+    """
+
+    __slots__ = ("_active", "_before", "_entered", "_update")
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        calibrating: bool = False,
+        recipe: Recipe | None = None,
+        amax_reduction_group: Any = None,
+        *,
+        update: str = "auto",
+    ) -> None:
+        if update not in ("auto", "manual"):
+            raise ValueError(f"autocast: update={update!r}; it must be 'auto' or 'manual'")
+        if recipe is not None:
+            check_recipe(recipe, "autocast")
+        self._active: Active | None = None
+        if enabled or calibrating:
+            if recipe is None:
+                from ._available import get_default_recipe
+
+                recipe = get_default_recipe()
+            self._active = active_of(recipe, calibrating and not enabled, amax_reduction_group)
+        self._update = update == "auto"
+        self._entered = False
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        if self._entered:
+            raise RuntimeError(
+                "autocast: this object is entered already; make one for each `with`: "
+                "autocast(recipe=recipe)"
+            )
+        if local.depth == 0:
+            grad = torch.is_grad_enabled()
+            if grad and self._update and self._active is not None and in_backward() < 0:
+                from ._delayed import update_scales
+
+                update_scales()
+            local.grad_at_entry = grad
+        self._before = local.active
+        self._entered = True
+        local.active = self._active
+        local.depth += 1
+
+    def __exit__(self, *exception: Any) -> None:
+        local.active, self._before = self._before, None
+        local.depth -= 1
+        self._entered = False
+
+
+def fp8_autocast(
+    enabled: bool = True,
+    calibrating: bool = False,
+    fp8_recipe: Recipe | None = None,
+    fp8_group: Any = None,
+) -> autocast:
+    """`autocast` by its older name in Transformer Engine."""
+    return autocast(enabled, calibrating, fp8_recipe, fp8_group)
+
+
+class microbatch:
+    """A call with is_first_microbatch."""
+
+    __slots__ = ("_before", "_first")
+
+    def __init__(self, first: bool) -> None:
+        if not isinstance(first, bool):
+            raise TypeError(f"tenon: is_first_microbatch={first!r}; it must be True, False or None")
+        self._first, self._before = first, local.weights
+
+    def __enter__(self) -> None:
+        local.weights = self._first
+
+    def __exit__(self, *exception: Any) -> None:
+        local.weights = self._before
+
+
+class weights_unchanged:
+    """Promises that no weight changes within it: each is quantised by its first forward pass only.
+
+    Weights are quantised again if a delayed scale changes.
+    """
+
+    __slots__ = ("_before",)
+
+    def __init__(self) -> None:
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._before.append(local.weights)
+        # A nested block continues the outer one.
+        if local.weights is None or isinstance(local.weights, bool):
+            local.weights = object()
+
+    def __exit__(self, *exception: Any) -> None:
+        local.weights = self._before.pop()

@@ -1,0 +1,291 @@
+"""The state of delayed scaling: histories and scales in the buffers of an op, and their update."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .. import _lib
+from . import _call
+from ._context import Active, local
+from ._quantized import FP8
+from .quantizer import Float8Quantizer, updated
+from .recipe import DelayedScaling
+
+__all__ = ["check_state", "create_state", "update_scales"]
+
+MODES = ("forward", "backward")
+
+
+class Epoch:
+    """The time between two updates of a state. Forward passes hold the one in which they ran."""
+
+    __slots__ = ("__weakref__", "scales")
+
+    def __init__(self) -> None:
+        # The scales of forward tensors, once they have been updated.
+        self.scales: torch.Tensor | None = None
+
+
+class State:
+    """The delayed state of one op, for forward tensors and for gradients.
+
+    The tensors are buffers of the op: `<mode>_amax_history` [L, n] and `<mode>_scale` [n].
+    """
+
+    def __init__(self, op: torch.nn.Module, counts: dict[str, int]) -> None:
+        self.buffers = op._buffers
+        self._op = weakref.ref(op)
+        self.counts = {mode: n for mode, n in counts.items() if n}
+        self.recipe: DelayedScaling | None = None  # the last one that it was fitted to
+        self._dtypes: dict[str, str] = {}  # the formats that the scales are for
+        self._epoch: Any = None  # a weak reference
+        # By mode: the history and the scale, and their structs for the C ABI.
+        self._views: dict[str, tuple[Any, Any, Any, Any]] = {}
+
+    def shapes(self, state_dict: dict[str, Any], prefix: str) -> dict[str, torch.Size]:
+        """The shapes of the buffers in a checked state dict. Empty if it has no state of the op."""
+        names = [f"{mode}_{end}" for mode in self.counts for end in _ENDS]
+        return {n: state_dict[prefix + n].shape for n in names if prefix + n in state_dict}
+
+    def tensors(self, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """(history, scale)"""
+        buffers: Any = self.buffers
+        return buffers[f"{mode}_amax_history"], buffers[f"{mode}_scale"]
+
+    def epoch(self) -> Epoch:
+        found: Epoch | None = self._epoch and self._epoch()
+        if found is None:
+            found = Epoch()
+            self._epoch = weakref.ref(found)
+        return found
+
+    def end_epoch(self, scales: torch.Tensor | None = None) -> None:
+        """Before the scales change: keeps them for forward passes that still need them."""
+        found: Epoch | None = self._epoch and self._epoch()
+        self._epoch = None
+        if found is not None:
+            found.scales = self.tensors("forward")[1].clone() if scales is None else scales
+
+    def fit(self, recipe: DelayedScaling, device: torch.device) -> None:
+        """Makes the buffers as the recipe wants them. Existing numbers are kept."""
+        length = recipe.amax_history_len
+        for mode, n in self.counts.items():
+            history = self.buffers.get(f"{mode}_amax_history")
+            if history is None:
+                op: Any = self._op()
+                if list(op.parameter_holder().parameters()):
+                    device = op.home()
+                zeros = torch.zeros(length, n, dtype=torch.float32, device=device)
+                ones = torch.ones(n, dtype=torch.float32, device=device)
+                op.register_buffer(f"{mode}_amax_history", zeros)
+                op.register_buffer(f"{mode}_scale", ones)
+            elif len(history) != length:
+                self.buffers[f"{mode}_amax_history"] = _resized(history, length)
+            elif history.device != device and not history.is_meta and self._moves():
+                for end in _ENDS:
+                    name = f"{mode}_{end}"
+                    self.buffers[name] = self.buffers[name].to(device)  # type: ignore[union-attr]
+        old, self._dtypes = self._dtypes, {m: recipe.fp8_dtype(_TYPES[m]) for m in self.counts}
+        if old and old != self._dtypes:
+            # The largest number of one format becomes the largest number of the other.
+            self.end_epoch()
+            for mode, dtype in self._dtypes.items():
+                if dtype != old[mode]:
+                    self.tensors(mode)[1].mul_(_largest(dtype) / _largest(old[mode]))
+        self.recipe = recipe
+
+    def _moves(self) -> bool:
+        """Whether the op has no parameters, so that nobody knew its device before a call."""
+        op: Any = self._op()
+        return not list(op.parameter_holder().parameters())
+
+    def quantizers(self, recipe: DelayedScaling) -> dict[str, list[Float8Quantizer]]:
+        """The quantizers of the op. They read and write the buffers."""
+        made: dict[str, list[Float8Quantizer]] = {}
+        for mode, n in self.counts.items():
+            history, scale = self.tensors(mode)
+            dtype = recipe.fp8_dtype(_TYPES[mode])
+            made[mode] = [
+                Float8Quantizer(scale[i : i + 1], history[0, i : i + 1], dtype) for i in range(n)
+            ]
+        return made
+
+    def update_here(self, mode: str, recipe: DelayedScaling) -> None:
+        """Updates in place on the CPU."""
+        history, scale = self.tensors(mode)
+        known = self._views.get(mode)
+        if known is None or known[0] is not history or known[1] is not scale:
+            views = _call.view(history, "history"), _call.view(scale.reshape(1, -1), "scale")
+            known = self._views[mode] = (history, scale, *views)
+        code = _call.DTYPES[FP8[recipe.fp8_dtype(_TYPES[mode])]]
+        recent = int(recipe.amax_compute_algo == "most_recent")
+        _lib.check(
+            _lib.lib.tenon_delayed_update(known[2], known[3], code, recipe.margin, recent, None)
+        )
+
+
+_TYPES = {"forward": "input", "backward": "grad_output"}
+_ENDS = ("amax_history", "scale")
+
+
+def own_buffers(op: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers of the state of an op."""
+    names = [f"{mode}_{end}" for mode in _TYPES for end in _ENDS]
+    return {n: t for n in names if (t := op._buffers.get(n)) is not None}
+
+
+def check_state(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str = "") -> None:
+    """Raises an error if `state_dict` has a wrong state of delayed scaling for a part of `module`.
+
+    Nothing is changed. `load_state_dict` of ops and of Sequential calls it before anything is
+    copied. Call it first for a model whose outermost module is another one.
+    """
+    for name, op in module.named_modules(remove_duplicate=False):
+        find = getattr(op, "delayed_state", None)
+        if find is not None:
+            begin = prefix + (name + "." if name else "")
+            _check_state(type(op).__name__, find().counts, state_dict, begin)
+
+
+def _check_state(
+    told: str, counts: dict[str, int], state_dict: dict[str, Any], prefix: str
+) -> None:
+    keys = [f"{prefix}{mode}_{end}" for mode in counts for end in _ENDS]
+    there = [key in state_dict for key in keys]
+    if not any(there):
+        return
+    if not all(there):
+        missing, given = keys[there.index(False)], keys[there.index(True)]
+        raise ValueError(
+            f"{told}: the state dict has {given!r} but not {missing!r}; give all of "
+            f"{', '.join(keys)}, or none of them to keep the state"
+        )
+    for mode, n in counts.items():
+        key = f"{prefix}{mode}_amax_history"
+        history, scale = state_dict[key], state_dict[f"{prefix}{mode}_scale"]
+        _check_numbers(told, key, history, "[L, n], L ≥ 1", 2, n)
+        if not history.is_meta and bool((history < 0).any()):
+            raise ValueError(f"{told}: {key!r} has a negative number; amax are at least 0")
+        key = f"{prefix}{mode}_scale"
+        _check_numbers(told, key, scale, "[n]", 1, n)
+        if not scale.is_meta and not bool((scale.isfinite() & (scale > 0)).all()):
+            raise ValueError(
+                f"{told}: {key!r} is {scale.tolist()}; scales are finite and greater than 0"
+            )
+
+
+def _check_numbers(told: str, key: str, t: Any, kind: str, dims: int, n: int) -> None:
+    if not isinstance(t, torch.Tensor) or t.dtype != torch.float32:
+        found = str(t.dtype) if isinstance(t, torch.Tensor) else type(t).__name__
+        raise ValueError(f"{told}: {key!r} is {found}; it must be a float32 tensor {kind}")
+    if t.dim() != dims or t.shape[-1] != n or not t.numel():
+        raise ValueError(
+            f"{told}: {key!r} has the shape {tuple(t.shape)}; it must be {kind} with n = {n}"
+        )
+
+
+def _largest(dtype: str) -> float:
+    return torch.finfo(FP8[dtype]).max
+
+
+def _resized(history: torch.Tensor, length: int) -> torch.Tensor:
+    """Row 0 and the latest of the other rows, after zeros where it becomes longer."""
+    made = history.new_zeros(length, history.shape[1])
+    made[0] = history[0]
+    kept = min(length, len(history)) - 1
+    if kept:
+        made[length - kept :] = history[len(history) - kept :]
+    return made
+
+
+def update_scales(module: torch.nn.Module | None = None) -> None:
+    """Updates the scales of delayed scaling from the amax of the passes since the last update.
+
+    `autocast` calls it unless update="manual". It updates all states that this thread has used
+    since the last update, or those of `module`. Amax are first reduced over the group of their
+    autocast.
+    """
+    used, chosen = local.used, {}
+    if module is None:
+        local.used = {}
+    else:
+        buffers = {id(m._buffers) for m in module.modules()}
+    for key, (states, active) in list(used.items()):
+        for state in states:
+            if module is None or id(state.buffers) in buffers:
+                chosen[id(state)] = (state, active)
+        if module is not None and all(id(s.buffers) in buffers for s in states):
+            del used[key]
+    if chosen:
+        _update(chosen.values())
+
+
+def _update(chosen: Iterable[tuple[State, Active | None]]) -> None:
+    reduced: dict[Any, tuple[Any, list[torch.Tensor]]] = {}
+    batches: dict[Any, list[State]] = {}
+    for state, active in chosen:
+        recipe = state.recipe
+        assert recipe is not None
+        for mode in state.counts:
+            history, _ = state.tensors(mode)
+            group = None if active is None else active.group
+            if recipe.reduce_amax and _ranks(group) > 1:
+                reduced.setdefault((group, history.device), (group, []))[1].append(history[0])
+            dtype = recipe.fp8_dtype(_TYPES[mode])
+            rule = recipe.margin, recipe.amax_compute_algo, dtype
+            batches.setdefault((mode, history.device, history.shape, rule), []).append(state)
+    for group, rows in reduced.values():
+        # As integers, so that NaN is the largest.
+        amax = torch.cat(rows).view(torch.int32)
+        torch.distributed.all_reduce(amax, torch.distributed.ReduceOp.MAX, group)
+        torch._foreach_copy_(rows, list(amax.view(torch.float32).split([len(r) for r in rows])))
+    for (mode, device, _, (margin, algorithm, dtype)), states in batches.items():
+        if device.type == "cpu":
+            for state in states:
+                if mode == "forward":
+                    state.end_epoch()
+                assert state.recipe is not None
+                state.update_here(mode, state.recipe)
+            continue
+        # As many kernels for many states as for one.
+        tensors = [state.tensors(mode) for state in states]
+        histories, scales = [h for h, _ in tensors], [s for _, s in tensors]
+        before = torch.stack(scales)
+        if mode == "forward":
+            for state, old in zip(states, before.unbind(), strict=True):
+                state.end_epoch(old)
+        top = _largest(dtype) * 2.0**-margin
+        history, scale = updated(
+            torch.stack(histories), before.unsqueeze(1), top, algorithm == "max"
+        )
+        torch._foreach_copy_(histories, list(history.unbind()))
+        torch._foreach_copy_(scales, list(scale.squeeze(1).unbind()))
+
+
+def _ranks(group: Any) -> int:
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return distributed.get_world_size(group)
+
+
+def create_state(module: torch.nn.Module, recipe: DelayedScaling | None = None) -> None:
+    """Makes the buffers of delayed scaling of all ops in `module`, as a first call would.
+
+    So that a checkpoint is loaded in place, e.g. by torch.distributed.checkpoint.
+    """
+    recipe = DelayedScaling() if recipe is None else recipe
+    if not isinstance(recipe, DelayedScaling):
+        raise TypeError(
+            f"create_state: recipe is a {type(recipe).__name__}; only DelayedScaling has state"
+        )
+    for op in module.modules():
+        find = getattr(op, "under", None)
+        if find is not None:
+            applied = find(op.own_recipe() or recipe)  # type: ignore[operator]
+            if applied.state is not None:
+                applied.fit(op.home())  # type: ignore[operator]
