@@ -14,7 +14,9 @@ from .ops._explain import explain
 
 __all__ = ["explain", "functional", "jit", "ops", "quantizer", "recipe"]
 
-_PUBLIC = ("quantizer", "_available", "_checkpoint", "_context", "_delayed")
+_PUBLIC = (
+    *("quantizer", "_available", "_checkpoint", "_context", "_convert", "_delayed", "modules"),
+)
 
 
 def __getattr__(name: str) -> Any:

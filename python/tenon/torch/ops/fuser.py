@@ -125,9 +125,13 @@ class OperationFuser:
             for i, op in enumerate(self._basic_ops[:-1])
             if _may_have(op, "get_grad_output_quantizer")
         ]
-        # Each op with the dict of its parameters, and their names if the op defines them.
+        # Each op with the dict of its parameters, their names if the op defines them, and those in
+        # the dict.
         self._holders = [
-            (i, op, op.parameter_holder()._parameters, op.parameter_names)
+            (
+                *(i, op, op.parameter_holder()._parameters, op.parameter_names),
+                [op.parameter_key(name) for name in op.parameter_names or ()],
+            )
             for i, op in enumerate(self._basic_ops)
         ]
 
@@ -147,14 +151,14 @@ class OperationFuser:
         first = self._num_basic_ops
         computed: dict[int, dict[str, torch.Tensor]] = {}
         given: dict[int, list[Any]] = {}
-        for i, op, holder, names in self._holders:
+        for i, op, holder, names, keys in self._holders:
             before = len(flat)
             if names is None:
                 found: Iterable[Any] = holder.values()
                 if op._modules or op._forward_pre_hooks:
                     found = _registered(op)
             else:
-                found = given[i] = [holder.get(name) for name in names]
+                found = given[i] = [holder.get(key) for key in keys]
                 if any([p is None for p in found]):
                     found = [_read(op, name) for name in names]
                     computed[i] = dict(zip(names, found, strict=True))

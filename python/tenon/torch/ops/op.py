@@ -400,12 +400,16 @@ class BasicOperation(FusibleOperation, abc.ABC):
             return ctx._computed[name]
         if ctx._given is not None:
             return ctx._given[(self.parameter_names or ()).index(name)]  # type: ignore[no-any-return]
-        found: Any = self.parameter_holder()._parameters.get(name)
+        found: Any = self.parameter_holder()._parameters.get(self.parameter_key(name))
         return getattr(self, name) if found is None else found
 
     def parameter_holder(self) -> torch.nn.Module:
         """The module that owns the parameters: the op itself, or the module that it is part of."""
         return self
+
+    def parameter_key(self, name: str) -> str:
+        """The name of a parameter in its holder."""
+        return name
 
     def plan_text(self) -> str | None:
         """The current text of the op in a chain. None if no plan can run it."""
@@ -595,12 +599,17 @@ class PartOperation(BasicOperation):
     """A basic op whose parameters may belong to the module that contains it."""
 
     _whole: torch.nn.Module | None = None
+    _keys: dict[str, str] = {}  # noqa: RUF012
 
-    def move_parameters(self, whole: torch.nn.Module) -> None:
-        """Moves the parameters of the op to `whole`, under the same names."""
+    def move_parameters(self, whole: torch.nn.Module, names: dict[str, str] | None = None) -> None:
+        """Moves the parameters of the op to `whole`. `names` are their names there, if others."""
+        # Not a submodule: the op is a submodule of it.
+        self.__dict__.update(_whole=whole, _keys=names or {})
         for name in self.parameter_names or ():
-            whole.register_parameter(name, self._parameters.pop(name))
-        self.__dict__["_whole"] = whole  # not a submodule: the op is a submodule of it
+            whole.register_parameter(self.parameter_key(name), self._parameters.pop(name))
+
+    def parameter_key(self, name: str) -> str:
+        return self._keys.get(name, name)
 
     def parameter_holder(self) -> torch.nn.Module:
         return self if self._whole is None else self._whole
@@ -613,19 +622,19 @@ class PartOperation(BasicOperation):
             yield from super().named_parameters(prefix, recurse, remove_duplicate)
             return
         for name in self.parameter_names or ():
-            found = self._whole._parameters.get(name)
+            found = self._whole._parameters.get(self.parameter_key(name))
             if found is not None:
                 yield f"{prefix}.{name}" if prefix else name, found
 
     def __getattr__(self, name: str) -> Any:
         whole = self.__dict__.get("_whole")
         if whole is not None and name in (self.parameter_names or ()):
-            return getattr(whole, name)
+            return getattr(whole, self.parameter_key(name))
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._whole is not None and name in (self.parameter_names or ()):
-            setattr(self._whole, name, value)
+            setattr(self._whole, self.parameter_key(name), value)
         else:
             super().__setattr__(name, value)
 

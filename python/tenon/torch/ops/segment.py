@@ -219,7 +219,8 @@ class Segment(FusedOperation):
         self._reshapes = any(type(op).plan_lead is not BasicOperation.plan_lead for op in ops)
         self._named = [(i, name) for i, op in enumerate(ops) for name in op.parameter_names or ()]
         self._holders = [
-            (ops[i].parameter_holder()._parameters, ops[i], name) for i, name in self._named
+            (ops[i].parameter_holder()._parameters, ops[i], name, ops[i].parameter_key(name))
+            for i, name in self._named
         ]
         self._weights = [
             (k, op) for k, (i, _) in enumerate(self._named) if isinstance(op := ops[i], BasicLinear)
@@ -287,8 +288,8 @@ class Segment(FusedOperation):
     def parameters_of(self, ctxs: Sequence[OperationContext] | None = None) -> list[torch.Tensor]:
         """The parameters of the ops, in the order of the plan."""
         found = []
-        for holder, op, name in self._holders:
-            p: Any = holder.get(name)
+        for holder, op, name, key in self._holders:
+            p: Any = holder.get(key)
             if p is None:
                 p = getattr(op, name)
             found.append(p)

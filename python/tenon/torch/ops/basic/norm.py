@@ -10,7 +10,7 @@ import torch
 
 from ... import _call, _cuda, _saved
 from .. import _kernels
-from ..op import BasicOperation, OperationContext, check_number, with_numbers
+from ..op import OperationContext, PartOperation, check_number, with_numbers
 
 if TYPE_CHECKING:
     from ...quantizer import Quantizer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["LayerNorm", "Norm", "RMSNorm"]
 
 
-class Norm(BasicOperation):
+class Norm(PartOperation):
     """Base class of LayerNorm and RMSNorm. Outside of a Sequential, each is a plan of one op.
 
     The weight is not saved. The backward pass reads the same tensor as the forward pass. It raises
