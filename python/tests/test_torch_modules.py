@@ -547,3 +547,65 @@ def test_converted_norms_have_the_same_values(dtype):
         x = (torch.randn(shape) * 1e-3).to(dtype)  # so small that eps matters
         y = norm(x)
         torch.testing.assert_close(tt.convert(norm, log=None)(x), y, rtol=2e-2, atol=1e-3)
+
+
+# recipes
+
+RECIPES = {
+    "delayed": lambda: tt.recipe.DelayedScaling(),
+    "current": lambda: tt.recipe.Float8CurrentScaling(),
+    "mxfp8": lambda: tt.recipe.MXFP8BlockScaling(),
+    "block": lambda: tt.recipe.Float8BlockScaling(),
+}
+
+
+def distance(a, b):
+    return (a.double() - b.double()).norm().item() / b.double().norm().item()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes(name, dtype):
+    torch.manual_seed(2)
+    module = tt.LayerNormMLP(64, 128, activation="swiglu", params_dtype=dtype)
+    plain = copy.deepcopy(module).double().float()
+    x, g = torch.randn(32, 64).to(dtype), torch.randn(32, 64).to(dtype)
+    with tt.autocast(recipe=RECIPES[name]()):
+        y = module(x)
+    y.backward(g)
+    z = plain(x.float())
+    z.backward(g.float())
+    # Three roundings to e4m3 on the way forward, five on the way back, each about 2^-4 / sqrt(3)
+    # relative at most; gradients of a hybrid recipe are e5m2, 2^-3 / sqrt(3).
+    assert 0 < distance(y, z) < 0.1
+    for (key, p), q in zip(module.named_parameters(), plain.parameters(), strict=True):
+        assert distance(p.grad, q.grad) < 0.2, key
+    assert set(module.state_dict()) >= set(plain.state_dict())
+
+
+def test_is_first_microbatch():
+    recipe = tt.recipe.Float8CurrentScaling()
+    for module in (tt.Linear(64, 64), tt.LayerNormLinear(64, 64), tt.LayerNormMLP(64, 64)):
+        x = torch.randn(32, 64)
+        with tt.autocast(recipe=recipe), torch.no_grad():
+            first = module(x, is_first_microbatch=True)
+            assert torch.equal(module(x, is_first_microbatch=False), first)
+            # False promises that the weights are the same: their codes are not made again.
+            for p in module.parameters():
+                if p.dim() == 2:
+                    p.mul_(0)
+            assert torch.equal(module(x, is_first_microbatch=False), first)
+            assert not torch.equal(module(x), first)
+        assert torch.equal(module(x, is_first_microbatch=False), module(x))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_convert_with_a_recipe(name):
+    m = model()
+    x = torch.randn(32, 8)
+    reference = m(x)
+    tt.convert(m, RECIPES[name](), log=None)
+    assert 1e-4 < distance(m(x), reference) < 0.1
+    assert [part.basic_ops[0].recipe for part in (m[1], m[3])] == [RECIPES[name]()] * 2
+    with pytest.raises(TypeError, match="recipe"):
+        tt.convert(model(), "fp8", log=None)

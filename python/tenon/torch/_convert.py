@@ -99,7 +99,7 @@ def _why_not(name: str, module: torch.nn.Module, filter: Filter | None) -> str:
     others = set(module._parameters) - {"weight", "bias"}
     if others:
         return f"it has a parameter {sorted(others)[0]!r} of its own"
-    if not module.weight.numel():
+    if not module._parameters["weight"].numel():  # type: ignore[union-attr]
         return "it is empty"
     if filter is not None and not filter(name, module):
         return "by the filter"

@@ -442,7 +442,7 @@ class LayerNormMLP(_Module):
         bias: bool = True,
         normalization: str = "LayerNorm",
         activation: Any = "gelu",
-        activation_params: Mapping[str, float] | None = None,
+        activation_params: Mapping[str, Any] | None = None,
         output_layer_init_method: Initialise | None = None,
         fuse_wgrad_accumulation: bool = False,
         params_dtype: torch.dtype | None = None,
@@ -500,7 +500,7 @@ class LayerNormMLP(_Module):
         return (y, *biases, *normed) if biases or normed else y
 
 
-def _activation(given: Any, params: Mapping[str, float]) -> ops.Activation:
+def _activation(given: Any, params: Mapping[str, Any]) -> ops.Activation:
     if isinstance(given, ops.Activation):
         if params:
             raise ValueError("LayerNormMLP: activation_params belong to a name or a formula")
