@@ -425,7 +425,7 @@ def first_rows(result: Any) -> Any:
     if isinstance(result, tuple):
         result = result[0]
     if isinstance(result, quantizer.QuantizedTensor):
-        result = result.data
+        result = result.rowwise_data
     rows = result[:8]
     return rows.float().numpy() if isinstance(rows, Tensor) else numpy.asarray(rows, numpy.float32)
 

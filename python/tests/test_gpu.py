@@ -125,7 +125,12 @@ def test_quantised_tensors():
         ):
             there, here = call(q, x.to(DEVICE), gated.to(DEVICE)), call(p, x, gated)
             assert there.device.type == DEVICE
-            for part in ("data", "scale_inv", "columnwise_data", "columnwise_scale_inv"):
+            for part in (
+                "rowwise_data",
+                "rowwise_scale_inv",
+                "columnwise_data",
+                "columnwise_scale_inv",
+            ):
                 a, b = getattr(there, part), getattr(here, part)
                 assert (a is None) == (b is None)
                 if a is not None:
@@ -369,7 +374,12 @@ def test_graphs_of_quantised_steps():
         x.copy_(numbers(128, 256, dtype=torch.bfloat16, seed=5))
         graph.replay()
         expected = functional.swiglu(x, quantizer=p)
-        for part in ("data", "scale_inv", "columnwise_data", "columnwise_scale_inv"):
+        for part in (
+            "rowwise_data",
+            "rowwise_scale_inv",
+            "columnwise_data",
+            "columnwise_scale_inv",
+        ):
             a, b = getattr(encoded, part), getattr(expected, part)
             if a is not None:
                 same(a, b.cpu(), f"{mode} {part}")

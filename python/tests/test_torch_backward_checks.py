@@ -263,15 +263,15 @@ def test_quantised_tensors_whose_parts_changed(quantizer):
         "none": lambda t: None,
         "another device": lambda t: t.to("meta"),
     }
-    for part in ("data", "scale_inv"):
+    for part in ("rowwise_data", "rowwise_scale_inv"):
         for name, change in changes.items():
             q = quantizer(torch.randn(256, 256))
             t = getattr(q, part)
             if t.numel() == 1 and name in ("fewer rows", "flat"):
                 continue  # one scale for the tensor
-            if name == "none" and part == "data":
+            if name == "none" and part == "rowwise_data":
                 q.columnwise_data = None
-            if name == "none" and part == "scale_inv":
+            if name == "none" and part == "rowwise_scale_inv":
                 q.columnwise_scale_inv = None  # both encodings share one scale
             setattr(q, part, change(t))
             with pytest.raises((*REFUSED, AttributeError)):

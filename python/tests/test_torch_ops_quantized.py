@@ -204,7 +204,7 @@ def test_a_plan_reads_an_encoded_input(mode, usages, monkeypatch):
         return run(self, pass_, *args, **more)
 
     monkeypatch.setattr(Plan, "run", count)
-    monkeypatch.setattr(QuantizedTensor, "to_plain", None)
+    monkeypatch.setattr(QuantizedTensor, "decode", None)
     y = model(encoded)
     made = torch.autograd.grad(y, (x, *model.parameters()), g)
     assert [backward for _, backward in ran] == [False, True]
@@ -224,15 +224,15 @@ def test_parts_of_an_encoded_input_are_checked():
     model = ops.Sequential(ops.Linear(64, 32), ops.GELU())
     q = quantizers(E4M3)["block1x128"]
     wrong = {
-        "data": lambda t: t.view(torch.int8),
-        "scale_inv": lambda t: t[:, :2],
+        "rowwise_data": lambda t: t.view(torch.int8),
+        "rowwise_scale_inv": lambda t: t[:, :2],
         "columnwise_data": lambda t: t[:5],
         "columnwise_scale_inv": lambda t: t.to("meta"),
     }
     for name, change in wrong.items():
         x = q(torch.randn(6, 64))
         setattr(x, name, change(getattr(x, name)))
-        with pytest.raises(ValueError, match="of the input"):
+        with pytest.raises(ValueError, match="the input"):
             model(x)
 
 

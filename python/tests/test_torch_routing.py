@@ -41,8 +41,8 @@ def elsewhere(monkeypatch):
         seen.append(device)
         return _lib.options(precision, rounding)
 
-    def run_plan(plan, device, pass_, rows, memory, workspace, aligned, step=None):
-        plan.run(pass_, rows, memory, workspace, step=step)
+    def run_plan(plan, device, pass_, rows, memory, workspace, aligned, step, unchanged):
+        plan.run(pass_, rows, memory, workspace, step=step, weights_unchanged=unchanged)
 
     monkeypatch.setattr(_cuda, "options", options)
     monkeypatch.setattr(_cuda, "run_plan", run_plan)
@@ -85,8 +85,8 @@ def test_plans_take_the_stream(elsewhere):
 
 def test_current_scaling_has_a_place_for_its_amax():
     made = quantizer.Float8CurrentScalingQuantizer("e4m3")
-    assert "amax" not in made._written(torch.device("cpu"))
-    there = made._written(torch.device("meta"))
+    assert "amax" not in made.written(torch.device("cpu"))
+    there = made.written(torch.device("meta"))
     assert there["amax"].device.type == "meta" and there["amax"].shape == (1,)
 
 

@@ -1,21 +1,25 @@
-"""The quantised tensor: codes, scales, and a straight-through gradient."""
+"""The quantised tensor: a torch.Tensor whose numbers are 8-bit codes and scales."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _lib
-from .._format import scaling_of
+from .._format import encoding_shapes, scaling_of
 from .._plan import Encoding, Format
 from . import _call, _cuda, _watch
 from ._dynamo import one_break
 
-_PARTS = ("data", "scale_inv", "columnwise_data", "columnwise_scale_inv")
+if TYPE_CHECKING:
+    from .quantizer import Quantizer
+
+PARTS = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
+_CODES = (PARTS[0], PARTS[2])
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+SCALE_DTYPES = {"f32": torch.float32, "e8m0": torch.uint8}
 
 
 def fp8_dtype_of(given: Any) -> torch.dtype:
@@ -32,80 +36,169 @@ def fp8_dtype_of(given: Any) -> torch.dtype:
     )
 
 
-class QuantizedTensor:
-    """8-bit codes with their scales: x = data*scale_inv.
+def folded(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a tensor of `shape`, whose leading dimensions are rows."""
+    if not shape:
+        raise ValueError(
+            "tenon: a 0-d tensor has no rows to quantise; give it one dimension, x.reshape(1)"
+        )
+    rows = 1
+    for n in shape[:-1]:
+        rows *= n
+    return rows, shape[-1]
 
-    data                 codes of `shape`, rowwise; None if only the columnwise encoding exists
-    scale_inv            float32, or uint8 holding E8M0 for "mxfp8"
-    columnwise_data      codes for a GEMM that sums over rows: [K, M], for "mxfp8" like data
-    columnwise_scale_inv its scales; the same tensor as scale_inv if there is only one scale
-    shape, dtype         of the original tensor; leading dimensions are folded into rows
-    fp8_dtype, scaling   of the codes; scaling is "delayed", "current", "mxfp8", "block1x128",
-                         "block128x128"
 
-    It is not a torch.Tensor. The gradient of `dequantize()` is passed unchanged to the tensor that
-    was quantised (straight-through). Copies and pickles are detached.
+class QuantizedTensor(torch.Tensor):
+    """8-bit codes with their scales, as a tensor of the numbers that they represent.
+
+    rowwise_data          codes of `shape`; None if only the columnwise encoding exists
+    rowwise_scale_inv     float32, or uint8 holding E8M0 for "mxfp8"
+    columnwise_data       codes for a GEMM that sums over rows: [K, M], for "mxfp8" like
+                          rowwise_data
+    columnwise_scale_inv  its scales; the same tensor as rowwise_scale_inv if there is only one
+                          scale
+    fp8_dtype, scaling    of the codes; scaling is "delayed", "current", "mxfp8", "block1x128",
+                          "block128x128"
+    swizzled              whether the scales are in the order of the tensor cores
+    quantizer             encodes what is written to the tensor; None: one of the same format
+
+    `shape` and `dtype` are those of the numbers. Any operation of torch works: it reads the
+    numbers, and what it writes in place is encoded again. `detach`, `clone`, `view`, `to`,
+    `copy_` from equal formats, and parts along the first dimension keep the codes. Other views,
+    such as t() or q[0], are decoded copies, so writing to them does not change the tensor.
+    Gradients are plain.
     """
 
-    def __init__(
-        self,
+    rowwise_data: torch.Tensor | None
+    rowwise_scale_inv: torch.Tensor | None
+    columnwise_data: torch.Tensor | None
+    columnwise_scale_inv: torch.Tensor | None
+    fp8_dtype: torch.dtype
+    scaling: str
+    swizzled: bool
+    quantizer: Quantizer | None
+    # Rows and columns of the encoded matrix. A view has another shape.
+    matrix: tuple[int, int]
+
+    @staticmethod
+    def __new__(
+        cls,
         shape: Sequence[int],
         dtype: torch.dtype,
         fp8_dtype: Any,
         scaling: str,
         *,
-        data: torch.Tensor | None = None,
-        scale_inv: torch.Tensor | None = None,
+        rowwise_data: torch.Tensor | None = None,
+        rowwise_scale_inv: torch.Tensor | None = None,
         columnwise_data: torch.Tensor | None = None,
         columnwise_scale_inv: torch.Tensor | None = None,
         swizzled: bool = False,
-    ) -> None:
-        self.shape = torch.Size(shape)
-        self.dtype = dtype
-        self.fp8_dtype = fp8_dtype_of(fp8_dtype)
-        self.scaling = scaling
-        self.data = data
-        self.scale_inv = scale_inv
-        self.columnwise_data = columnwise_data
-        self.columnwise_scale_inv = columnwise_scale_inv
-        self.swizzled = swizzled
-        # Carries the gradient: a tensor of `shape` in the graph, without its own memory.
-        self._handle: torch.Tensor | None = None
-        # Fields that a quantizer adds for the call that writes this tensor.
-        self._write: dict[str, Any] = {}
+        quantizer: Quantizer | None = None,
+        requires_grad: bool = False,
+    ) -> QuantizedTensor:
+        parts = (rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv)
+        if dtype not in _call.PLAIN:
+            raise TypeError(
+                f"tenon: QuantizedTensor: dtype={dtype}; it must be float32, float16 or bfloat16, "
+                "that of the numbers"
+            )
+        made = wrap(
+            shape, dtype, fp8_dtype_of(fp8_dtype), scaling, parts, swizzled, quantizer, cls=cls
+        )
+        made.check_parts()
+        made.requires_grad_(requires_grad)
+        return made
 
-    @property
-    def requires_grad(self) -> bool:
-        return self._handle is not None and self._handle.requires_grad
+    def __init__(self, *unused: Any, **keywords: Any) -> None:
+        pass
 
-    @property
-    def device(self) -> torch.device:
-        data = self.columnwise_data if self.data is None else self.data
-        return torch.device("cpu") if data is None else data.device
+    # Operations are dispatched below autograd only. Attributes then cost what they cost in torch.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    @property
-    def is_cpu(self) -> bool:
-        data = self.columnwise_data if self.data is None else self.data
-        return data is None or data.is_cpu
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return dispatch(func, args, kwargs or {})
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes and scales."""
-        parts = {id(t): t for t in self.tensors() if t is not None}
-        return sum(t.numel() * t.element_size() for t in parts.values())
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        of = (self.dtype, self.fp8_dtype, self.scaling, self.swizzled, self.quantizer, self.matrix)
+        return list(self.parts()), of
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Any], meta: Any, outer_size: Any, outer_stride: Any
+    ) -> QuantizedTensor:
+        dtype, fp8_dtype, scaling, swizzled, quantizer, matrix = meta
+        parts = [inner.get(name) for name in PARTS]
+        return wrap(outer_size, dtype, fp8_dtype, scaling, parts, swizzled, quantizer, matrix)
+
+    @classmethod
+    def __metadata_guard__(cls, meta: Any, other: Any) -> bool:
+        """Whether torch.compile may use a graph for another tensor. Quantizers are not traced."""
+        return meta[:4] == other[:4] and meta[5] == other[5]  # type: ignore[no-any-return]
+
+    def parts(self) -> dict[str, torch.Tensor]:
+        """The codes and scales that exist, by name. A shared scale is rowwise_scale_inv."""
+        found = {name: t for name, t in zip(PARTS, self.tensors(), strict=True) if t is not None}
+        if self.rowwise_scale_inv is self.columnwise_scale_inv:
+            found.pop(PARTS[3], None)
+        return found
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """data, scale_inv, columnwise_data, columnwise_scale_inv."""
-        return self.data, self.scale_inv, self.columnwise_data, self.columnwise_scale_inv
+        """rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv."""
+        return (
+            self.rowwise_data,
+            self.rowwise_scale_inv,
+            self.columnwise_data,
+            self.columnwise_scale_inv,
+        )
 
-    def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
+    def get_data_tensors(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """rowwise_data and columnwise_data."""
+        return self.rowwise_data, self.columnwise_data
 
-    def dim(self) -> int:
-        return len(self.shape)
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the last dimension is that of the encoded matrix. Kernels read only those."""
+        return len(self.shape) > 0 and self.shape[-1] == self.matrix[1]
 
-    def numel(self) -> int:
-        return self.shape.numel()
+    def same_format(self, other: QuantizedTensor) -> bool:
+        """Whether the codes of `other` may be copied here one by one."""
+        return (
+            self.matrix == other.matrix
+            and self.scaling == other.scaling
+            and self.fp8_dtype == other.fp8_dtype
+            and self.swizzled == other.swizzled
+            and [t is None for t in self.tensors()] == [t is None for t in other.tensors()]
+        )
+
+    def check_parts(self) -> None:
+        """Raises an error for parts that do not encode a tensor of this shape."""
+        mode, (rows, cols) = scaling_of(self.scaling), self.matrix
+        device = self.device
+        for columnwise, names in ((False, PARTS[:2]), (True, PARTS[2:])):
+            data, scale = (getattr(self, name) for name in names)
+            if data is None:
+                if scale is not None and not mode.single:
+                    raise ValueError(f"tenon: QuantizedTensor: {names[1]} without {names[0]}")
+                continue
+            shape, of_scale = encoding_shapes(self.scaling, rows, cols, columnwise)
+            wanted = (
+                (names[0], data, self.fp8_dtype, shape[0] * shape[1], tuple(shape)),
+                (names[1], scale, SCALE_DTYPES[mode.scale_dtype], _product(of_scale), of_scale),
+            )
+            for name, t, dtype, count, told in wanted:
+                if not isinstance(t, torch.Tensor):
+                    raise TypeError(
+                        f"tenon: QuantizedTensor: {name} is {t!r}; it must be a tensor of {dtype}"
+                    )
+                if t.dtype != dtype or t.numel() != count or t.device != device:
+                    raise ValueError(
+                        f"tenon: QuantizedTensor: {name} is {t.dtype}, {tuple(t.shape)} on "
+                        f"{t.device}; for {self.scaling} of {rows} x {cols} it must be {dtype}, "
+                        f"{told} on {device}"
+                    )
 
     def plan_encoding(self) -> Encoding:
         """The formats of the codes, for a plan that reads them."""
@@ -113,7 +206,7 @@ class QuantizedTensor:
         return Encoding(
             # fp32 scales of blocks may be any numbers.
             Format(self.scaling, name, power_of_two=False if "block" in self.scaling else None),
-            self.data is not None,
+            self.rowwise_data is not None,
             self.columnwise_data is not None,
             self.swizzled,
         )
@@ -127,22 +220,20 @@ class QuantizedTensor:
         parts = {"": data, ".scale_inv": scale, ".t": columns, ".t.scale_inv": their_scale}
         return {name + end: t for end, t in parts.items()}
 
-    def c_tensor(self) -> _lib.Tensor:
-        """The struct for the C ABI. It keeps the views and this object alive."""
-        fields = dict(self._write)
+    def c_tensor(self, fields: dict[str, Any] | None = None) -> _lib.Tensor:
+        """The struct for the C ABI. It keeps the views and this object alive.
+
+        `fields` are those that a quantizer adds for a call that writes this tensor.
+        """
+        fields = dict(fields or {})
         own = (*self.tensors(), fields.get("scale"), fields.get("amax"))
         for t in own:
             if t is not None and not t.is_cpu:
-                _cuda.index(zip((*_PARTS, "scale", "amax"), own, strict=True))
+                _cuda.index(zip((*PARTS, "scale", "amax"), own, strict=True))
                 break
         pointers = {
-            name: _call.pointer(_call.memory(t, name))
-            for name, t in (
-                ("data", self.data),
-                ("columnwise_data", self.columnwise_data),
-                ("scale_inv", self.scale_inv),
-                ("columnwise_scale_inv", self.columnwise_scale_inv),
-            )
+            field: _call.pointer(_call.memory(t, name))
+            for field, name, t in zip(_FIELDS, PARTS, own, strict=False)
             if t is not None
         }
         for name in ("scale", "amax"):
@@ -160,71 +251,302 @@ class QuantizedTensor:
 
     @one_break
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """x = data*scale_inv as a plain tensor of `dtype`, by default that of the original tensor.
+        """The numbers, codes times scale_inv, as a plain tensor. The default dtype is `dtype`.
 
-        Its gradient is passed unchanged to the tensor that was quantised.
+        Its gradient is passed unchanged to this tensor.
         """
-        _watch.check("dequantize", self._handle)
-        if self._handle is not None and torch.is_grad_enabled():
-            return Dequantize.apply(self._handle, self, dtype)
-        return self.to_plain(dtype)
+        _watch.check("dequantize", self)
+        if self.requires_grad and torch.is_grad_enabled():
+            return Dequantize.apply(self, dtype)
+        return self.decode(dtype)
 
-    def to_plain(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The values of dequantize(), without a gradient."""
-        y = torch.empty(self.shape, dtype=dtype or self.dtype, device=self.device)
+    def decode(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The numbers of dequantize(), without a gradient."""
+        dtype = dtype or self.dtype
+        kind = dtype if dtype in _call.PLAIN else torch.float32
+        y = torch.empty(self.matrix, dtype=kind, device=self.device)
+        if self.is_meta:
+            return y.view(self.shape).to(dtype)
         _call.quantize(None, x=self.c_tensor(), y=_call.view(y, "dtype"))
-        return y
+        return y.view(self.shape).to(dtype)
 
-    def detach(self) -> QuantizedTensor:
-        """The same codes, without a gradient."""
-        other = copy.copy(self)
-        other._handle = None
-        return other
+    def encoder(self) -> Quantizer:
+        """The quantizer for what is written to this tensor."""
+        if self.quantizer is not None:
+            return self.quantizer
+        from .quantizer import quantizer_like
 
-    def __getstate__(self) -> dict[str, Any]:
-        # torch cannot pickle 8-bit floats, so they are stored as bytes.
-        codes = {
-            name: None if t is None else t.view(torch.uint8)
-            for name, t in (("data", self.data), ("columnwise_data", self.columnwise_data))
+        return quantizer_like(self)
+
+    @one_break
+    def quantize_(
+        self, tensor: torch.Tensor, *, noop_flag: torch.Tensor | None = None
+    ) -> QuantizedTensor:
+        """Encodes `tensor` in place, with the quantizer's current scale.
+
+        A noop_flag of 1 leaves this tensor unchanged.
+        """
+        return self.encoder().update_quantized(tensor, self, noop_flag=noop_flag)
+
+    def update_usage(
+        self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None
+    ) -> None:
+        """Makes or drops encodings. None: no change.
+
+        A made encoding has the codes of the other one, if both have the same blocks. Otherwise it
+        encodes the decoded numbers.
+        """
+        from ._rows import other_encoding
+
+        has = self.rowwise_data is not None, self.columnwise_data is not None
+        given = (rowwise_usage, columnwise_usage)
+        wanted = [h if g is None else g for h, g in zip(has, given, strict=True)]
+        if not any(wanted):
+            raise ValueError(
+                "tenon: update_usage: neither rowwise nor columnwise; a tensor needs one encoding"
+            )
+        for columnwise, (there, wants) in enumerate(zip(has, wanted, strict=True)):
+            if wants and not there:
+                data, scale = other_encoding(self, bool(columnwise))
+                setattr(self, PARTS[2 * columnwise], data)
+                setattr(self, PARTS[2 * columnwise + 1], scale)
+        for columnwise, (there, wants) in enumerate(zip(has, wanted, strict=True)):
+            if there and not wants:
+                setattr(self, PARTS[2 * columnwise], None)
+                if not scaling_of(self.scaling).single:
+                    setattr(self, PARTS[2 * columnwise + 1], None)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """This tensor without its gradient, as in torch. An assigned plain tensor is encoded."""
+        found: torch.Tensor = torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+        return found
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if value.shape != self.shape or value.device != self.device:
+            raise ValueError(
+                f"tenon: data is assigned {tuple(value.shape)} on {value.device}; it must have the "
+                f"shape {tuple(self.shape)} and be on {self.device}"
+            )
+        if isinstance(value, QuantizedTensor) and self.same_format(value):
+            for name, t in zip(PARTS, value.tensors(), strict=True):
+                setattr(self, name, t)
+        else:
+            self.detach().copy_(value)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        # Parts such as q[0] are copies, so torch's own assignment would be lost.
+        numbers = self.dequantize()
+        numbers[index] = value
+        self.copy_(numbers)
+
+    def tolist(self) -> Any:
+        return self.decode().tolist()
+
+    # 8-bit all-gather of FSDP2.
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[torch.Tensor, ...], Any]:
+        from ._rows import for_gather
+
+        return for_gather(self, mesh, outer_size, mp_policy.param_dtype or self.dtype)
+
+    def fsdp_post_all_gather(
+        self,
+        all_gather_outputs: tuple[torch.Tensor, ...],
+        metadata: Any,
+        param_dtype: torch.dtype,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> Any:
+        from ._rows import gathered
+
+        return gathered(self, all_gather_outputs, metadata, out)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The codes are stored as bytes, which every torch can pickle.
+        parts = {
+            name: t.view(torch.uint8) if name in _CODES else t for name, t in self.parts().items()
         }
-        return {**self.__dict__, **codes, "_handle": None, "_write": {}}
+        is_parameter = isinstance(self, torch.nn.Parameter)
+        of = (tuple(self.shape), self.matrix, self.dtype, self.fp8_dtype, self.scaling)
+        return unpickled, (*of, parts, self.swizzled, self.quantizer, self.requires_grad,
+                           is_parameter)  # fmt: skip
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        for name in ("data", "columnwise_data"):
-            if state[name] is not None:
-                setattr(self, name, state[name].view(self.fp8_dtype))
-
-    def __copy__(self) -> QuantizedTensor:
-        other = type(self).__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        return other
-
-    def __repr__(self) -> str:
-        sides = [
-            side
-            for side, t in (("rowwise", self.data), ("columnwise", self.columnwise_data))
-            if t is not None
-        ]
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        codes = (("rowwise", self.rowwise_data), ("columnwise", self.columnwise_data))
+        sides = "+".join(side for side, t in codes if t is not None)
+        device = "" if self.is_cpu else f", device={self.device}"
         grad = ", requires_grad=True" if self.requires_grad else ""
         return (
             f"QuantizedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, "
-            f"fp8_dtype={self.fp8_dtype}, scaling={self.scaling!r}, {'+'.join(sides)}{grad})"
+            f"fp8_dtype={self.fp8_dtype}, scaling={self.scaling!r}, {sides}{device}{grad})"
         )
 
 
-def handle(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor that only carries a gradient: one element of memory for any shape."""
-    return torch.empty_strided(tuple(shape), (0,) * len(shape), dtype=dtype, device=device)
+_FIELDS = ("data", "scale_inv", "columnwise_data", "columnwise_scale_inv")  # of tenon_tensor
 
 
-class Quantize(torch.autograd.Function):
+def _product(sizes: Sequence[int]) -> int:
+    count = 1
+    for n in sizes:
+        count *= n
+    return count
+
+
+def wrap(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    fp8_dtype: torch.dtype,
+    scaling: str,
+    parts: Sequence[torch.Tensor | None],
+    swizzled: bool,
+    quantizer: Quantizer | None,
+    matrix: tuple[int, int] | None = None,
+    cls: type[QuantizedTensor] = QuantizedTensor,
+) -> QuantizedTensor:
+    """The tensor with these parts, without checks."""
+    data, scale, columns, their_scale = parts
+    like = columns if data is None else data
+    if like is None:
+        raise ValueError(
+            "tenon: QuantizedTensor: neither rowwise_data nor columnwise_data; give one of them"
+        )
+    made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        cls, shape, dtype=dtype, device=like.device
+    )
+    if scaling_of(scaling).single:  # one scale for both encodings
+        scale = their_scale = their_scale if scale is None else scale
+    made.rowwise_data, made.rowwise_scale_inv = data, scale
+    made.columnwise_data, made.columnwise_scale_inv = columns, their_scale
+    made.fp8_dtype, made.scaling, made.swizzled = fp8_dtype, scaling, swizzled
+    made.quantizer, made.matrix = quantizer, matrix or folded(shape)
+    result: QuantizedTensor = made
+    return result
+
+
+def like(
+    q: QuantizedTensor,
+    parts: Sequence[torch.Tensor | None],
+    shape: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+    matrix: tuple[int, int] | None = None,
+) -> QuantizedTensor:
+    """A tensor in the format of `q` with other parts."""
+    return wrap(
+        q.shape if shape is None else shape,
+        dtype or q.dtype,
+        q.fp8_dtype,
+        q.scaling,
+        parts,
+        q.swizzled,
+        q.quantizer,
+        matrix or q.matrix,
+    )
+
+
+def allocate(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    fp8_dtype: torch.dtype,
+    scaling: str,
+    rowwise: bool,
+    columnwise: bool,
+    device: torch.device,
+    swizzled: bool = False,
+    quantizer: Quantizer | None = None,
+    pin_memory: bool = False,
+) -> QuantizedTensor:
+    """A tensor with uninitialised codes and scales."""
+    rows, cols = folded(shape)
+    mode = scaling_of(scaling)
+    scale_dtype = SCALE_DTYPES[mode.scale_dtype]
+    more: dict[str, Any] = {"device": device}
+    if pin_memory:
+        more["pin_memory"] = True
+    parts: list[torch.Tensor | None] = [None] * 4
+    if rowwise:
+        parts[0] = torch.empty(tuple(shape), dtype=fp8_dtype, **more)
+        if not mode.single:
+            _, scales = encoding_shapes(scaling, rows, cols, False)
+            parts[1] = torch.empty(scales, dtype=scale_dtype, **more)
+    if columnwise:
+        data, scales = encoding_shapes(scaling, rows, cols, True)
+        like = data if mode.transposes else tuple(shape)
+        parts[2] = torch.empty(like, dtype=fp8_dtype, **more)
+        if not mode.single:
+            parts[3] = torch.empty(scales, dtype=scale_dtype, **more)
+    if mode.single:
+        parts[1] = torch.empty(1, dtype=scale_dtype, **more)
+    return wrap(shape, dtype, fp8_dtype, scaling, parts, swizzled, quantizer, (rows, cols))
+
+
+def unpickled(
+    shape: tuple[int, ...],
+    matrix: tuple[int, int],
+    dtype: torch.dtype,
+    fp8_dtype: torch.dtype,
+    scaling: str,
+    parts: dict[str, torch.Tensor],
+    swizzled: bool,
+    quantizer: Any,
+    requires_grad: bool,
+    is_parameter: bool,
+) -> QuantizedTensor:
+    """The tensor of `QuantizedTensor.__reduce_ex__`. Checks what a file says."""
+    from .quantizer import Quantizer
+
+    if quantizer is not None and not isinstance(quantizer, Quantizer):
+        raise TypeError(f"tenon: QuantizedTensor: its quantizer is a {type(quantizer).__name__}")
+    shape, matrix = tuple(map(int, shape)), (int(matrix[0]), int(matrix[1]))
+    if dtype not in _call.PLAIN or _product(shape) != _product(matrix) or min(matrix) < 0:
+        raise ValueError(
+            f"tenon: QuantizedTensor: the stored tensor has dtype={dtype}, shape={shape} and a "
+            f"matrix of {matrix}, which do not fit"
+        )
+    kind = fp8_dtype_of(fp8_dtype)
+    own = [parts.get(name) for name in PARTS]
+    for i in (0, 2):
+        codes = own[i]
+        if codes is not None:
+            own[i] = codes.view(kind)
+    made = wrap(shape, dtype, kind, scaling, own, bool(swizzled), quantizer, matrix)
+    made.check_parts()
+    if is_parameter:
+        return torch.nn.Parameter(made, requires_grad)  # type: ignore[return-value]
+    made.requires_grad_(requires_grad)
+    return made
+
+
+class Encode(torch.autograd.Function):
     """Straight-through gradient: d quantize(x)/dx = 1."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, out: QuantizedTensor) -> torch.Tensor:
-        _call.quantize(None, x=_call.view(_call.foldable(x), "x"), y=out.c_tensor())
-        return handle(out.shape, out.dtype, out.device)
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        quantizer: Quantizer,
+        dtype: torch.dtype,
+        out: QuantizedTensor | None,
+    ) -> QuantizedTensor:
+        if out is None:
+            out = quantizer.make_empty(x.shape, dtype=dtype, device=x.device)
+        else:
+            ctx.mark_dirty(out)
+        quantizer.write(x, out)
+        return out
+
+    @staticmethod
+    @one_break
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None, None, None
+
+
+class Dequantize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: QuantizedTensor, dtype: torch.dtype | None) -> torch.Tensor:
+        return q.decode(dtype)
 
     @staticmethod
     @one_break
@@ -232,14 +554,6 @@ class Quantize(torch.autograd.Function):
         return grads[0], None
 
 
-class Dequantize(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, origin: torch.Tensor, q: QuantizedTensor, dtype: torch.dtype | None
-    ) -> torch.Tensor:
-        return q.to_plain(dtype)
+from ._quantized_ops import dispatch  # noqa: E402  (it needs the class)
 
-    @staticmethod
-    @one_break
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], None, None
+torch.serialization.add_safe_globals([unpickled])

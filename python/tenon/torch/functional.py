@@ -25,7 +25,7 @@ from ._dropout import bias_dropout_add, dropout
 from ._dynamo import one_break
 from ._norm import l2normalization
 from ._once import Gradients, once
-from ._quantized import QuantizedTensor, handle
+from ._quantized import QuantizedTensor
 from .quantizer import Quantizer
 
 __all__ = [
@@ -95,20 +95,26 @@ def _known(key: tuple[Any, ...]) -> _Form | None:
     return form if form is not None and form.generation == _activation.generation else None
 
 
-def _read(t: Tensor | QuantizedTensor, name: str) -> Any:
+def _read(t: Tensor, name: str) -> Any:
     """Converts an input, plain or encoded, for the C ABI."""
-    if isinstance(t, QuantizedTensor):
-        return t.c_tensor()
     if not isinstance(t, Tensor):
         raise _call.refusal(t, name)
+    if isinstance(t, QuantizedTensor):
+        if t.is_matrix:
+            return t.c_tensor()
+        t = t.decode()
     return _call.view(_call.foldable(t), name)
+
+
+def _plain_of(t: Any) -> Any:
+    return t.decode() if isinstance(t, QuantizedTensor) else t
 
 
 def _line(t: Tensor | None, name: str) -> Any:
     """A bias as one row."""
     if t is None:
         return None
-    return _call.row(t, name)
+    return _call.row(_plain_of(t), name)
 
 
 def _column(t: Tensor | None, name: str) -> Any:
@@ -117,6 +123,7 @@ def _column(t: Tensor | None, name: str) -> Any:
         return None
     if not isinstance(t, Tensor):
         raise _call.refusal(t, name)
+    t = _plain_of(t)
     # Shape [..., 1] or [...]. A strided vector is not copied.
     flat = t.squeeze(-1) if t.dim() == 2 and t.shape[-1] == 1 else t
     strided = flat.dim() == 1 and flat.stride(0) > 0
@@ -125,16 +132,16 @@ def _column(t: Tensor | None, name: str) -> Any:
 
 def _forward(
     form: _Form,
-    x: Tensor | QuantizedTensor,
-    b: Tensor | QuantizedTensor | None,
+    x: Tensor,
+    b: Tensor | None,
     bias: Tensor | None,
     scale: Tensor | None,
     out_dtype: torch.dtype | None,
-    encoded: QuantizedTensor | None,
+    quantizer: Quantizer | None,
 ) -> Tensor:
-    """y, or only a handle for the gradient if `encoded` is written."""
-    if b is bias is scale is encoded is form.layout is None and form.inputs == 1:
-        if isinstance(x, Tensor):
+    """y, encoded if there is a quantizer."""
+    if b is bias is scale is quantizer is form.layout is None and form.inputs == 1:
+        if not isinstance(x, QuantizedTensor):
             try:
                 y = torch.empty_like(x, dtype=out_dtype)
                 if x.is_contiguous() or x.stride() == y.stride():
@@ -143,11 +150,13 @@ def _forward(
             except (RuntimeError, ValueError):
                 if _call.dense(x):
                     raise
-    y = (
-        torch.empty(_out_shape(form, x, b), dtype=out_dtype or x.dtype, device=x.device)
-        if encoded is None
-        else handle(encoded.shape, encoded.dtype, encoded.device)
-    )
+    shape, dtype = _out_shape(form, x, b), out_dtype or x.dtype
+    if quantizer is None or not quantizer.fuses:
+        y = torch.empty(shape, dtype=dtype, device=x.device)
+        written: Any = _call.view(y, "out_dtype")
+    else:
+        y = quantizer.make_empty(shape, dtype=dtype, device=x.device)
+        written = y.c_tensor(quantizer.written(x.device))
     _call.forward(
         form.act,
         form.options,
@@ -156,8 +165,10 @@ def _forward(
         b=None if b is None else _read(b, "b"),
         bias=_line(bias, "bias"),
         scale=_column(scale, "scale"),
-        y=_call.view(y, "out_dtype") if encoded is None else encoded.c_tensor(),
+        y=written,
     )
+    if quantizer is not None and not quantizer.fuses:
+        return quantizer.quantize(y)
     return y
 
 
@@ -185,6 +196,7 @@ def _derivative(form: _Form, grad: Tensor, x: Tensor) -> Tensor:
     for t, name in ((grad, "grad"), (x, "x")):
         if not isinstance(t, Tensor):
             raise _call.refusal(t, name)
+    grad = _plain_of(grad)
     if grad.shape != x.shape:
         raise ValueError(
             f"tenon: {form.name} backward: grad has shape {tuple(grad.shape)}, x "
@@ -200,7 +212,7 @@ def _derivative(form: _Form, grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _numbers(t: Any) -> Any:
-    """Returns the tensor of a quantised tensor that carries the gradient."""
+    """Decodes a quantised tensor, with its gradient."""
     return t.dequantize() if isinstance(t, QuantizedTensor) else t
 
 
@@ -250,7 +262,7 @@ def _backward(
         form.act,
         form.options,
         form.layout,
-        grad=_call.view(_call.foldable(grad), "grad"),
+        grad=_read(grad, "grad"),
         x=_read(x, "x"),
         b=None if b is None else _read(b, "b"),
         bias=_line(bias, "bias"),
@@ -270,12 +282,12 @@ class _Activation(torch.autograd.Function):
         bias: Tensor | None,
         scale: Tensor | None,
         out_dtype: torch.dtype | None,
-        encoded: QuantizedTensor | None,
+        quantizer: Quantizer | None,
     ) -> Tensor:
         ctx.form = form
         ctx.kinds = _saved.kinds((x, b, bias, scale))
         ctx.save_for_backward(x, b, bias, scale)
-        return _forward(form, x, b, bias, scale, out_dtype, encoded)
+        return _forward(form, x, b, bias, scale, out_dtype, quantizer)
 
     @staticmethod
     @one_break
@@ -294,9 +306,9 @@ class _Activation(torch.autograd.Function):
 @one_break
 def activation(
     act: str | Callable[..., Any] | Any,
-    x: Tensor | QuantizedTensor,
+    x: Tensor,
     *,
-    b: Tensor | QuantizedTensor | None = None,
+    b: Tensor | None = None,
     bias: Tensor | None = None,
     scale: Tensor | None = None,
     layout: str = "stacked",
@@ -329,30 +341,21 @@ def activation(
     if form is None:
         form = _form(act, layout, scale is not None, precision, rounding, params)
     if form.inputs == 1 and b is bias is scale is quantizer is out_dtype is None:
-        if isinstance(x, Tensor):
+        if isinstance(x, Tensor) and not isinstance(x, QuantizedTensor):
             return _plain(form, x)
-    for t, name in ((x, "x"), (b, "b")):
-        if not isinstance(t, (Tensor, QuantizedTensor)) and (t is not None or name == "x"):
-            raise _call.refusal(t, name)
-    for t, name in ((bias, "bias"), (scale, "scale")):
-        if t is not None and not isinstance(t, Tensor):
+    for t, name in ((x, "x"), (b, "b"), (bias, "bias"), (scale, "scale")):
+        if not isinstance(t, Tensor) and (t is not None or name == "x"):
             raise _call.refusal(t, name)
     _watch.check(form.name, x, b, bias, scale)
-    encoded = None
     if quantizer is not None:
         _check_quantizer(quantizer)
-        encoded = quantizer.empty(_out_shape(form, x, b), out_dtype or x.dtype, x.device)
     if torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, b, bias, scale)
     ):
         x, b = _numbers(x), _numbers(b)
-        y = _Activation.apply(form, x, b, bias, scale, out_dtype, encoded)
-    else:
-        y = _forward(form, x, b, bias, scale, out_dtype, encoded)
-    if encoded is None or quantizer is None:
-        return y
-    encoded._handle = y if y.requires_grad else None
-    return quantizer.finish(encoded)
+        y = _Activation.apply(form, x, b, bias, scale, out_dtype, quantizer)
+        return y.detach() if quantizer is not None and quantizer.internal else y
+    return _forward(form, x, b, bias, scale, out_dtype, quantizer)
 
 
 def _check_quantizer(quantizer: Any) -> None:
@@ -372,7 +375,7 @@ def _named(name: str) -> Callable[..., Any]:
             from ._outside import call
 
             return call(function, x, **options)
-        if not options and isinstance(x, Tensor):
+        if not options and isinstance(x, Tensor) and not isinstance(x, QuantizedTensor):
             if form.generation != _activation.generation:
                 form = _form(name, "stacked", False, "native", "once", {})
             if form.inputs == 1:
@@ -407,7 +410,7 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(n for n in _call.names() if not n.startswith("_"))})
 
 
-def quantize(x: Tensor | QuantizedTensor, quantizer: Quantizer) -> QuantizedTensor:
+def quantize(x: Tensor, quantizer: Quantizer) -> QuantizedTensor:
     """Quantises x in the quantizer's format, with a straight-through gradient."""
     _check_quantizer(quantizer)
     return quantizer.quantize(x)

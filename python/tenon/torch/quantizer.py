@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from .. import _lib
-from .._format import encoding_shapes, scaling_of
+from .._format import scaling_of
 from .._plan import Format
 from . import _call, _cuda, _watch
 from ._dynamo import one_break
-from ._quantized import FP8, Quantize, QuantizedTensor, fp8_dtype_of
+from ._quantized import FP8, Encode, QuantizedTensor, allocate, fp8_dtype_of
 
 __all__ = [
     "Float8BlockQuantizer",
@@ -32,20 +32,9 @@ __all__ = [
 ]
 
 _CPU = torch.device("cpu")
+_GROUP = "amax_reduction_group"
 _NAMES = {dtype: name for name, dtype in FP8.items()}
-_SCALE_DTYPES = {"f32": torch.float32, "e8m0": torch.uint8}
 _MODE_DEFAULT, _POWER_OF_TWO, _EXACT_SCALE = _lib.POWER_OF_TWO.values()
-
-
-def _folded(shape: Sequence[int]) -> tuple[int, int]:
-    if not shape:
-        raise ValueError(
-            "tenon: a 0-d tensor has no rows to quantise; give it one dimension, x.reshape(1)"
-        )
-    rows = 1
-    for n in shape[:-1]:
-        rows *= n
-    return rows, shape[-1]
 
 
 def _one_number(t: torch.Tensor, name: str) -> torch.Tensor:
@@ -86,21 +75,53 @@ def _check_written(t: torch.Tensor, name: str) -> None:
         )
 
 
+def _operand(x: torch.Tensor) -> Any:
+    """An input, plain or encoded, for the C ABI."""
+    if isinstance(x, QuantizedTensor):
+        if x.is_matrix:
+            return x.c_tensor()
+        x = x.decode()
+    return _call.view(_call.foldable(x), "x")
+
+
+def _amax(x: torch.Tensor) -> torch.Tensor:
+    """The maximum of the bits of |x|, as float32 of one element."""
+    found = torch.empty(1, dtype=torch.float32, device=x.device)
+    plain = x.decode() if isinstance(x, QuantizedTensor) else x
+    _call.quantize(None, x=_operand(plain), amax=_call.vector(found, "amax"))
+    return found
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    """The memory of codes, scales or an amax as whole numbers."""
+    return t.view(torch.uint8 if t.element_size() == 1 else torch.int32)
+
+
+def _count_writes(q: QuantizedTensor, itself: bool = False) -> None:
+    """Tells autograd that codes were overwritten, which it may have saved."""
+    for t in (*q.parts().values(), *((q,) if itself else ())):
+        if not t.is_inference():
+            torch.autograd.graph.increment_version(t)
+
+
 class Quantizer:
     """Base class of quantizers. There is one subclass per scaling mode.
 
-    quantize(x), or a call of the object, encodes a tensor. empty(shape, dtype) allocates one for an
-    op to write, and finish(q) is called after that. set_usage(rowwise=, columnwise=) chooses the
-    encodings.
+    quantize(x), or a call of the object, encodes a tensor. make_empty(shape) allocates one, and
+    update_quantized(x, q) writes it. set_usage(rowwise=, columnwise=) chooses the encodings.
+
+    internal           results carry no gradient
+    optimize_for_gemm  scales in the order of the tensor cores, where the mode has one
     """
 
     scaling: str
+    internal = False
+    optimize_for_gemm = False
 
     def __init__(self, fp8_dtype: Any, *, rowwise: bool = True, columnwise: bool = True) -> None:
         self.fp8_dtype = fp8_dtype_of(fp8_dtype)
         self.rowwise_usage = rowwise
         self.columnwise_usage = columnwise
-        self.swizzled = False
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
         """Sets the encodings that are written from now on. None: no change."""
@@ -116,11 +137,36 @@ class Quantizer:
         """Another object with the same settings. It shares the scale and amax tensors."""
         return copy.copy(self)
 
+    def on(self, device: torch.device) -> Quantizer:
+        """The same settings for tensors on `device`. Scale and amax are copied there."""
+        made, state = self.copy(), self._tensors()
+        for name, t in state.items():
+            setattr(made, name, t.to(device))
+        return made if state else self
+
+    def shared_by(self, group: Any) -> Quantizer:
+        """The quantizer for the shards of one tensor on the ranks of `group`."""
+        return self
+
     def is_quantizable(self, x: torch.Tensor) -> bool:
         """True for any shape with at least one dimension."""
         return x.dim() > 0
 
-    def _written(self, device: torch.device) -> dict[str, Any]:
+    @property
+    def swizzled(self) -> bool:
+        """Whether scales are written in the order of the tensor cores."""
+        return self.optimize_for_gemm and scaling_of(self.scaling).scale_dtype == "e8m0"
+
+    @property
+    def fuses(self) -> bool:
+        """Whether an op may write the codes itself. If not, its result is encoded after it."""
+        return True
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors of its state, by attribute."""
+        return {}
+
+    def written(self, device: torch.device) -> dict[str, Any]:
         """Fields of tenon_tensor other than memory, for the call that writes."""
         return {}
 
@@ -137,37 +183,6 @@ class Quantizer:
             return None  # a subclass may encode in another way
         return Format(self.scaling, _NAMES[self.fp8_dtype], **rule)
 
-    def empty(
-        self,
-        shape: Sequence[int],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device = _CPU,
-    ) -> QuantizedTensor:
-        """Allocates a tensor of `shape` that represents values of `dtype`."""
-        if not self.rowwise_usage and not self.columnwise_usage:
-            raise ValueError(
-                f"tenon: {type(self).__name__} has rowwise=False and columnwise=False; "
-                "a tensor needs one, call set_usage(rowwise=True)"
-            )
-        rows, cols = _folded(shape)
-        out = QuantizedTensor(shape, dtype, self.fp8_dtype, self.scaling, swizzled=self.swizzled)
-        out._write = self._written(device)
-        mode = scaling_of(self.scaling)
-        scale_dtype = _SCALE_DTYPES[mode.scale_dtype]
-        if self.rowwise_usage:
-            _, scales = encoding_shapes(self.scaling, rows, cols, False)
-            out.data = torch.empty(tuple(shape), dtype=self.fp8_dtype, device=device)
-            out.scale_inv = torch.empty(scales, dtype=scale_dtype, device=device)
-        if self.columnwise_usage:
-            data, scales = encoding_shapes(self.scaling, rows, cols, True)
-            like = data if mode.transposes else tuple(shape)
-            out.columnwise_data = torch.empty(like, dtype=self.fp8_dtype, device=device)
-            out.columnwise_scale_inv = torch.empty(scales, dtype=scale_dtype, device=device)
-        if mode.single:
-            out.scale_inv = torch.empty(1, dtype=scale_dtype, device=device)
-            out.columnwise_scale_inv = out.scale_inv
-        return out
-
     def make_empty(
         self,
         shape: Sequence[int],
@@ -177,18 +192,31 @@ class Quantizer:
         requires_grad: bool = False,
         pin_memory: bool = False,
     ) -> QuantizedTensor:
-        """Same as empty(), without a gradient. The default device is the CPU."""
-        return self.empty(shape, dtype, _CPU if device is None else torch.device(device))
-
-    def finish(self, q: QuantizedTensor) -> QuantizedTensor:
-        """Called after an op has written `q`. Drops references to the quantizer's tensors."""
-        q._write = {}
-        return q
+        """Allocates a tensor of `shape` for numbers of `dtype`. The default device is the CPU."""
+        if not self.rowwise_usage and not self.columnwise_usage:
+            raise ValueError(
+                f"tenon: {type(self).__name__} has rowwise=False and columnwise=False; "
+                "a tensor needs one, call set_usage(rowwise=True)"
+            )
+        made = allocate(
+            shape,
+            dtype,
+            self.fp8_dtype,
+            self.scaling,
+            self.rowwise_usage,
+            self.columnwise_usage,
+            _CPU if device is None else torch.device(device),
+            self.swizzled,
+            self,
+            pin_memory,
+        )
+        made.requires_grad_(requires_grad)
+        return made
 
     @one_break
     def quantize(
         self,
-        x: torch.Tensor | QuantizedTensor,
+        x: torch.Tensor,
         *,
         out: QuantizedTensor | None = None,
         dtype: torch.dtype | None = None,
@@ -199,54 +227,49 @@ class Quantizer:
         written in place. `dtype` is the nominal dtype, by default that of x.
         """
         _watch.check(self, x)
-        if isinstance(x, QuantizedTensor):
-            target = self._target(out, x, dtype or x.dtype)
-            _call.quantize(None, x=x.c_tensor(), y=target.c_tensor())
-            target._handle = x._handle
-            return self._finished(target, out)
         if not isinstance(x, torch.Tensor):
             raise _call.refusal(x, "x")
-        target = self._target(out, x, dtype or x.dtype)
-        if x.requires_grad and torch.is_grad_enabled():
-            target._handle = Quantize.apply(x, target)
-        else:
-            _call.quantize(None, x=_call.view(_call.foldable(x), "x"), y=target.c_tensor())
-            target._handle = None
-        return self._finished(target, out)
+        if out is not None:
+            self._check_out(out, x)
+        dtype = dtype or x.dtype
+        if x.requires_grad and torch.is_grad_enabled() and not self.internal:
+            target: QuantizedTensor = Encode.apply(x, self, dtype, out)
+            if out is not None:
+                _count_writes(target)
+            return target
+        target = self.make_empty(x.shape, dtype=dtype, device=x.device) if out is None else out
+        self.write(x, target)
+        if out is not None:
+            _count_writes(target, True)
+        return target
 
     __call__ = quantize
 
-    def _finished(self, target: QuantizedTensor, out: QuantizedTensor | None) -> QuantizedTensor:
-        if out is not None:  # autograd must see that saved codes were overwritten
-            for t in target.tensors():
-                if t is not None:
-                    torch.autograd.graph.increment_version(t)
-        return self.finish(target)
+    def write(self, x: torch.Tensor, target: QuantizedTensor) -> None:
+        """Writes the encodings that `target` has, without checks."""
+        _call.quantize(None, x=_operand(x), y=target.c_tensor(self.written(target.device)))
 
-    def _target(
-        self, out: QuantizedTensor | None, x: torch.Tensor | QuantizedTensor, dtype: torch.dtype
-    ) -> QuantizedTensor:
-        shape = x.shape
-        if out is None:
-            return self.empty(shape, dtype, x.device)
+    def _check_out(self, out: Any, x: torch.Tensor, usages: bool = True) -> None:
         if not isinstance(out, QuantizedTensor):
             raise TypeError(
                 f"tenon: out is a {type(out).__name__}; it must be a QuantizedTensor, make it with "
-                "this quantizer's empty()"
+                "this quantizer's make_empty()"
             )
-        if out.shape != shape or out.scaling != self.scaling or out.fp8_dtype != self.fp8_dtype:
+        same = out.scaling == self.scaling and out.fp8_dtype == self.fp8_dtype
+        if out.shape != x.shape or not same or not out.is_matrix:
             raise ValueError(
-                f"tenon: out is {out!r}, but the result is {tuple(shape)} {self.fp8_dtype} "
-                f"{self.scaling}; leave out away, or make it with this quantizer's empty()"
+                f"tenon: out is {out!r}, but the result is {tuple(x.shape)} {self.fp8_dtype} "
+                f"{self.scaling}; leave out away, or make it with this quantizer's make_empty()"
             )
-        usages = out.data is not None, out.columnwise_data is not None
-        if usages != (self.rowwise_usage, self.columnwise_usage) or out.swizzled != self.swizzled:
+        has = out.rowwise_data is not None, out.columnwise_data is not None
+        own = self.rowwise_usage, self.columnwise_usage
+        if usages and (has != own or out.swizzled != self.swizzled):
             raise ValueError(
                 f"tenon: out is {out!r}, swizzled={out.swizzled}, but {self!r}, "
-                f"swizzled={self.swizzled} writes it; make it with this quantizer's empty()"
+                f"swizzled={self.swizzled} writes it; make it with this quantizer's make_empty()"
             )
-        out._write = self._written(out.device)
-        return out
+        if out.device != x.device:
+            raise ValueError(f"tenon: out is on {out.device} and x on {x.device}; use one device")
 
     @one_break
     def update_quantized(
@@ -256,14 +279,59 @@ class Quantizer:
         *,
         noop_flag: torch.Tensor | None = None,
     ) -> QuantizedTensor:
-        """dst = quantize(src) in place. A noop_flag of 1 leaves dst unchanged."""
-        if noop_flag is not None and noop_flag.item() == 1:
+        """dst = quantize(src) in place, in the encodings that dst has, without a gradient.
+
+        A noop_flag of 1 leaves dst and the amax unchanged. It is read on its device.
+        """
+        _watch.check(self, src, dst)
+        if not isinstance(src, torch.Tensor):
+            raise _call.refusal(src, "src")
+        self._check_out(dst, src, usages=False)
+        if noop_flag is None:
+            self.write(src, dst)
+            _count_writes(dst, True)
             return dst
-        return self.quantize(src, out=dst)
+        _one_number(noop_flag, "noop_flag")
+        if noop_flag.is_cpu:  # reading it costs nothing
+            return dst if noop_flag.item() == 1 else self.update_quantized(src, dst)
+        stays = (noop_flag == 1).reshape(())
+        kept = [*dst.parts().values(), *self._tensors().values()]
+        before = [_bits(t).clone() for t in kept]
+        self.write(src, dst)
+        for t, was in zip(kept, before, strict=True):
+            _bits(t).copy_(torch.where(stays, was, _bits(t)))
+        _count_writes(dst, True)
+        return dst
 
     @one_break
     def calibrate(self, x: torch.Tensor) -> None:
         """Updates the statistics for later scales. Does nothing if scales come from the tensor."""
+
+    # A process group is shared by copies, and is not pickled.
+    def __deepcopy__(self, memo: dict[int, Any]) -> Quantizer:
+        made = memo[id(self)] = copy.copy(self)
+        for name, value in self.__dict__.items():
+            if name != _GROUP:
+                made.__dict__[name] = copy.deepcopy(value, memo)
+        return made
+
+    def __copy__(self) -> Quantizer:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {n: v for n, v in self.__dict__.items() if n != _GROUP}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A file may say anything: the attributes check their values.
+        self.fp8_dtype = fp8_dtype_of(state["fp8_dtype"])
+        if "scaling" in state:
+            scaling_of(state["scaling"])
+        for name, value in state.items():
+            setattr(self, name, value)
+        if hasattr(self, "use_existing_amax"):
+            self.__dict__.setdefault(_GROUP, None)
 
     def __repr__(self) -> str:
         name = next(name for name, dtype in FP8.items() if dtype == self.fp8_dtype)
@@ -296,23 +364,24 @@ class Float8Quantizer(Quantizer):
         super().__init__(fp8_dtype, rowwise=rowwise, columnwise=columnwise)
         self.scale, self.amax = scale, amax
 
-    def _written(self, device: torch.device) -> dict[str, Any]:
+    def _tensors(self) -> dict[str, torch.Tensor]:
         return {"scale": self.scale, "amax": self.amax}
+
+    def written(self, device: torch.device) -> dict[str, Any]:
+        return self._tensors()
 
     def plan_format(self) -> Format | None:
         return self._format()
 
     def plan_state(self) -> dict[str, torch.Tensor]:
-        return {"scale": self.scale, "amax": self.amax}
+        return self._tensors()
 
     @one_break
     def calibrate(self, x: torch.Tensor) -> None:
         """amax = max(amax, max |x|)."""
-        found = torch.empty(1, dtype=torch.float32, device=x.device)
-        _call.quantize(None, x=_call.view(_call.foldable(x), "x"), amax=_call.vector(found, "amax"))
         # Maximum of the bit patterns, so that NaN is the largest.
-        bits = self.amax.view(torch.int32)
-        bits.copy_(torch.maximum(bits, found.view(torch.int32).reshape(bits.shape)))
+        bits = _bits(self.amax)
+        bits.copy_(torch.maximum(bits, _bits(_amax(x)).reshape(bits.shape)))
 
 
 class Float8CurrentScalingQuantizer(Quantizer):
@@ -320,7 +389,8 @@ class Float8CurrentScalingQuantizer(Quantizer):
 
     The amax is computed first, so there are two passes. force_pow_2_scales rounds the scale down to
     a power of two. With use_existing_amax, the given `amax` (float32, one element) is read instead.
-    Otherwise the computed amax is written to `amax`, if given.
+    Otherwise the computed amax is written to `amax`, if given. With with_amax_reduction, all ranks
+    of amax_reduction_group (None: all ranks) share the largest amax, so each must call it.
     """
 
     scaling = "current"
@@ -341,22 +411,45 @@ class Float8CurrentScalingQuantizer(Quantizer):
         amax: torch.Tensor | None = None,
     ) -> None:
         super().__init__(fp8_dtype, rowwise=rowwise, columnwise=columnwise)
-        if with_amax_reduction or amax_reduction_group is not None:
-            raise NotImplementedError(
-                "tenon: Float8CurrentScalingQuantizer: with_amax_reduction=True; the amax is not "
-                "reduced over ranks here: reduce it yourself and pass use_existing_amax=True, amax="
-            )
         if use_existing_amax and amax is None:
             raise ValueError(
                 "tenon: Float8CurrentScalingQuantizer: use_existing_amax=True without amax; give "
                 "a float32 tensor of one number"
             )
+        self.with_amax_reduction = with_amax_reduction
+        self.amax_reduction_group = amax_reduction_group
         self.force_pow_2_scales = force_pow_2_scales
         self.amax_epsilon = amax_epsilon
         self.use_existing_amax = use_existing_amax
         self.amax = amax
 
-    def _written(self, device: torch.device) -> dict[str, Any]:
+    @property
+    def fuses(self) -> bool:
+        return not self.with_amax_reduction
+
+    def shared_by(self, group: Any) -> Quantizer:
+        if self.with_amax_reduction:
+            return self
+        made = copy.copy(self)
+        made.with_amax_reduction, made.amax_reduction_group = True, group
+        return made
+
+    def write(self, x: torch.Tensor, target: QuantizedTensor) -> None:
+        fields = self.written(target.device)
+        if self.with_amax_reduction and not self.use_existing_amax:
+            found = _amax(x)
+            torch.distributed.all_reduce(
+                _bits(found), torch.distributed.ReduceOp.MAX, self.amax_reduction_group
+            )
+            if self.amax is not None:
+                self.amax.copy_(found.view(self.amax.shape))
+            fields.update(amax=found, amax_given=1)
+        _call.quantize(None, x=_operand(x), y=target.c_tensor(fields))
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {} if self.amax is None else {"amax": self.amax}
+
+    def written(self, device: torch.device) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "eps": self.amax_epsilon,
             "power_of_two": _POWER_OF_TWO if self.force_pow_2_scales else _MODE_DEFAULT,
@@ -368,7 +461,7 @@ class Float8CurrentScalingQuantizer(Quantizer):
         return fields
 
     def plan_format(self) -> Format | None:
-        if self.amax is not None:
+        if self.amax is not None or self.with_amax_reduction:
             return None
         return self._format(eps=self.amax_epsilon, power_of_two=self.force_pow_2_scales or None)
 
@@ -397,7 +490,7 @@ class MXFP8Quantizer(Quantizer):
                 "tenon: MXFP8Quantizer: with_2d_quantization=True; scales of squares are offered "
                 "by Float8BlockQuantizer(block_scaling_dim=2)"
             )
-        self.swizzled = optimize_for_gemm
+        self.optimize_for_gemm = optimize_for_gemm
 
     def plan_format(self) -> Format | None:
         return self._format()  # a plan chooses the order of its scales
@@ -432,7 +525,7 @@ class Float8BlockQuantizer(Quantizer):
         self.amax_epsilon = amax_epsilon
         self.force_pow_2_scales = force_pow_2_scales
 
-    def _written(self, device: torch.device) -> dict[str, Any]:
+    def written(self, device: torch.device) -> dict[str, Any]:
         return {
             "eps": self.amax_epsilon,
             "power_of_two": _POWER_OF_TWO if self.force_pow_2_scales else _EXACT_SCALE,
@@ -440,6 +533,24 @@ class Float8BlockQuantizer(Quantizer):
 
     def plan_format(self) -> Format | None:
         return self._format(eps=self.amax_epsilon, power_of_two=self.force_pow_2_scales)
+
+
+def quantizer_like(q: QuantizedTensor) -> Quantizer:
+    """A quantizer of the format of `q`. The scale of "delayed" is that of its codes."""
+    sides: dict[str, Any] = {
+        "rowwise": q.rowwise_data is not None,
+        "columnwise": q.columnwise_data is not None,
+    }
+    if q.scaling == "delayed":
+        assert q.rowwise_scale_inv is not None
+        scale = q.rowwise_scale_inv.reciprocal()
+        return Float8Quantizer(scale, torch.zeros_like(scale), q.fp8_dtype, **sides)
+    if q.scaling == "current":
+        return Float8CurrentScalingQuantizer(q.fp8_dtype, **sides)
+    if q.scaling == "mxfp8":
+        return MXFP8Quantizer(q.fp8_dtype, optimize_for_gemm=q.swizzled, **sides)
+    dim = 1 if q.scaling == "block1x128" else 2
+    return Float8BlockQuantizer(q.fp8_dtype, block_scaling_dim=dim, **sides)
 
 
 @one_break
@@ -522,3 +633,8 @@ def updated(
     rolled = torch.cat((torch.zeros_like(last), old[..., 1:, :], last), -2)
     rolled = rolled[..., : history.shape[-2], :]
     return torch.where(last != 0, rolled, history), scale
+
+
+torch.serialization.add_safe_globals(
+    [Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer]
+)

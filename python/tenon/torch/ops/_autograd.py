@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from .. import _saved
 from .._context import local
 from .._dynamo import one_break
 from .._once import once
-from .._quantized import QuantizedTensor, handle
+from .._quantized import QuantizedTensor
 from . import _kernels
 from ._recipes import Moment
 from ._stand_ins import stand_in
@@ -93,7 +92,9 @@ class Call:
         for i in fuser._encoded_grads:
             ctxs[i + 1].prev_op_grad_output_quantizer = ops[i].get_grad_output_quantizer()
         made: dict[tuple[int, int], Any] = {}
-        x = _kernels.plain(self._through(self.forward_stages, input_, extra_inputs, made))
+        x = self._through(self.forward_stages, input_, extra_inputs, made)
+        if not isinstance(x, torch.Tensor):
+            x = x.dequantize()
         if not self.routes.outputs:
             return x
         return (x, *(made[key] for key in self.routes.outputs))
@@ -216,13 +217,13 @@ class Call:
             entries: list[Any] = []
             # An op without a backward pass needs no saved tensors.
             for saved in ctx.saved_tensors if ctx.requires_grad else ():
-                if saved is None or isinstance(saved, torch.Tensor):
+                if isinstance(saved, QuantizedTensor):
+                    names, meta = saved.__tensor_flatten__()
+                    flat.extend([getattr(saved, name) for name in names])
+                    entries.append((names, meta, saved.shape))
+                else:
                     flat.append(saved)
                     entries.append(None)
-                else:
-                    shell, parts = _take_apart(saved)
-                    flat.extend(parts.values())
-                    entries.append((shell, tuple(parts)))
             self.packed.append(entries)
             ctx.saved_tensors = ()
         for i, named in self.computed.items():
@@ -252,12 +253,10 @@ class Call:
                     saved.append(flat[at])
                     at += 1
                 else:
-                    shell, names = entry
-                    whole = copy.copy(shell)
-                    for name in names:
-                        setattr(whole, name, flat[at])
-                        at += 1
-                    saved.append(whole)
+                    names, meta, shape = entry
+                    parts = dict(zip(names, flat[at : at + len(names)], strict=True))
+                    at += len(names)
+                    saved.append(QuantizedTensor.__tensor_unflatten__(parts, meta, shape, None))
             ctx.saved_tensors = tuple(saved)
         for i, names in self.computed.items():
             self.ctxs[i]._computed = dict(zip(names, flat[at:], strict=False))  # type: ignore[arg-type]
@@ -375,9 +374,6 @@ def _asked(t: Any, wanted: bool) -> Any:
         return t
     if isinstance(t, torch.Tensor):
         return t.detach().requires_grad_() if t.is_floating_point() else t
-    if isinstance(t, QuantizedTensor):
-        t = t.detach()
-        t._handle = handle(t.shape, t.dtype, t.device).requires_grad_()
     return t
 
 
@@ -385,31 +381,12 @@ def _trains(op: BasicOperation) -> bool:
     return any(p.requires_grad for p in op.parameter_holder().parameters())
 
 
-_PARTS = ("data", "scale_inv", "columnwise_data", "columnwise_scale_inv")
-
-
-def _take_apart(quantized: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Splits a quantised tensor into its metadata and its tensors."""
-    shell = quantized.detach()
-    parts = {}
-    for name in _PARTS:
-        part = getattr(quantized, name)
-        if part is not None:
-            parts[name] = part
-            setattr(shell, name, None)
-    return shell, parts
-
-
 class FuserFunction(torch.autograd.Function):
     """A fuser call as one node. Parameters are inputs, so that autograd sees them."""
 
     @staticmethod
-    def forward(
-        func_ctx: Any, call: Call, encoded: Any, input_: Any, *tensors: torch.Tensor
-    ) -> Any:
-        # A quantised input is passed with the tensor that represents it in the graph.
-        extra_inputs = tensors[: call.routes.num_inputs]
-        outputs = call.forward(input_ if encoded is None else encoded, extra_inputs)
+    def forward(func_ctx: Any, call: Call, input_: Any, *tensors: torch.Tensor) -> Any:
+        outputs = call.forward(input_, tensors[: call.routes.num_inputs])
         saved = call.pack()
         func_ctx.save_for_backward(*saved)
         func_ctx.call = call
@@ -458,10 +435,10 @@ class FuserFunction(torch.autograd.Function):
             nodes = [node for node, _ in func_ctx.next_functions]
             leaves = [node.variable for node in nodes if hasattr(node, "variable")]
             watched = (*grads, *saved, *leaves, *call.stand_ins)
-            return (None, None, *once(call.name(), compute, watched))
+            return (None, *once(call.name(), compute, watched))
         if _saved.CLEARS:
             func_ctx.maybe_clear_saved_tensors()  # does nothing if the graph is kept
-        return (None, None, *compute())
+        return (None, *compute())
 
 
 # Function.apply searches for torch.func tensors in Python, which takes 10% of a small call. Outside
@@ -470,12 +447,12 @@ _direct: Any = getattr(super(torch.autograd.Function, FuserFunction), "apply", N
 _transforming: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 
 
-def run(call: Call, encoded: Any, input_: Any, *tensors: torch.Tensor) -> Any:
+def run(call: Call, input_: Any, *tensors: torch.Tensor) -> Any:
     """`FuserFunction.apply`."""
     if _direct is None or _transforming is None or _transforming():
-        result = FuserFunction.apply(call, encoded, input_, *tensors)
+        result = FuserFunction.apply(call, input_, *tensors)
     else:
-        result = _direct(call, encoded, input_, *tensors)
+        result = _direct(call, input_, *tensors)
     if call.stand_ins:  # for the inputs; created here, because autograd records here
         call.stand_ins = [stand_in(t) for t in call.stand_ins]
     return result

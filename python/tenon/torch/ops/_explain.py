@@ -27,7 +27,7 @@ Shape = Sequence[int] | None
 
 def explain(
     module: torch.nn.Module,
-    input: torch.Tensor | QuantizedTensor | None = None,
+    input: torch.Tensor | None = None,
     *,
     recipe: Recipe | None = None,
 ) -> str:
@@ -51,7 +51,7 @@ def explain(
             "operation; give it one of its parts"
         )
     encoding = None
-    if isinstance(input, QuantizedTensor):
+    if isinstance(input, QuantizedTensor) and input.is_matrix:
         encoding = input.plan_encoding()
     elif input is not None and not isinstance(input, torch.Tensor):
         raise TypeError(f"explain: input is a {type(input).__name__}; it must be a torch.Tensor")

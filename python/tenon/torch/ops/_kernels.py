@@ -12,6 +12,7 @@ import torch
 from ... import _lib
 from ..._plan import Plan
 from .. import _call, _cuda, _memory
+from .._quantized import QuantizedTensor
 
 if TYPE_CHECKING:
     from ..quantizer import Quantizer
@@ -39,30 +40,41 @@ def compute_dtype(op: str, *tensors: Any) -> torch.dtype:
 
 def plain(t: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """`t` as a plain tensor: dequantised if it is encoded, cast to `dtype` if given."""
-    if not isinstance(t, torch.Tensor):
+    if isinstance(t, QuantizedTensor) or not isinstance(t, torch.Tensor):
         t = t.dequantize(dtype=dtype)
     return t if dtype is None or t.dtype == dtype else t.to(dtype)
 
 
+def is_encoded(t: Any) -> bool:
+    """Whether `t` is encoded: a QuantizedTensor, or another object that can be dequantised."""
+    return isinstance(t, QuantizedTensor) or not isinstance(t, torch.Tensor)
+
+
 def foldable(t: Any) -> Any:
-    """`t` with evenly spaced rows. Encoded tensors always have them."""
-    return _call.foldable(t) if isinstance(t, torch.Tensor) else t
+    """`t` with evenly spaced rows, as kernels read it."""
+    if is_encoded(t):
+        return t if getattr(t, "is_matrix", True) else t.dequantize()
+    return _call.foldable(t)
 
 
 def encode(y: torch.Tensor, quantizer: Quantizer | None) -> Any:
     """Encodes `y` with the quantizer of the next op, if there is one."""
-    return y if quantizer is None or not isinstance(y, torch.Tensor) else quantizer(y)
+    return y if quantizer is None or is_encoded(y) else quantizer(y)
 
 
 def _operand(t: Any, name: str) -> Any:
-    return _call.view(t, name) if isinstance(t, torch.Tensor) else t.c_tensor()
+    return t.c_tensor() if isinstance(t, QuantizedTensor) else _call.view(t, name)
 
 
-def _output(shape: Any, dtype: torch.dtype, quantizer: Quantizer | None, like: Any) -> Any:
-    """Allocates the output of a call, on the device of `like`."""
-    if quantizer is None:
-        return torch.empty(shape, dtype=dtype, device=like.device)
-    return quantizer.empty(shape, dtype, like.device)
+def _output(
+    shape: Any, dtype: torch.dtype, quantizer: Quantizer | None, like: Any, name: str
+) -> tuple[Any, Any]:
+    """Allocates the output of a call, on the device of `like`. The second value is for the call."""
+    if quantizer is None or not getattr(quantizer, "fuses", False):
+        y = torch.empty(shape, dtype=dtype, device=like.device)
+        return y, _call.view(y, name)
+    encoded = quantizer.make_empty(shape, dtype=dtype, device=like.device)
+    return encoded, encoded.c_tensor(quantizer.written(like.device))
 
 
 class _Frame:
@@ -121,12 +133,6 @@ def _plain_forward(
         _lib.check(code)
 
 
-def _finish(t: Any, quantizer: Quantizer | None) -> Any:
-    if quantizer is not None:
-        quantizer.finish(t)
-    return t
-
-
 def row_scales(op: str, x: Any, scales: torch.Tensor) -> torch.Tensor:
     """The scales of a scaled activation, contiguous, one per row of `x`."""
     if scales.dtype not in _call.PLAIN:
@@ -169,14 +175,14 @@ def activation_forward(
                 _call.elementwise(act, _OPTIONS, x, y)
             return y
     x = foldable(x)
-    y = _output(shape, dtype, quantizer, x)
-    views = {"x": _operand(x, "x"), "y": _operand(y, "y")}
+    y, written = _output(shape, dtype, quantizer, x, "y")
+    views = {"x": _operand(x, "x"), "y": written}
     if bias is not None:
         views["bias"] = _call.row(bias, "bias")
     if scales is not None:
         views["scale"] = _call.column(scales, "scales")
     _call.forward(act, _OPTIONS, layout, **views)
-    return _finish(y, quantizer)
+    return encode(y, quantizer)
 
 
 def activation_backward(
@@ -193,12 +199,12 @@ def activation_backward(
 ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None]:
     """(dx, dbias, dscales) in one pass. dx has the dtype of x, or is encoded by `quantizer`."""
     grad, x = foldable(grad), foldable(x)
-    dx = _output(x.shape, x.dtype, quantizer, x)
+    dx, written = _output(x.shape, x.dtype, quantizer, x, "dx")
     dbias = dscales = None
     views = {
         "grad": _operand(grad, "grad"),
         "x": _operand(x, "x"),
-        "dx": _operand(dx, "dx"),
+        "dx": written,
     }
     if bias is not None:
         views["bias"] = _call.row(bias, "bias")
@@ -212,7 +218,7 @@ def activation_backward(
             dscales = torch.empty(scales.shape, dtype=scales.dtype, device=scales.device)
             views["dscale"] = _call.column(dscales, "dscales")
     _call.backward(act, _OPTIONS, layout, **views)
-    return _finish(dx, quantizer), dbias, dscales
+    return encode(dx, quantizer), dbias, dscales
 
 
 def bias_dropout_add(
@@ -267,15 +273,16 @@ def bias_gradient_quantize(
 ) -> tuple[Any, torch.Tensor]:
     """(`grad` encoded, its column sums) in one pass."""
     grad = _call.foldable(grad)
-    encoded = quantizer.empty(grad.shape, grad.dtype, grad.device)
-    dbias = torch.empty(grad.shape[-1], dtype=dbias_dtype, device=grad.device)
-    _call.quantize(
-        _OPTIONS,
-        x=_call.view(grad, "grad"),
-        y=encoded.c_tensor(),
-        dbias=_call.vector(dbias, "dbias"),
+    fuses = getattr(quantizer, "fuses", False)
+    encoded, written = (
+        _output(grad.shape, grad.dtype, quantizer, grad, "dx") if fuses else (grad, None)
     )
-    return _finish(encoded, quantizer), dbias
+    dbias = torch.empty(grad.shape[-1], dtype=dbias_dtype, device=grad.device)
+    views: dict[str, Any] = {"x": _call.view(grad, "grad"), "dbias": _call.vector(dbias, "dbias")}
+    if fuses:
+        views["y"] = written
+    _call.quantize(_OPTIONS, **views)
+    return encode(encoded, quantizer), dbias
 
 
 def l2_normalization(

@@ -11,7 +11,6 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from .. import _watch
-from .._quantized import QuantizedTensor
 from . import _registry
 from ._autograd import Call, run
 from ._recipes import Tracker
@@ -228,7 +227,7 @@ class OperationFuser:
 
     def __call__(
         self,
-        input: torch.Tensor | QuantizedTensor,
+        input: torch.Tensor,
         *extra_inputs: torch.Tensor,
         basic_op_kwargs: list[dict[str, Any]] | None = None,
     ) -> Any:
@@ -262,22 +261,15 @@ class OperationFuser:
                 result = whole.call(moment, input, *extra_inputs)
                 if result is not NotImplemented:
                     return result
-        encoded: QuantizedTensor | None = None
-        tracked: torch.Tensor | None
-        if isinstance(input, torch.Tensor):
-            tracked = input
-        else:
-            if not isinstance(input, QuantizedTensor):
-                raise TypeError(
-                    f"{self._name()}: the input is a {type(input).__name__}; it must be a "
-                    "torch.Tensor"
-                )
-            encoded, tracked = input, input._handle
+        if not isinstance(input, torch.Tensor):
+            raise TypeError(
+                f"{self._name()}: the input is a {type(input).__name__}; it must be a torch.Tensor"
+            )
         flat, counts, first, computed, given = self.parameters()
-        _watch.check(self, tracked, *extra_inputs, *flat)
+        _watch.check(self, input, *extra_inputs, *flat)
         if not torch.is_grad_enabled():
             first = self._num_basic_ops
-        elif tracked is not None and tracked.requires_grad:
+        elif input.requires_grad:
             first = 0
         else:
             for i, t in zip(self._routes.readers, extra_inputs, strict=True):
@@ -301,9 +293,9 @@ class OperationFuser:
         )
         if first == self._num_basic_ops:
             return call.forward(input, extra_inputs)
-        call.input_requires_grad = tracked is not None and tracked.requires_grad
+        call.input_requires_grad = input.requires_grad
         call.device_type = "cpu" if input.is_cpu else "cuda"
-        return run(call, encoded, tracked, *extra_inputs, *flat)
+        return run(call, input, *extra_inputs, *flat)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """None: a copy of a module creates its own fuser at its first call."""

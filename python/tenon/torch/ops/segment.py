@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..._lib import DTYPES
 from ..._ops import ops as registry
-from ..._plan import BACKWARD, BACKWARD_LAST, FORWARD, Encoding, OpFormats, Plan
+from ..._plan import BACKWARD, BACKWARD_LAST, FORWARD, Buffer, Encoding, OpFormats, Plan
 from .. import _call, _cuda, _saved, _watch
 from .._context import in_backward, local
 from .._dropout import random_state
 from .._dynamo import one_break
 from .._once import once
-from .._quantized import QuantizedTensor
+from .._quantized import FP8, QuantizedTensor, allocate
 from . import _kernels
 from ._plan_memory import TYPES, PlanMemory
 from ._recipes import KEYS, Bound, Moment
@@ -70,7 +70,16 @@ class _Ready:
         for i, b in enumerate(plan.buffers):
             of.setdefault(b.role, []).append(i)
         self.count = len(names)
-        self.params, self.extra_in = of.get("param", []), of.get("extra_in", [])
+        # An encoded weight has several buffers, which begin with its name.
+        params: dict[str, list[int]] = {}
+        for i in of.get("param", []):
+            params.setdefault(".".join(names[i].split(".")[:2]), []).append(i)
+        self.packed = {
+            k: [(names[i].removeprefix(name), plan.buffers[i]) for i in group]
+            for k, (name, group) in enumerate(params.items())
+            if TYPES[plan.buffers[group[0]].dtype] not in _NAMES
+        }
+        self.extra_in = of.get("extra_in", [])
         self.extra_out = of.get("extra_out", [])
         self.made_as = [plan.buffers[i].same_as for i in self.extra_out]  # x, or None
         # State of quantizers: buffer, op, tensor of the op, end of the name. Other state is encoded
@@ -90,9 +99,9 @@ class _Ready:
         self.last_state: tuple[Any, int, list[tuple[int, torch.Tensor]]] = (None, 0, [])
         self.rng, self.dx = at.get("rng"), at.get("dx")
         self.dy = at.get("dy", -1)  # -1 in a plan without backward
-        self.dparams, self.dextra_in, self.dextra_out = (
-            [at.get("d" + names[i]) for i in group]
-            for group in (self.params, self.extra_in, self.extra_out)
+        self.dparams = [at.get("d" + name) for name in params]
+        self.dextra_in, self.dextra_out = (
+            [at.get("d" + names[i]) for i in group] for group in (self.extra_in, self.extra_out)
         )
         # Gradients of the input, of the parameters and of the extra inputs: the buffer that holds
         # each, which may be dy, the gradient of an extra output or another gradient. None: none.
@@ -110,16 +119,31 @@ class _Ready:
         # The tensors of a forward call, and which of them the backward pass reads.
         # The input. An encoded one has several buffers.
         inputs = [i for i in of["input"] if names[i].partition(".")[0] == "x"]
-        self.parts = {names[i]: plan.buffers[i] for i in inputs}
-        others = (*self.params, *self.extra_in, *self.extra_out)
-        self.tensors = [*inputs, *of["output"], *others]
+        self.parts = {names[i][1:]: plan.buffers[i] for i in inputs}
+        # A quantize at the end gives codes: its outputs by the ends of their names.
+        self.output = [names[i][1:] for i in of["output"]]
+        self.encodes: tuple[torch.dtype, str] | None = None
+        held = [i for group in params.values() for i in group]
+        self.tensors = [*inputs, *of["output"], *held, *self.extra_in, *self.extra_out]
         self.dtypes = [TYPES[plan.buffers[i].dtype] for i in self.tensors]
         self.kept = [k for k, i in enumerate(self.tensors) if plan.buffers[i].reads_backward]
         matrices = [m for op in ops if op.parameter_names for m in _MATRICES[op.op_name or ""]]
         self.shapes = [
             torch.Size(b.shape(0) if matrix else (b.cols,))
-            for matrix, b in zip(matrices, (plan.buffers[i] for i in self.params), strict=True)
+            for matrix, b in zip(
+                matrices, (plan.buffers[g[0]] for g in params.values()), strict=True
+            )
         ]
+        for k in self.packed:  # columnwise codes may be transposed
+            op: Any = ops[segment._named[k][0]]
+            self.shapes[k] = torch.Size((op.out_features, op.in_features))
+        # Where the input, the parameters and the extra inputs are among the tensors. None: encoded.
+        at_ = len(inputs) + len(of["output"])
+        self.positions: list[int | None] = [0 if len(inputs) == 1 else None]
+        for k, group in enumerate(params.values()):
+            self.positions.append(None if k in self.packed else at_)
+            at_ += len(group)
+        self.positions += range(at_, at_ + len(self.extra_in))
         self.cols = [cols]  # columns of the input of each op, then of the output
         for op in ops:
             self.cols.append(op.plan_cols(self.cols[-1]))
@@ -127,11 +151,11 @@ class _Ready:
         drops = [c for op, c in zip(ops, self.cols, strict=False) if isinstance(op, Dropout)]
         self.dropout_cols = max(drops or self.cols)
 
-    def saves(self, k: int, t: torch.Tensor) -> bool:
+    def saves(self, k: int | None, t: torch.Tensor) -> bool:
         """Whether tensor `k` of a forward call is saved itself, or nothing is."""
         if not self.kept and not self.memory.saved:
             return True
-        return k in self.kept and t.dtype == self.dtypes[k] and t.is_contiguous()
+        return k is not None and k in self.kept and t.dtype == self.dtypes[k] and t.is_contiguous()
 
 
 class _Run:
@@ -311,7 +335,7 @@ class Segment(FusedOperation):
 
     def find(
         self,
-        x: torch.Tensor | QuantizedTensor,
+        x: torch.Tensor,
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
         backward: bool,
@@ -333,8 +357,14 @@ class Segment(FusedOperation):
                 wanted[k] = op.grad_request(params[k])
         self.texts()
         quantised, formats = self._quantised(bound)
+        weights = {
+            self._named[k][0]: p.plan_encoding()
+            for k, _ in self._weights
+            if isinstance(p := params[k], QuantizedTensor)
+        }
         key = (
             *(self._config, x.shape[-1] if x.dim() else 0, x.dtype, autocast, encoding),
+            *weights.items(),
             *(kind, x.device.index),
             *[p.dtype for p in params],
             *wanted,
@@ -357,7 +387,7 @@ class Segment(FusedOperation):
             # A plan is for the GPU that is current while it is made.
             with _cuda.device_of(x):
                 of_ops = dict(zip(quantised, formats, strict=True))
-                found = self._make(x, params, extras, autocast, of_ops, request)
+                found = self._make(x, params, extras, autocast, of_ops, weights, request)
             if len(self._ready) >= _MOST:
                 self._ready.clear()
             self._ready[key] = found
@@ -383,17 +413,22 @@ class Segment(FusedOperation):
 
     def _make(
         self,
-        x: torch.Tensor | QuantizedTensor,
+        x: torch.Tensor,
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
         autocast: torch.dtype | None,
         of_ops: dict[int, OpFormats | None],
+        weights: dict[int, Encoding],
         request: dict[str, Any],
     ) -> _Ready | Cut:
         texts = list(self.texts())
         for i, found in of_ops.items():
             if found is None:  # a plan does not have its quantizers
                 texts[i] = None
+        of_linears = dict(of_ops)
+        for i, of_weight in weights.items():
+            given = of_ops.get(i) or OpFormats()
+            of_linears[i] = given._replace(weight=None, weight_encoding=of_weight)
         flow = self._dtypes(x.dtype, params, extras, autocast)
         cols = x.shape[-1] if x.dim() else 0
         if cols == 0:
@@ -413,15 +448,17 @@ class Segment(FusedOperation):
             cols=cols,
             dtype=_NAMES[dtype],
             input_dtype=_NAMES[x.dtype],
-            output_decoded=True,  # a Sequential gives plain tensors
             parameter_dtypes=[_NAMES[p.dtype] for p in params],
             extra_dtypes=[_NAMES[t.dtype] for t in extras],
-            op_formats=[of_ops.get(i) for i in quantising],
+            op_formats=[of_linears.get(i) for i in quantising],
             training=modes != {False},
             allocate=None if request["device"] == "cpu" else _cuda.allocate_here,
             **request,
         )
-        return _Ready(plan, self, cols, dtype)
+        made, last = _Ready(plan, self, cols, dtype), of_ops.get(len(self.ops) - 1)
+        if isinstance(self.ops[-1], Quantize) and last is not None and last.input is not None:
+            made.encodes = FP8[last.input.dtype], last.input.scaling
+        return made
 
     def _quantised(self, bound: Bound | None) -> tuple[list[int], tuple[OpFormats | None, ...]]:
         """The ops with quantizers, and their formats. None for one that a plan does not have."""
@@ -439,7 +476,21 @@ class Segment(FusedOperation):
         return mine, self._formats(bound, mine) if formats is None else formats
 
     def _formats(self, bound: Bound, ops: list[int]) -> tuple[OpFormats | None, ...]:
-        return tuple([bound.formats(self._start + i) for i in ops])
+        formats = [bound.formats(self._start + i) for i in ops]
+        quantizer = self._encoder(bound)
+        if quantizer is not None and formats[-1] is not None:
+            if quantizer.swizzled:  # a plan gives scales in the plain order
+                formats[-1] = None
+            else:
+                sides = quantizer.get_usages()
+                formats[-1] = formats[-1]._replace(**sides)
+        return tuple(formats)
+
+    def _encoder(self, of: Bound | Moment) -> Any:
+        """The quantizer of a Quantize at the end, whose codes are the output."""
+        if not isinstance(self.ops[-1], Quantize):
+            return None
+        return of.quantizers(self._start + len(self.ops) - 1).get(("forward", 0))
 
     def _state(
         self, ready: _Ready, device: torch.device, moment: Moment
@@ -466,15 +517,14 @@ class Segment(FusedOperation):
 
     def _check_operands(
         self,
-        x: torch.Tensor | QuantizedTensor,
+        x: torch.Tensor,
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
     ) -> None:
         """Raises an error for tensors that a plan cannot read, with the name of their op."""
         name = self.told()
         _kernels.compute_dtype(name, x)
-        if isinstance(x, torch.Tensor):
-            _readable(f"{name}: the input", x)
+        _readable(f"{name}: the input", x)
         for (i, slot), t in zip(self.given, extras, strict=True):
             told = f"{type(self.ops[i]).__name__}: extra input {slot}"
             _kernels.compute_dtype(told, t)
@@ -485,10 +535,12 @@ class Segment(FusedOperation):
             _kernels.compute_dtype(f"{op}: {what}", p)
             _readable(f"{op}: {what}", p)
 
-    def _parts_of(self, x: QuantizedTensor, ready: _Ready, rows: int) -> list[torch.Tensor]:
-        """The codes and scales of an encoded input, in the order of the plan's buffers."""
-        given, inputs = x.plan_parts("x"), []
-        for name, buffer in ready.parts.items():
+    def _parts_of(
+        self, told: str, x: QuantizedTensor, buffers: Iterable[tuple[str, Buffer]], rows: int
+    ) -> list[torch.Tensor]:
+        """The codes and scales of an encoded tensor, in the order of the plan's buffers."""
+        given, inputs = x.plan_parts(""), []
+        for name, buffer in buffers:
             t, dtype = given[name], TYPES[buffer.dtype]
             bytes_ = 1 if buffer.dtype == "e8m0" else None  # E8M0 codes come as bytes
             if (
@@ -497,10 +549,10 @@ class Segment(FusedOperation):
                 or t.numel() != math.prod(buffer.shape(rows))
                 or t.device != x.device
             ):
-                told = "missing" if t is None else f"{t.dtype}, {tuple(t.shape)} on {t.device}"
+                is_ = "missing" if t is None else f"{t.dtype}, {tuple(t.shape)} on {t.device}"
                 raise ValueError(
-                    f"{self.told()}: the part {name[2:] or 'data'} of the input {x!r} is {told}; "
-                    f"it must be {dtype}, {buffer.shape(rows)} on {x.device}"
+                    f"{told} {x!r}: the part {name[1:] or 'data'} is {is_}; it must be {dtype}, "
+                    f"{buffer.shape(rows)} on {x.device}"
                 )
             inputs.append(_call.contiguous(t))
         return inputs
@@ -602,7 +654,7 @@ class Segment(FusedOperation):
     def forward_pass(
         self,
         ready: _Ready,
-        x: torch.Tensor | QuantizedTensor,
+        x: torch.Tensor,
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
         record: bool,
@@ -623,7 +675,7 @@ class Segment(FusedOperation):
     def _forward_pass(
         self,
         ready: _Ready,
-        x: torch.Tensor | QuantizedTensor,
+        x: torch.Tensor,
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
         record: bool,
@@ -650,11 +702,19 @@ class Segment(FusedOperation):
                 op = type(self.ops[i]).__name__
                 _cuda.same(f"{op}: the input", x, f"{op}: extra input {slot}", t)
         rows = x.numel() // cols
-        if isinstance(x, torch.Tensor):
-            inputs = [_tensor(x, x.dtype)]
+        if ready.positions[0] is None:
+            parts = ready.parts.items()
+            inputs = self._parts_of(f"{self.told()}: the input", given, parts, rows)
         else:
-            inputs = self._parts_of(x, ready, rows)
-        params_read = [_tensor(p, p.dtype) for p in params]
+            inputs = [_tensor(x, x.dtype)]
+        params_read = [_tensor(p, p.dtype) for p in params] if not ready.packed else []
+        for k, p in enumerate(params) if ready.packed else ():
+            packed: Any = p
+            if k in ready.packed:
+                told = f"{type(self.ops[self._named[k][0]]).__name__}: {self._named[k][1]}"
+                params_read += self._parts_of(told, packed, ready.packed[k], rows)
+            else:
+                params_read.append(_tensor(p, p.dtype))
         extras_read = [_tensor(t, t.dtype) for t in extras]
         of_memory, weights = ready.memory, None
         if ready.kept_memory is not None:
@@ -669,13 +729,21 @@ class Segment(FusedOperation):
             and not keep_extras
             and self._overwrites(place, given, extras, (*inputs, *params_read, *extras_read), dtype)
         )
+        size = (*(lead if leads is None else leads[-1]), widths[-1])
         if overwrites:
             y = extras[place]
             torch.autograd.graph.increment_version(y)
-        else:
-            y = torch.empty(
-                (*(lead if leads is None else leads[-1]), widths[-1]), dtype=dtype, device=device
+        elif ready.encodes is not None:
+            assert moment is not None
+            sides = "" in ready.output, ".t" in ready.output
+            y = allocate(
+                *(size, dtype, *ready.encodes, *sides, device), quantizer=self._encoder(moment)
             )
+        else:
+            y = torch.empty(size, dtype=dtype, device=device)
+        outputs: list[Any] = [y]
+        if ready.encodes is not None:
+            outputs = [outputs[0].plan_parts("")[end] for end in ready.output]
         made = []
         for (i, _), of in zip(self.made, ready.made_as, strict=True):
             size = (*(lead if leads is None else leads[i]), widths[i])
@@ -684,7 +752,7 @@ class Segment(FusedOperation):
             )
         blocks = layout.saved_tensors(device)
         memory = [0] * ready.count
-        tensors = [*inputs, y, *params_read, *extras_read, *made]
+        tensors = [*inputs, *outputs, *params_read, *extras_read, *made]
         for i, t in zip(ready.tensors, tensors, strict=True):
             memory[i] = t.data_ptr()
         for i, of in zip(ready.extra_out, ready.made_as, strict=True):
@@ -844,6 +912,12 @@ class Segment(FusedOperation):
         """Runs the segment as a node of the autograd graph. NotImplemented if it must be cut."""
         params = self.parameters_of()
         _watch.check(self, x, *extras, *params)
+        encoding = None
+        if isinstance(x, QuantizedTensor):
+            if x.is_matrix:
+                encoding = x.plan_encoding()
+            else:
+                x = x.dequantize()
         record = input_grad = False
         extra_grads: list[bool] = []
         if torch.is_grad_enabled():
@@ -852,8 +926,11 @@ class Segment(FusedOperation):
             record = input_grad or any(extra_grads) or any([p.requires_grad for p in params])
         else:
             extra_grads = [False] * len(extras)
-        bound = moment.bound
-        ready = self.find(x, params, extras, record, input_grad, extra_grads, bound=bound)
+        ready = self.find(
+            *(x, params, extras, record, input_grad, extra_grads),
+            encoding=encoding,
+            bound=moment.bound,
+        )
         if isinstance(ready, list):
             return NotImplemented
         if not record:
@@ -863,7 +940,7 @@ class Segment(FusedOperation):
         # not saved. Leaf tensors are found through the node.
         hidden = [
             stand_in(t)
-            for k, t in ((0, x), *enumerate((*params, *extras), 2))
+            for k, t in zip(ready.positions, (x, *params, *extras), strict=True)
             if t.requires_grad and not t.is_leaf and not ready.saves(k, t)
         ]
         return _apply(self, ready, moment, hidden, x, *extras, *params)
@@ -879,7 +956,11 @@ class Segment(FusedOperation):
         basic_op_kwargs: list[dict[str, Any]],
     ) -> Any:
         """(output, extra outputs), or the stages that the call is cut into."""
-        x = input_ if isinstance(input_, QuantizedTensor) else _kernels.plain(input_)
+        encoding, x = None, input_
+        if isinstance(input_, QuantizedTensor) and input_.is_matrix:
+            encoding = input_.plan_encoding()
+        else:
+            x = _kernels.plain(input_)
         params = self.parameters_of(basic_op_ctxs)
         extras = [basic_op_extra_inputs[i][slot] for i, slot in self.given]
         wanted = [
@@ -888,7 +969,6 @@ class Segment(FusedOperation):
         ]
         first, last = basic_op_ctxs[0], basic_op_ctxs[-1]
         input_grad = first.requires_grad and first.input_requires_grad
-        encoding = None if isinstance(x, torch.Tensor) else x.plan_encoding()
         moment: Moment = local.call.moment
         ready = self.find(
             *(x, params, extras, last.requires_grad, input_grad, wanted),
@@ -984,7 +1064,7 @@ class Segment(FusedOperation):
     def _overwrites(
         self,
         place: int,
-        x: torch.Tensor | QuantizedTensor,
+        x: torch.Tensor,
         extras: Sequence[torch.Tensor],
         read: Sequence[torch.Tensor],
         dtype: torch.dtype,
@@ -1034,7 +1114,9 @@ def worth_a_plan(ops: Sequence[BasicOperation]) -> bool:
 
 
 def _tensor(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`t` as a plan reads it: contiguous and of `dtype`."""
+    """`t` as a plan reads it: decoded, contiguous and of `dtype`."""
+    if isinstance(t, QuantizedTensor):
+        return t.decode(dtype)
     if t.dtype != dtype:
         t = t.detach().to(dtype)
     return t.contiguous() if not t.is_neg() else t.resolve_neg().contiguous()
@@ -1045,7 +1127,7 @@ def _readable(told: str, t: torch.Tensor) -> None:
     if not _call.dense(t):
         raise _call.refusal(t, told)
     own = type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    if own and type(t) not in _TENSORS:
+    if own and type(t) not in _TENSORS and not isinstance(t, QuantizedTensor):
         raise TypeError(
             f"{told} is a {type(t).__name__}; it must be a plain tensor, e.g. the local tensor of "
             "a DTensor by .to_local()"

@@ -88,7 +88,7 @@ class _ActivationOperation(BasicOperation, abc.ABC):
 
     def cached_input(self, x: torch.Tensor) -> Any:
         """`x` in the form that is saved for the backward pass."""
-        if not self.cache_quantized_input or not isinstance(x, torch.Tensor):
+        if not self.cache_quantized_input or _kernels.is_encoded(x):
             return x
         return _cache_quantizer()(x)
 

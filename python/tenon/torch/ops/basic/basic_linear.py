@@ -157,7 +157,9 @@ class BasicLinear(PartOperation):
         # W is encoded in every forward pass. Its address and version do not prove that it is
         # unchanged: fused optimisers, FSDP and writes to .data change neither.
         quantizer = self.quantizer_of("forward", 1)
-        w: Any = weight if quantizer is None else quantizer(weight.detach())
+        w: Any = weight.detach()
+        if quantizer is not None and not _kernels.is_encoded(w):
+            w = quantizer(w)
         x_plain, w_plain = _kernels.plain(x, dtype), _kernels.plain(w, dtype)
         _cuda.same("BasicLinear: the input", x_plain, "BasicLinear: weight", w_plain)
         if ctx.requires_grad:
@@ -166,8 +168,8 @@ class BasicLinear(PartOperation):
             if self._high_precision():
                 x_kept, w_kept = _kernels.plain(input_, dtype), _kernels.plain(weight, dtype)
             else:
-                x_kept = x_plain if isinstance(x, torch.Tensor) else x
-                w_kept = w_plain if isinstance(w, torch.Tensor) else w
+                x_kept = x if _kernels.is_encoded(x) else x_plain
+                w_kept = w if _kernels.is_encoded(w) else w_plain
             if weight.requires_grad:
                 kept_x = x_kept
             ctx.save_for_backward(kept_x, w_kept)

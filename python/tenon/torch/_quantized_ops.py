@@ -1,0 +1,323 @@
+"""The operations of torch on quantised tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from .._format import scaling_of
+from . import _call
+from ._quantized import PARTS, QuantizedTensor, allocate, like
+from ._rows import rows_of
+
+_aten = torch.ops.aten
+_Handler = Callable[[Any, Any, Any], Any]
+_HANDLERS: dict[Any, _Handler] = {}
+
+
+def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`func` for arguments of which some are quantised."""
+    handler = _HANDLERS.get(func)
+    if handler is not None:
+        result = handler(func, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    elif func.namespace == "c10d":
+        return _collective(func, args, kwargs)
+    return _on_numbers(func, args, kwargs)
+
+
+def _on_numbers(func: Any, args: Any, kwargs: Any, written: Any = None) -> Any:
+    """`func` on decoded numbers. What it writes in place is encoded again.
+
+    `written` is a function that gives the arguments that it writes; by default its schema does.
+    """
+    seen: dict[int, tuple[QuantizedTensor, torch.Tensor]] = {}
+
+    def numbers(q: QuantizedTensor) -> torch.Tensor:
+        if id(q) not in seen:
+            seen[id(q)] = q, q.decode()
+        return seen[id(q)][1]
+
+    plain_args, plain_kwargs = tree_map_only(QuantizedTensor, numbers, (args, kwargs))
+    result = func(*plain_args, **plain_kwargs)
+    if written is not None:
+        targets = written(result)
+    elif func._schema.is_mutable:
+        targets = _written(func, args, kwargs)
+    else:
+        return result
+    given = {}
+    for q in targets:
+        if isinstance(q, QuantizedTensor):
+            values = seen[id(q)][1]
+            if values.shape != q.shape or values.dtype != q.dtype:
+                raise NotImplementedError(
+                    f"tenon: {func}: it changes the shape or the dtype of a QuantizedTensor in "
+                    "place; call it on the numbers, q.dequantize()"
+                )
+            _encode(values, q)
+            given[id(values)] = q
+    return tree_map_only(torch.Tensor, lambda t: given.get(id(t), t), result)
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that `func` writes."""
+    found: list[Any] = []
+    for i, a in enumerate(func._schema.arguments):
+        if a.alias_info is not None and a.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(a.name)
+            found += value if isinstance(value, (list, tuple)) else [value]
+    return found
+
+
+def _encode(values: torch.Tensor, q: QuantizedTensor) -> None:
+    """Encodes `values` in the memory of `q`, which may be a view of the encoded matrix."""
+    if not q.is_meta:
+        if not q.is_matrix:
+            values, q = values.reshape(q.matrix), like(q, q.tensors(), q.matrix)
+        q.encoder().update_quantized(values, q)
+
+
+def _handles(*overloads: Any) -> Callable[[_Handler], _Handler]:
+    def take(handler: _Handler) -> _Handler:
+        for overload in overloads:
+            _HANDLERS[overload] = handler
+        return handler
+
+    return take
+
+
+def _mapped(q: QuantizedTensor, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The parts, changed. A shared scale stays shared."""
+    made = {name: change(t) for name, t in q.parts().items()}
+    return [made.get(name) for name in PARTS]
+
+
+@_handles(_aten.detach.default, _aten.alias.default)
+def _alias(func: Any, args: Any, kwargs: Any) -> Any:
+    return like(args[0], args[0].tensors())
+
+
+@_handles(_aten.clone.default)
+def _clone(func: Any, args: Any, kwargs: Any) -> Any:
+    return like(args[0], _mapped(args[0], torch.clone))
+
+
+def _viewed(q: QuantizedTensor, shape: Any) -> QuantizedTensor:
+    """The same codes in another shape of as many elements."""
+    data, scale, columns, their_scale = q.tensors()
+    if len(shape) and shape[-1] == q.matrix[1]:
+        data = data if data is None else data.view(shape)
+        if not scaling_of(q.scaling).transposes and columns is not None:
+            columns = columns.view(shape)
+    return like(q, (data, scale, columns, their_scale), shape)
+
+
+@_handles(_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default)
+def _view(func: Any, args: Any, kwargs: Any) -> Any:
+    # torch computes the shape from one number.
+    blank = torch.empty((), device="meta").expand(args[0].shape)
+    return _viewed(args[0], torch.reshape(blank, args[1]).shape)
+
+
+@_handles(_aten.unsqueeze.default, _aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims)
+def _squeeze(func: Any, args: Any, kwargs: Any) -> Any:
+    blank = torch.empty((), device="meta").expand(args[0].shape)
+    return _viewed(args[0], func(blank, *args[1:], **kwargs).shape)
+
+
+@_handles(_aten.as_strided.default)
+def _as_strided(func: Any, args: Any, kwargs: Any) -> Any:
+    q, size, stride, *offset = args
+    blank = torch.empty(size, device="meta")
+    same = blank.numel() == q.numel() and tuple(stride) == blank.stride()
+    if not same or any(offset) or kwargs.get("storage_offset"):
+        return NotImplemented
+    return _viewed(q, blank.shape)
+
+
+@_handles(_aten.expand.default)
+def _expand(func: Any, args: Any, kwargs: Any) -> Any:
+    q, size = args[:2]
+    wanted = size[len(size) - q.dim() :]
+    if any(n not in (-1, m) for n, m in zip(wanted, q.shape, strict=True)):
+        return NotImplemented
+    if any(n != 1 for n in size[: len(size) - q.dim()]):
+        return NotImplemented
+    return _viewed(q, (*size[: len(size) - q.dim()], *q.shape))
+
+
+@_handles(_aten.slice.Tensor)
+def _slice(func: Any, args: Any, kwargs: Any) -> Any:
+    q, dim, begin, end, step = list(args) + [0, None, None, 1][len(args) - 1 :]
+    if kwargs or dim not in (0, -q.dim()) or step != 1:
+        return NotImplemented
+    begin, end, _ = slice(begin, end).indices(q.shape[0])
+    return _part(q, begin, max(begin, end))
+
+
+@_handles(_aten.split.Tensor, _aten.split_with_sizes.default)
+def _split(func: Any, args: Any, kwargs: Any) -> Any:
+    q, sizes, dim = (*args, 0)[:3]
+    dim = kwargs.get("dim", dim)
+    if dim not in (0, -q.dim()):
+        return NotImplemented
+    blank = torch.empty((), device="meta").expand(q.shape)
+    found, begin = [], 0
+    for piece in func(blank, sizes):
+        part = _part(q, begin, begin + piece.shape[0])
+        if part is NotImplemented:
+            return NotImplemented
+        found.append(part)
+        begin += piece.shape[0]
+    return found
+
+
+def _part(q: QuantizedTensor, begin: int, end: int) -> Any:
+    """q[begin:end] along the first dimension: an alias if it is all, else a copy of the codes."""
+    if begin == 0 and end == q.shape[0]:
+        return like(q, q.tensors())
+    if q.dim() < 2 or not q.is_matrix:
+        return NotImplemented
+    rows = q.matrix[0] // q.shape[0]  # the range is not all, so the dimension is not 0
+    parts = rows_of(q, begin * rows, end * rows)
+    if parts is None:
+        return NotImplemented
+    shape, matrix = (end - begin, *q.shape[1:]), ((end - begin) * rows, q.matrix[1])
+    return _viewed(like(q, parts, matrix, matrix=matrix), shape)
+
+
+@_handles(_aten._to_copy.default)
+def _to_copy(func: Any, args: Any, kwargs: Any) -> Any:
+    q, more = args[0], dict(kwargs)
+    dtype = more.pop("dtype", None) or q.dtype
+    layout, memory = more.pop("layout", None), more.pop("memory_format", None)
+    if (
+        dtype not in _call.PLAIN
+        or layout not in (None, torch.strided)
+        or memory not in (None, torch.preserve_format, torch.contiguous_format)
+    ):
+        return NotImplemented
+    made = like(q, _mapped(q, lambda t: func(t, **more)), dtype=dtype)
+    if made.quantizer is not None and made.device != q.device:
+        made.quantizer = made.quantizer.on(made.device)
+    return made
+
+
+@_handles(_aten.copy_.default)
+def _copy(func: Any, args: Any, kwargs: Any) -> Any:
+    q, source = args[:2]
+    if not isinstance(q, QuantizedTensor):
+        return func(q, source.decode(), *args[2:], **kwargs)
+    if isinstance(source, QuantizedTensor) and q.same_format(source):
+        theirs = source.parts()
+        for name, t in q.parts().items():
+            t.copy_(theirs[name], *args[2:], **kwargs)
+        return q
+    values = source.decode() if isinstance(source, QuantizedTensor) else source.detach()
+    values = values.to(device=q.device, dtype=q.dtype).expand(q.shape)
+    _encode(values, q)
+    return q
+
+
+@_handles(
+    *(
+        getattr(_aten, name).default
+        for name in ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like",
+                     "randn_like", "new_full", "new_ones", "new_empty_strided")
+    ),
+)  # fmt: skip
+def _plain_like(func: Any, args: Any, kwargs: Any) -> Any:
+    """Plain tensors that have only the shape, dtype and device of a quantised one."""
+    q, *others = args
+    blank = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return func(blank, *others, **kwargs)
+
+
+@_handles(_aten.new_zeros.default, _aten.new_empty.default)
+def _new(func: Any, args: Any, kwargs: Any) -> Any:
+    """Quantised if only the number of rows differs, e.g. a padded shard. Otherwise plain."""
+    q, size = args[:2]
+    dtype = kwargs.get("dtype") or q.dtype
+    whole = len(size) > 1 and q.is_matrix and list(size[1:]) == list(q.shape[1:])
+    if not whole or dtype not in _call.PLAIN or kwargs.get("layout") not in (None, torch.strided):
+        return _plain_like(func, args, kwargs)
+    has = q.rowwise_data is not None, q.columnwise_data is not None
+    device = torch.device(kwargs.get("device") or q.device)
+    made = allocate(
+        *(size, dtype, q.fp8_dtype, q.scaling, *has, device, q.swizzled, q.quantizer),
+        pin_memory=bool(kwargs.get("pin_memory")),
+    )
+    for name, t in made.parts().items():
+        if name == PARTS[1] and scaling_of(q.scaling).single:
+            t.copy_(q.parts()[name])  # one scale, also for a shard without rows
+        else:
+            t.view(torch.uint8).zero_() if t.element_size() == 1 else t.zero_()
+    return made
+
+
+@_handles(_aten.index_select.default)
+def _index_select(func: Any, args: Any, kwargs: Any) -> Any:
+    q = args[0]
+    if not isinstance(q, QuantizedTensor) or args[2].numel():
+        return NotImplemented
+    blank = torch.empty((), dtype=q.dtype, device=q.device).expand(q.shape)
+    return func(blank, *args[1:])
+
+
+# Collectives that only move tensors, by the number of leading arguments that hold them. Their
+# schemas do not tell what they write.
+_MOVES = {"broadcast_": 1, "send": 1, "recv_": 1, "allgather_": 2, "gather_": 2, "scatter_": 2,
+          "alltoall_": 2}  # fmt: skip
+_READS = ("send", "barrier", "monitored_barrier_")
+
+
+def _collective(func: Any, args: Any, kwargs: Any) -> Any:
+    """A function of torch.distributed. Its tensors are written when it returns."""
+    name = func._schema.name.partition("::")[2]
+    count = _MOVES.get(name, 0)
+    tensors = _leaves(args[:count])
+    first = tensors[0] if tensors else None
+    if isinstance(first, QuantizedTensor) and all(
+        isinstance(t, QuantizedTensor) and _names(t) == _names(first) for t in tensors
+    ):
+        for part in first.parts():
+            moved = tree_map_only(QuantizedTensor, _bytes_of(part), args[:count])
+            result = func(*moved, *args[count:], **kwargs)
+            _work(result).wait()
+    else:
+
+        def written(result: Any) -> list[Any]:
+            _work(result).wait()
+            return [] if name in _READS else _leaves(args[:1])
+
+        result = _on_numbers(func, args, kwargs, written)
+    return (args[0], result[1]) if isinstance(result, tuple) else result
+
+
+def _bytes_of(part: str) -> Callable[[QuantizedTensor], torch.Tensor]:
+    """A part of a tensor. Codes are bytes, which every backend can send."""
+
+    def find(q: QuantizedTensor) -> torch.Tensor:
+        t = q.parts()[part]
+        return t.view(torch.uint8) if t.element_size() == 1 else t
+
+    return find
+
+
+def _names(q: QuantizedTensor) -> Any:
+    return q.scaling, q.fp8_dtype, q.swizzled, tuple(q.parts())
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [t for v in value for t in _leaves(v)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _work(result: Any) -> Any:
+    return result[1] if isinstance(result, tuple) else result
