@@ -223,9 +223,12 @@ double seconds_in_cache(const BenchEntry& entry, const Options& options) {
     });
   };
   repeat(2);
-  constexpr double kAtLeast = 1e-3;  // seconds, much longer than waking the threads
-  const auto times =
-      static_cast<int64_t>(1 + kAtLeast / std::max(1e-7, seconds([&] { repeat(1); })));
+  // Long enough that waking the threads does not count.
+  constexpr double kAtLeast = 5e-3;
+  const double once = seconds([&] {
+    for (const BenchCall& c : calls.front()) c.run(arenas.front()->workspace(), nullptr);
+  });
+  const auto times = static_cast<int64_t>(1 + kAtLeast / std::max(1e-7, once));
   std::vector<double> all;
   for (int i = 0; i < 9; ++i) all.push_back(seconds([&] { repeat(times); }));
   const auto elements = [](Shape s) { return static_cast<double>(s.rows * s.cols); };

@@ -309,7 +309,10 @@ class Product {
     parallel_for(parts_of_a(panels), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) pack_a(panels, packed_a_, 0, i);
     });
-    const int64_t width = kThinPanels * kernel_.cols;
+    // Narrow products have few panels; every thread takes some.
+    const int64_t each =
+        std::clamp<int64_t>(cdiv(blocking_.cols / kernel_.cols, threads()), 1, kThinPanels);
+    const int64_t width = each * kernel_.cols;
     parallel_for(cdiv(blocking_.cols, width), [&](int64_t begin, int64_t end) {
       if (kernel_.begin) kernel_.begin();
       for (int64_t i = begin; i < end; ++i)

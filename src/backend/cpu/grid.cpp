@@ -18,7 +18,7 @@ constexpr int64_t kFlatRows = 8;             // panels of at most so many rows m
 constexpr int64_t kSumRows = 128;            // partial column sums then cost under 2 % of traffic
 constexpr int64_t kProductRows = 128;        // rows per read of a panel of b
 constexpr int64_t kProductFloats = 1 << 18;  // product of an item; fits the second-level cache
-constexpr int64_t kProductItems = 16;        // enough for the threads; fewer if items would be thin
+constexpr int64_t kProductItems = 48;        // divide evenly among many threads, unless too thin
 
 bool stores_any(const Step& step, Store::To to) {
   return std::ranges::any_of(step.stores, [&](const Store& s) { return s.to == to; });
