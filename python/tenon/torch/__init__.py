@@ -27,5 +27,6 @@ def __getattr__(name: str) -> Any:
         for module in _PUBLIC:
             found = importlib.import_module(f"{__name__}.{module}")
             if name in found.__all__:
-                return getattr(found, name)
+                globals()[name] = getattr(found, name)
+                return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,15 +25,22 @@ class Active:
     def __init__(self, recipe: Recipe, calibrating: bool, group: Any) -> None:
         self.recipe, self.calibrating, self.group = recipe, calibrating, group
 
+    def __reduce__(self) -> Any:  # a copy of a recipe that has been used
+        return active_of, (self.recipe, self.calibrating, self.group)
+
 
 _actives: WeakValueDictionary[Any, Active] = WeakValueDictionary()
 
 
 def active_of(recipe: Recipe, calibrating: bool = False, group: Any = None) -> Active:
+    last: Active | None = recipe.__dict__.get("_active")  # faster than the hash of a recipe
+    if last is not None and last.calibrating == calibrating and last.group is group:
+        return last
     key = (recipe, calibrating, group)
     found = _actives.get(key)
     if found is None:
         found = _actives[key] = Active(recipe, calibrating, group)
+    recipe.__dict__["_active"] = found
     return found
 
 
@@ -43,6 +50,7 @@ class _Local(threading.local):
     active: Active | None = None
     depth = 0  # of autocasts
     grad_at_entry = True  # whether gradients were on when the outermost one was entered
+    updates = True  # whether it updates scales
     # The promise about weights: None (none), False and True (is_first_microbatch), or a block of
     # weights_unchanged.
     weights: Any = None
@@ -116,7 +124,7 @@ class autocast:
                 from ._delayed import update_scales
 
                 update_scales()
-            local.grad_at_entry = grad
+            local.grad_at_entry, local.updates = grad, self._update
         self._before = local.active
         self._entered = True
         local.active = self._active

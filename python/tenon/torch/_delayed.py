@@ -10,7 +10,7 @@ import torch
 
 from .. import _lib
 from . import _call
-from ._context import Active, local
+from ._context import Active, in_backward, local
 from ._quantized import FP8
 from .quantizer import Float8Quantizer, updated
 from .recipe import DelayedScaling
@@ -43,8 +43,10 @@ class State:
         self.recipe: DelayedScaling | None = None  # the last one that it was fitted to
         self._dtypes: dict[str, str] = {}  # the formats that the scales are for
         self._epoch: Any = None  # a weak reference
-        # By mode: the history and the scale, and their structs for the C ABI.
-        self._views: dict[str, tuple[Any, Any, Any, Any]] = {}
+        self._calls: Any = None
+        # Whether the buffers came from elsewhere, e.g. a checkpoint, possibly with amax that wait
+        # for an update.
+        self.loaded = bool(own_buffers(op))
 
     def shapes(self, state_dict: dict[str, Any], prefix: str) -> dict[str, torch.Size]:
         """The shapes of the buffers in a checked state dict. Empty if it has no state of the op."""
@@ -97,6 +99,7 @@ class State:
                 if dtype != old[mode]:
                     self.tensors(mode)[1].mul_(_largest(dtype) / _largest(old[mode]))
         self.recipe = recipe
+        self._calls = None
 
     def _moves(self) -> bool:
         """Whether the op has no parameters, so that nobody knew its device before a call."""
@@ -114,18 +117,30 @@ class State:
             ]
         return made
 
-    def update_here(self, mode: str, recipe: DelayedScaling) -> None:
+    def update_here(self) -> None:
         """Updates in place on the CPU."""
-        history, scale = self.tensors(mode)
-        known = self._views.get(mode)
-        if known is None or known[0] is not history or known[1] is not scale:
-            views = _call.view(history, "history"), _call.view(scale.reshape(1, -1), "scale")
-            known = self._views[mode] = (history, scale, *views)
-        code = _call.DTYPES[FP8[recipe.fp8_dtype(_TYPES[mode])]]
-        recent = int(recipe.amax_compute_algo == "most_recent")
-        _lib.check(
-            _lib.lib.tenon_delayed_update(known[2], known[3], code, recipe.margin, recent, None)
-        )
+        self.end_epoch()
+        buffers, known = self.buffers, self._calls
+        if known is None or any([buffers[name] is not t for name, t in known[1]]):
+            known = self._calls = self._make_calls()
+        for call in known[0]:
+            code = _lib.lib.tenon_delayed_update(*call)
+            if code:
+                _lib.check(code)
+
+    def _make_calls(self) -> tuple[list[tuple[Any, ...]], list[tuple[str, torch.Tensor]]]:
+        """The arguments of the updates, and the buffers that they are for."""
+        recipe = self.recipe
+        assert recipe is not None
+        calls = []
+        for mode in self.counts:
+            history, scale = self.tensors(mode)
+            code = _call.DTYPES[FP8[recipe.fp8_dtype(_TYPES[mode])]]
+            recent = int(recipe.amax_compute_algo == "most_recent")
+            rows = _call.view(history, "history"), _call.view(scale.reshape(1, -1), "scale")
+            calls.append((*rows, code, recipe.margin, recent, None))
+        op: Any = self._op()
+        return calls, list(own_buffers(op).items())
 
 
 _TYPES = {"forward": "input", "backward": "grad_output"}
@@ -225,32 +240,23 @@ def update_scales(module: torch.nn.Module | None = None) -> None:
 
 
 def _update(chosen: Iterable[tuple[State, Active | None]]) -> None:
-    reduced: dict[Any, tuple[Any, list[torch.Tensor]]] = {}
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        _reduce(chosen)
     batches: dict[Any, list[State]] = {}
-    for state, active in chosen:
+    for state, _ in chosen:
         recipe = state.recipe
-        assert recipe is not None
+        if recipe is None:  # its buffers are new: the next forward pass updates it
+            continue
+        state.loaded = False
+        if all([state.buffers[f"{mode}_scale"].is_cpu for mode in state.counts]):  # type: ignore[union-attr]
+            state.update_here()
+            continue
         for mode in state.counts:
             history, _ = state.tensors(mode)
-            group = None if active is None else active.group
-            if recipe.reduce_amax and _ranks(group) > 1:
-                reduced.setdefault((group, history.device), (group, []))[1].append(history[0])
-            dtype = recipe.fp8_dtype(_TYPES[mode])
-            rule = recipe.margin, recipe.amax_compute_algo, dtype
+            rule = recipe.margin, recipe.amax_compute_algo, recipe.fp8_dtype(_TYPES[mode])
             batches.setdefault((mode, history.device, history.shape, rule), []).append(state)
-    for group, rows in reduced.values():
-        # As integers, so that NaN is the largest.
-        amax = torch.cat(rows).view(torch.int32)
-        torch.distributed.all_reduce(amax, torch.distributed.ReduceOp.MAX, group)
-        torch._foreach_copy_(rows, list(amax.view(torch.float32).split([len(r) for r in rows])))
-    for (mode, device, _, (margin, algorithm, dtype)), states in batches.items():
-        if device.type == "cpu":
-            for state in states:
-                if mode == "forward":
-                    state.end_epoch()
-                assert state.recipe is not None
-                state.update_here(mode, state.recipe)
-            continue
+    for (mode, _, _, (margin, algorithm, dtype)), states in batches.items():
         # As many kernels for many states as for one.
         tensors = [state.tensors(mode) for state in states]
         histories, scales = [h for h, _ in tensors], [s for _, s in tensors]
@@ -266,11 +272,28 @@ def _update(chosen: Iterable[tuple[State, Active | None]]) -> None:
         torch._foreach_copy_(scales, list(scale.squeeze(1).unbind()))
 
 
-def _ranks(group: Any) -> int:
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return 1
-    return distributed.get_world_size(group)
+def _reduce(chosen: Iterable[tuple[State, Active | None]]) -> None:
+    """The maximum over ranks of the amax since the last update."""
+    reduced: dict[Any, list[torch.Tensor]] = {}
+    for state, active in chosen:
+        group = None if active is None else active.group
+        recipe = state.recipe
+        if recipe is not None and recipe.reduce_amax:
+            if torch.distributed.get_world_size(group) > 1:
+                for mode in state.counts:
+                    history, _ = state.tensors(mode)
+                    reduced.setdefault((group, history.device), []).append(history[0])
+    for (group, _), rows in reduced.items():
+        # As integers, so that NaN is the largest.
+        amax = torch.cat(rows).view(torch.int32)
+        torch.distributed.all_reduce(amax, torch.distributed.ReduceOp.MAX, group)
+        torch._foreach_copy_(rows, list(amax.view(torch.float32).split([len(r) for r in rows])))
+
+
+def update_loaded(state: State, active: Active | None) -> None:
+    """The update of a state that came from elsewhere, where the autocast could not do it."""
+    if local.depth and local.updates and local.grad_at_entry and in_backward() < 0:
+        _update([(state, active)])
 
 
 def create_state(module: torch.nn.Module, recipe: DelayedScaling | None = None) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from ..._plan import Format, OpFormats
 from .._context import Active, in_backward, local
+from .._delayed import update_loaded
 from ..recipe import DelayedScaling, QuantizerRole, Recipe
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ class Bound:
             if state.recipe is not a.recipe or not a.quantizers:
                 a.fit(device)
                 self.fits += 1
+            if state.loaded:
+                update_loaded(state, self.active)
         local.used[self] = self.states, self.active
 
 

@@ -331,7 +331,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
     def _renewed_state(self) -> None:
         """Called after buffers of its state were replaced."""
         if self._state is not None:
-            self._state.recipe = None
+            self._state.recipe, self._state.loaded = None, True
         count_change()
 
     def _load_from_state_dict(

@@ -197,6 +197,13 @@ class _Run:
     overwritten: bool
 
 
+class _Formats:
+    """The ops with quantizers and their formats. None: a plan does not have them."""
+
+    def __init__(self, of: tuple[tuple[int, OpFormats | None], ...]) -> None:
+        self.of = of
+
+
 class _Weights:
     """Codes of the weights of a plan that later calls read."""
 
@@ -291,8 +298,9 @@ class Segment(FusedOperation):
         # The settings of the ops, read again after a change.
         self._seen, self._text = -1, tuple[str | None, ...]()
         self._modes: list[bool | None] = []
-        # By context: the ops with quantizers, and their formats if these do not change.
-        self._bounds: dict[Bound, tuple[list[int], tuple[OpFormats | None, ...] | None]] = {}
+        # The formats of ops by what they follow from, and by themselves.
+        self._bounds: dict[Bound | None, _Formats] = {}
+        self._known_formats: dict[Any, _Formats] = {}
         self._config: tuple[Any, ...] = ()
 
     def texts(self) -> tuple[str | None, ...]:
@@ -356,7 +364,7 @@ class Segment(FusedOperation):
             if op.accumulate_into_main_grad and wanted[k]:
                 wanted[k] = op.grad_request(params[k])
         self.texts()
-        quantised, formats = self._quantised(bound)
+        formats = self._formats(bound)
         weights = {
             self._named[k][0]: p.plan_encoding()
             for k, _ in self._weights
@@ -370,7 +378,7 @@ class Segment(FusedOperation):
             *wanted,
             *[t.dtype for t in extras],
             *(*extra_grads, backward, input_grad),
-            *(formats, *quantised),
+            formats,
         )
         found = self._ready.get(key)
         if found is None:
@@ -386,8 +394,7 @@ class Segment(FusedOperation):
             }
             # A plan is for the GPU that is current while it is made.
             with _cuda.device_of(x):
-                of_ops = dict(zip(quantised, formats, strict=True))
-                found = self._make(x, params, extras, autocast, of_ops, weights, request)
+                found = self._make(x, params, extras, autocast, formats, weights, request)
             if len(self._ready) >= _MOST:
                 self._ready.clear()
             self._ready[key] = found
@@ -417,11 +424,11 @@ class Segment(FusedOperation):
         params: Sequence[torch.Tensor],
         extras: Sequence[torch.Tensor],
         autocast: torch.dtype | None,
-        of_ops: dict[int, OpFormats | None],
+        formats: _Formats,
         weights: dict[int, Encoding],
         request: dict[str, Any],
     ) -> _Ready | Cut:
-        texts = list(self.texts())
+        texts, of_ops = list(self.texts()), dict(formats.of)
         for i, found in of_ops.items():
             if found is None:  # a plan does not have its quantizers
                 texts[i] = None
@@ -460,31 +467,32 @@ class Segment(FusedOperation):
             made.encodes = FP8[last.input.dtype], last.input.scaling
         return made
 
-    def _quantised(self, bound: Bound | None) -> tuple[list[int], tuple[OpFormats | None, ...]]:
-        """The ops with quantizers, and their formats. None for one that a plan does not have."""
-        if bound is None:
-            return [], ()
-        start = self._start
+    def _formats(self, bound: Bound | None) -> _Formats:
+        """The formats of the ops with quantizers. Equal ones are the same object."""
         known = self._bounds.get(bound)
-        if known is None:
+        if known is not None:
+            return known
+        start, stop = self._start, self._start + len(self.ops)
+        mine = [] if bound is None else [i for i in bound.quantised if start <= i < stop]
+        made = _Formats(
+            tuple([(i - start, self._format(bound, i - start)) for i in mine if bound is not None])
+        )
+        made = self._known_formats.setdefault(made.of, made)
+        if bound is None or bound.fixed:  # others may change at any time
             if len(self._bounds) >= _MOST:
                 self._bounds.clear()
-            stop = start + len(self.ops)
-            mine = [i - start for i in bound.quantised if start <= i < stop]
-            known = self._bounds[bound] = mine, self._formats(bound, mine) if bound.fixed else None
-        mine, formats = known
-        return mine, self._formats(bound, mine) if formats is None else formats
+            self._bounds[bound] = made
+        return made
 
-    def _formats(self, bound: Bound, ops: list[int]) -> tuple[OpFormats | None, ...]:
-        formats = [bound.formats(self._start + i) for i in ops]
-        quantizer = self._encoder(bound)
-        if quantizer is not None and formats[-1] is not None:
-            if quantizer.swizzled:  # a plan gives scales in the plain order
-                formats[-1] = None
-            else:
-                sides = quantizer.get_usages()
-                formats[-1] = formats[-1]._replace(**sides)
-        return tuple(formats)
+    def _format(self, bound: Bound, i: int) -> OpFormats | None:
+        formats, quantizer = bound.formats(self._start + i), None
+        if i == len(self.ops) - 1:
+            quantizer = self._encoder(bound)
+        if quantizer is None or formats is None:
+            return formats
+        if quantizer.swizzled:  # a plan gives scales in the plain order
+            return None
+        return formats._replace(**quantizer.get_usages())
 
     def _encoder(self, of: Bound | Moment) -> Any:
         """The quantizer of a Quantize at the end, whose codes are the output."""
