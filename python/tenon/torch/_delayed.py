@@ -48,6 +48,9 @@ class State:
         # for an update.
         self.loaded = bool(own_buffers(op))
 
+    def alive(self) -> bool:
+        return self._op() is not None
+
     def shapes(self, state_dict: dict[str, Any], prefix: str) -> dict[str, torch.Size]:
         """The shapes of the buffers in a checked state dict. Empty if it has no state of the op."""
         names = [f"{mode}_{end}" for mode in self.counts for end in _ENDS]
@@ -139,18 +142,17 @@ class State:
             recent = int(recipe.amax_compute_algo == "most_recent")
             rows = _call.view(history, "history"), _call.view(scale.reshape(1, -1), "scale")
             calls.append((*rows, code, recipe.margin, recent, None))
-        op: Any = self._op()
-        return calls, list(own_buffers(op).items())
+        return calls, [(n, t) for n, t in self.buffers.items() if n in _NAMES and t is not None]
 
 
 _TYPES = {"forward": "input", "backward": "grad_output"}
 _ENDS = ("amax_history", "scale")
+_NAMES = tuple(f"{mode}_{end}" for mode in _TYPES for end in _ENDS)
 
 
 def own_buffers(op: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The buffers of the state of an op."""
-    names = [f"{mode}_{end}" for mode in _TYPES for end in _ENDS]
-    return {n: t for n in names if (t := op._buffers.get(n)) is not None}
+    return {n: t for n in _NAMES if (t := op._buffers.get(n)) is not None}
 
 
 def check_state(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str = "") -> None:
@@ -231,7 +233,7 @@ def update_scales(module: torch.nn.Module | None = None) -> None:
         buffers = {id(m._buffers) for m in module.modules()}
     for key, (states, active) in list(used.items()):
         for state in states:
-            if module is None or id(state.buffers) in buffers:
+            if state.alive() and (module is None or id(state.buffers) in buffers):
                 chosen[id(state)] = (state, active)
         if module is not None and all(id(s.buffers) in buffers for s in states):
             del used[key]

@@ -67,9 +67,14 @@ _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", Non
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
 
 
+def hooked() -> bool:
+    """Whether hooks get the tensors that are saved now."""
+    return _top_hooks is None or _top_hooks(False) is not None
+
+
 def addresses(tensors: Sequence[torch.Tensor]) -> list[int] | None:
     """Where saved tensors are that only the graph can reach. None if hooks get them."""
-    if _top_hooks is None or _top_hooks(False) is not None:
+    if hooked():
         return None
     return [t.data_ptr() for t in tensors]
 

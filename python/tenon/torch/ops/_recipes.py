@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..._plan import Format, OpFormats
+from .. import _saved
 from .._context import Active, in_backward, local
 from .._delayed import update_loaded
 from ..recipe import DelayedScaling, QuantizerRole, Recipe
@@ -144,6 +145,11 @@ class Bound:
         local.used[self] = self.states, self.active
 
 
+def may_be_recomputed() -> bool:
+    """Whether this pass without gradients may be that of a reentrant checkpoint."""
+    return local.depth > 0 and local.grad_at_entry and not torch.is_grad_enabled()
+
+
 class Moment:
     """What forward passes use: quantizers, and scales up to the next update."""
 
@@ -188,7 +194,7 @@ class Tracker:
         self._last: Any = None  # weak reference to the last moment
         self._alive: list[Any] = []  # weak references to moments that graphs may hold
         # Moments of forward passes without gradients inside an autocast that was entered with
-        # them: reentrant checkpoints recompute such passes.
+        # them: reentrant checkpoints recompute such passes, and no graph holds their moments.
         self._pending: deque[Moment] = deque()
 
     def bound(self, changes: int) -> Bound:
@@ -229,7 +235,7 @@ class Tracker:
             self._alive.append(self._last)
         if replay is not None:
             replay.append(self, moment)
-        elif local.depth and local.grad_at_entry and not torch.is_grad_enabled():
+        elif may_be_recomputed():
             self._wait(moment)
         return moment
 
@@ -242,8 +248,7 @@ class Tracker:
 
     def _recomputed(self) -> Moment | None:
         """The moment of the forward pass that is recomputed in this backward pass."""
-        alive = [m for m in [r() for r in self._alive] if m is not None]
-        found = alive or list(self._pending)
+        found = [m for m in [r() for r in self._alive] if m is not None]
         if not found:
             return None
         if any(not m.same(found[0]) for m in found):
@@ -254,6 +259,7 @@ class Tracker:
                 "is; use tenon.torch.checkpoint, or update the scales only when no forward pass is "
                 "open: autocast(update='manual') and update_scales()"
             )
-        if not alive:
+        # Other checkpoints recompute under hooks for saved tensors.
+        if self._pending and not _saved.hooked():
             self._pending.popleft()
         return found[0]

@@ -19,7 +19,7 @@ from .._once import once
 from .._quantized import FP8, QuantizedTensor, allocate
 from . import _kernels
 from ._plan_memory import TYPES, PlanMemory
-from ._recipes import KEYS, Bound, Moment
+from ._recipes import KEYS, Bound, Moment, may_be_recomputed
 from ._stand_ins import stand_in
 from .basic import (
     AddExtraInput,
@@ -934,10 +934,13 @@ class Segment(FusedOperation):
             record = input_grad or any(extra_grads) or any([p.requires_grad for p in params])
         else:
             extra_grads = [False] * len(extras)
+        bound, backward = moment.bound, record
+        if bound.on and not record and may_be_recomputed():
+            # By the plan of the recomputation. Another may round differently before it quantises.
+            input_grad, extra_grads = x.requires_grad, [t.requires_grad for t in extras]
+            backward = input_grad or any(extra_grads) or any([p.requires_grad for p in params])
         ready = self.find(
-            *(x, params, extras, record, input_grad, extra_grads),
-            encoding=encoding,
-            bound=moment.bound,
+            *(x, params, extras, backward, input_grad, extra_grads), encoding=encoding, bound=bound
         )
         if isinstance(ready, list):
             return NotImplemented
@@ -978,8 +981,12 @@ class Segment(FusedOperation):
         first, last = basic_op_ctxs[0], basic_op_ctxs[-1]
         input_grad = first.requires_grad and first.input_requires_grad
         moment: Moment = local.call.moment
+        backward = last.requires_grad
+        if moment.bound.on and not backward and may_be_recomputed():
+            input_grad, wanted = x.requires_grad, [t.requires_grad for t in extras]
+            backward = any([p.requires_grad for p in params])
         ready = self.find(
-            *(x, params, extras, last.requires_grad, input_grad, wanted),
+            *(x, params, extras, backward, input_grad, wanted),
             encoding=encoding,
             bound=moment.bound,
         )
