@@ -248,6 +248,12 @@ class Plan {
   void prepare(int64_t rows, void* memory = nullptr, void* stream = nullptr) const;
   [[nodiscard]] int64_t prepare_bytes(int64_t rows) const;
 
+  // 32 hexadecimal digits for everything that decides the bits of the results: formulas, roundings,
+  // formats, orders of sums, makers of products. Plans with equal fingerprints give equal bits for
+  // equal inputs in strict precision. Products by a library: only on the same kind of device, with
+  // TENON_TUNE=0.
+  [[nodiscard]] std::string fingerprint() const;
+
   // The plan as text, as JSON, and as one self-contained HTML page. A known speed adds the minimum
   // time of each step.
   [[nodiscard]] std::string describe(int64_t rows, const Speed& speed = {}) const;

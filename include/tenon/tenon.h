@@ -460,6 +460,10 @@ TENON_API int tenon_plan_buffers(const tenon_plan* plan, tenon_buffer* list, siz
 /* `format` is "text", "json" or "html". `buffer`, `capacity` and `size` as for tenon_names. */
 TENON_API int tenon_plan_describe(const tenon_plan* plan, int64_t rows, const char* format,
                                   char* buffer, size_t capacity, size_t* size);
+/* 32 hexadecimal digits. Plans with equal fingerprints give equal bits for equal inputs in strict
+   precision. Products by a library: only on the same kind of device, with TENON_TUNE=0. */
+TENON_API int tenon_plan_fingerprint(const tenon_plan* plan, char* buffer, size_t capacity,
+                                     size_t* size);
 /* Bytes of each buffer and of the workspace. All functions that take rows fail if the chain cannot
    process this number of rows, or if the memory sizes overflow. */
 TENON_API int tenon_plan_sizes(const tenon_plan* plan, int64_t rows, int64_t* bytes, size_t count,

@@ -458,6 +458,7 @@ SIGNATURES: Any = {
     "tenon_plan_free": (None, c_void_p),
     "tenon_plan_buffers": (c_int, c_void_p, POINTER(Buffer), c_size_t, POINTER(c_size_t)),
     "tenon_plan_describe": (c_int, c_void_p, c_int64, c_char_p, POINTER(c_char), c_size_t, POINTER(c_size_t)),
+    "tenon_plan_fingerprint": (c_int, c_void_p, POINTER(c_char), c_size_t, POINTER(c_size_t)),
     "tenon_plan_sizes": (c_int, c_void_p, c_int64, POINTER(c_int64), c_size_t, POINTER(c_int64)),
     "tenon_plan_workspace": (c_int, c_void_p, c_int32, c_int64, c_int32, POINTER(c_int64)),
     "tenon_plan_run": (c_int, c_void_p, c_int32, c_int64, POINTER(c_void_p), c_size_t, c_void_p, c_int32, c_void_p),

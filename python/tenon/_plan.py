@@ -279,6 +279,14 @@ class Plan:
         if code:
             check(code)
 
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits: equal ones promise equal bits for equal inputs, if strict.
+
+        For products by a library only on the same kind of device, with TENON_TUNE=0.
+        """
+        return text_of(lib.tenon_plan_fingerprint, self._handle)
+
     def describe(self, rows: int | None = None) -> str:
         """A text for both passes: reads and writes of each step, bytes, saved tensors, reasons."""
         return Text(self._text("text", rows))

@@ -293,6 +293,11 @@ int tenon_plan_describe(const tenon_plan* plan, int64_t rows, const char* format
   });
 }
 
+int tenon_plan_fingerprint(const tenon_plan* plan, char* buffer, size_t capacity, size_t* size) {
+  return guarded(
+      [&] { give(plan_of(plan, "tenon_plan_fingerprint").fingerprint(), buffer, capacity, size); });
+}
+
 int tenon_plan_sizes(const tenon_plan* plan, int64_t rows, int64_t* bytes, size_t count,
                      int64_t* workspace) {
   return guarded([&] {

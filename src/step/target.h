@@ -39,7 +39,8 @@ struct Target {
   [[nodiscard]] std::string codes_refusal(const Format& a, const Format& b) const;
   // Whether transposed codes are decoded as quickly as others.
   [[nodiscard]] bool reads_transposed_codes() const { return device != Device::cuda; }
-  bool here = false;  // this process runs on it; kernels for others are only described
+  bool tunes = false;  // the library's algorithms are timed, so they differ between processes
+  bool here = false;   // this process runs on it; kernels for others are only described
 };
 
 // A row of the table of targets. An unknown name is an error that lists all names.

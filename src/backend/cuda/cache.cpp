@@ -8,12 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 
+#include "core/hash.h"
 #include "tenon/error.h"
 
 namespace tenon::cuda {
@@ -27,31 +27,6 @@ constexpr const char* kSuffix = ".kernel";
 constexpr const char* kUnfinished = ".unfinished";
 constexpr uint64_t kMostBytes = uint64_t{64} << 20;  // larger files are not read
 constexpr int64_t kStaleSeconds = 3600;              // older temporary files are abandoned
-
-// FNV-1a over 8-byte words. The remaining bytes form one word with their length. Two start values
-// give a 128-bit name. A multiplication moves information to higher bits only, so the halves of the
-// state swap after each word.
-uint64_t hash(std::string_view text, uint64_t h) {
-  constexpr size_t kWord = sizeof(uint64_t);
-  const auto join = [&](uint64_t word) { h = std::rotl((h ^ word) * 0x100000001b3ULL, 32); };
-  const auto word_at = [&](size_t at, size_t size) {
-    uint64_t word = 0;
-    std::memcpy(&word, text.data() + at, size);
-    return word;
-  };
-  const size_t rest = text.size() % kWord;
-  for (size_t at = 0; at + kWord <= text.size(); at += kWord) join(word_at(at, kWord));
-  join(word_at(text.size() - rest, rest));
-  join(text.size());
-  return h;
-}
-constexpr uint64_t kFirst = 0xcbf29ce484222325ULL, kSecond = 0x9ae16a3b2f90404fULL;
-
-std::string hex(uint64_t v) {
-  std::string text(16, '0');
-  for (size_t i = 16; i-- > 0; v >>= 4) text[i] = "0123456789abcdef"[v & 15];
-  return text;
-}
 
 // Recognises files of this cache by name. All other files in the folder are left alone.
 bool is_ours(const std::string& name, std::string_view end) {
@@ -73,7 +48,7 @@ std::string packed(const Parts& parts) {
     text.append(reinterpret_cast<const char*>(&size), sizeof size);
   }
   for (const std::string& p : parts) text += p;
-  const uint64_t sum = hash(text, kFirst);
+  const uint64_t sum = hash64(text);
   return text.append(reinterpret_cast<const char*>(&sum), sizeof sum);
 }
 
@@ -85,7 +60,7 @@ std::optional<Parts> unpacked(const std::string& text) {
   const size_t body = text.size() - sizeof(uint64_t);
   uint64_t sum = 0;
   std::memcpy(&sum, text.data() + body, sizeof sum);
-  if (sum != hash(std::string_view(text).substr(0, body), kFirst)) return std::nullopt;
+  if (sum != hash64(std::string_view(text).substr(0, body))) return std::nullopt;
   Parts parts;
   size_t at = kHeader;
   for (size_t i = 0; i < kParts; ++i) {
@@ -204,7 +179,7 @@ std::string Cache::why_off() const {
 
 fs::path Cache::file_of(const CacheKey& key) const {
   const std::string all = str(key.compiler, '\n', key.arch, '\n', key.source);
-  return folder_ / str(hex(hash(all, kFirst)), hex(hash(all, kSecond)), kSuffix);
+  return folder_ / str(hash128(all), kSuffix);
 }
 
 std::optional<CachedImage> Cache::find(const CacheKey& key) {

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/cublaslt.h"
 #include "backend/cuda/driver.h"
+#include "backend/cuda/lt_tune.h"
 #include "backend/cuda/nvrtc.h"
 
 namespace tenon::cuda {
@@ -35,6 +36,7 @@ Target make(int ordinal) {
   t.driver = d.driver_version;
   if (!why_no_nvrtc()) t.nvrtc = version_of(nvrtc_version());
   if (cublaslt().why.empty()) t.cublaslt = 100 * version_of(cublaslt().version);
+  t.tunes = tunes();
   return t;
 }
 

@@ -20,13 +20,17 @@ namespace {
 
 constexpr int kHeuristics = 8, kRounds = 5;
 
-bool allowed() {
+}  // namespace
+
+bool tunes() {
   static const bool kAllowed = [] {
     const char* text = std::getenv("TENON_TUNE");
     return !text || std::string_view(text) != "0";
   }();
   return kAllowed;
 }
+
+namespace {
 
 int64_t up(int64_t n) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(n, 1))));
@@ -129,7 +133,7 @@ class SecondResult {
 LtChoice tuned(const Lt& lt, LtHandle handle, const CurrentContext& context, const LtChoice& first,
                const LtProduct& product, char varies, void* workspace, const RunArgs& call) {
   const auto stream = static_cast<Stream>(call.stream);
-  if (!allowed()) return first;
+  if (!tunes()) return first;
   const CacheKey key = class_of(context, product, varies);
   LtChoice best;
   if (const auto algorithm = known(key)) best = checked(lt, handle, product, *algorithm);

@@ -6,6 +6,9 @@
 
 namespace tenon::cuda {
 
+// Whether TENON_TUNE allows timing.
+bool tunes();
+
 // The best choice for a product. A class is everything that the choice depends on, with the varying
 // dimension ('m' or 'k') rounded up to a power of two. The first call of a class times eight
 // heuristics, on the operands of the call and a separate result. In a captured stream and with
