@@ -102,5 +102,7 @@ void bench_cuda(const BenchArgs& args, const std::vector<Shape>& shapes, BenchRe
 // Host time of launches. Times to compile a kernel, to find it on disk and to load it.
 std::vector<BenchNumber> bench_compile_costs(const std::string& arch);
 std::vector<BenchNumber> bench_launch_costs();
+// On the CPU: first calls of new formulas, and small calls.
+std::vector<BenchNumber> bench_call_costs();
 
 }  // namespace tenon::bench

@@ -336,6 +336,48 @@ CpuCase::Round CpuCase::round() const {
   return r;
 }
 
+std::vector<BenchNumber> bench_call_costs() {
+  constexpr int64_t kCols = 1024;
+  std::vector<uint16_t> x(kCols), dx(kCols);
+  const auto row = [](std::vector<uint16_t>& v, int64_t cols) {
+    return matrix(v.data(), DType::bf16, 1, cols);
+  };
+  std::vector<BenchNumber> costs;
+  constexpr std::pair<const char*, const char*> kFormulas[] = {
+      {"silu", "x*sigmoid("}, {"gelu", "x*sigmoid((1+0.0357*x*x)*"}};
+  for (const auto& [name, formula] : kFormulas)
+    for (const bool backwards : {false, true}) {
+      std::vector<double> first;
+      for (int i = 0; i < 15; ++i) {
+        // A new number makes a new formula.
+        static int count = 0;
+        const Activation f = activation(str(formula, 1 + 1e-4 * ++count, "*x)"));
+        first.push_back(
+            1e3 * seconds([&] {
+              if (backwards)
+                backward(f, {.grad = row(x, kCols), .x = row(x, kCols), .dx = row(dx, kCols)});
+              else
+                forward(f, {.x = row(x, kCols), .y = row(dx, kCols)});
+            }));
+      }
+      costs.push_back(
+          {str("first call of a formula like ", name, backwards ? ".bwd" : "", ", compiled in it"),
+           median(first), "ms"});
+    }
+  const Activation silu = activation("silu");
+  for (const int64_t cols : {int64_t{1}, kCols}) {
+    constexpr int kCalls = 2000;
+    std::vector<double> each;
+    for (int i = 0; i < 15; ++i)
+      each.push_back(1e6 / kCalls * seconds([&] {
+                       for (int k = 0; k < kCalls; ++k)
+                         forward(silu, {.x = row(x, cols), .y = row(dx, cols)});
+                     }));
+    costs.push_back({str("a later call of silu, 1x", cols), median(each), "us"});
+  }
+  return costs;
+}
+
 void bench_cpu(const BenchArgs& args, const std::vector<Shape>& shapes, BenchReport& report) {
   report.device = str("cpu, ", threads(), " threads");
   print_head(args, report);
@@ -363,6 +405,7 @@ void bench_cpu(const BenchArgs& args, const std::vector<Shape>& shapes, BenchRep
       print_case(args, report, report.results.back());
     }
   }
+  if (args.costs()) report.costs = bench_call_costs();
 }
 
 }  // namespace tenon::bench
