@@ -11,7 +11,13 @@ import torch
 
 from .recipe import Recipe
 
-__all__ = ["autocast", "fp8_autocast", "weights_unchanged"]
+__all__ = [
+    "autocast",
+    "fp8_autocast",
+    "fp8_model_init",
+    "quantized_model_init",
+    "weights_unchanged",
+]
 
 # A private function of torch: the number of the backward pass that runs in this thread, or -1.
 in_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -54,6 +60,8 @@ class _Local(threading.local):
     # The promise about weights: None (none), False and True (is_first_microbatch), or a block of
     # weights_unchanged.
     weights: Any = None
+    # Of quantized_model_init: the recipe, and whether initial values are kept.
+    model_init: tuple[Recipe, bool] | None = None
     # The call of a fuser that runs, and the checkpoint that it is in.
     call: Any = None
     replay: Any = None
@@ -144,6 +152,50 @@ def fp8_autocast(
 ) -> autocast:
     """`autocast` by its older name in Transformer Engine."""
     return autocast(enabled, calibrating, fp8_recipe, fp8_group)
+
+
+class quantized_model_init:
+    """Weights of linears that are made within it are quantised tensors: `recipe` encodes them.
+
+    An optimiser step encodes them again. Under a delayed recipe they have the scale of current
+    scaling, since their numbers are known. Without autocast, products read the same codes. With
+    `preserve_high_precision_init_val` a weight keeps its initial values on the CPU, e.g. for the
+    master weights of an optimiser: weight.get_high_precision_init_val() gives them, and
+    weight.clear_high_precision_init_val() drops them.
+    """
+
+    __slots__ = ("_before", "_init")
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        recipe: Recipe | None = None,
+        preserve_high_precision_init_val: bool = False,
+    ) -> None:
+        if recipe is not None:
+            check_recipe(recipe, "quantized_model_init")
+        elif enabled:
+            from ._available import get_default_recipe
+
+            recipe = get_default_recipe()
+        self._init = (recipe, preserve_high_precision_init_val) if enabled and recipe else None
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._before.append(local.model_init)
+        local.model_init = self._init
+
+    def __exit__(self, *exception: Any) -> None:
+        local.model_init = self._before.pop()
+
+
+def fp8_model_init(
+    enabled: bool = True,
+    recipe: Recipe | None = None,
+    preserve_high_precision_init_val: bool = False,
+) -> quantized_model_init:
+    """`quantized_model_init` by its older name in Transformer Engine."""
+    return quantized_model_init(enabled, recipe, preserve_high_precision_init_val)
 
 
 class microbatch:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from . import _call, ops
+from ._delayed import check_state
 from .ops import _hooks
 
 __all__ = ["convert"]
@@ -68,11 +69,20 @@ def convert(
         setattr(model.get_submodule(parent), child, new)
     if made:
         _hooks.count_attribute("forward")  # hooks came without being registered
+        if root is model:
+            model.register_load_state_dict_pre_hook(_check_state)
     if log is not None:
         lines = [f"convert: replaced {len(replaced)}, left alone {len(kept)}"]
         lines += [f"  {line}" for line in replaced] + [f"  left alone: {line}" for line in kept]
         log("\n".join(lines))
     return root
+
+
+def _check_state(
+    model: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any
+) -> None:
+    """A wrong delayed state must be found before other parts of the model are loaded."""
+    check_state(model, state_dict, prefix)
 
 
 def _why_not(name: str, module: torch.nn.Module, filter: Filter | None) -> str:

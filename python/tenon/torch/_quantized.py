@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -364,6 +364,14 @@ class QuantizedTensor(torch.Tensor):
 
         return gathered(self, all_gather_outputs, metadata, out)
 
+    def get_high_precision_init_val(self) -> torch.Tensor | None:
+        """The initial values, if `quantized_model_init` was told to preserve them."""
+        return self.__dict__.get("_initial")
+
+    def clear_high_precision_init_val(self) -> None:
+        """Drops the initial values."""
+        self.__dict__.pop("_initial", None)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The codes are stored as bytes, which every torch can pickle.
         parts = {
@@ -480,6 +488,19 @@ def allocate(
     if mode.single:
         parts[1] = torch.empty(1, dtype=scale_dtype, **more)
     return wrap(shape, dtype, fp8_dtype, scaling, parts, swizzled, quantizer, (rows, cols))
+
+
+def initialise(t: torch.Tensor, function: Callable[[torch.Tensor], Any]) -> None:
+    """Fills a parameter by a function that writes in place. A quantised one is encoded once."""
+    with torch.no_grad():
+        if not isinstance(t, QuantizedTensor):
+            function(t)
+            return
+        plain = torch.empty(t.shape, dtype=t.dtype, device=t.device)
+        function(plain)
+        t.copy_(plain)
+        if "_initial" in t.__dict__:
+            t.__dict__["_initial"] = plain.cpu()
 
 
 def unpickled(

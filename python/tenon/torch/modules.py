@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import torch
 
 from . import ops
+from ._delayed import check_state
+from ._quantized import QuantizedTensor, initialise
 from .ops.basic.norm import Norm
 from .ops.op import PartOperation, check_size
 
@@ -125,6 +127,11 @@ class _Module(torch.nn.Module):
     def _split(self, name: str, parts: Mapping[str, int]) -> None:
         """Replaces a parameter by parameters with its rows. It is put together in every call."""
         whole = self._parameters.pop(name)
+        if isinstance(whole, QuantizedTensor):
+            raise NotImplementedError(
+                f"{type(self).__name__}: parameters_split under quantized_model_init is not "
+                "offered, since a call puts the parts together; leave one of them out"
+            )
         names = [f"{part}_{name}" for part in parts]
         if whole is None:
             for part in names:
@@ -156,12 +163,11 @@ class _Module(torch.nn.Module):
             parameter = getattr(self, name)
             if parameter.is_meta:
                 continue
-            with torch.no_grad():
-                if self._tracker is None:
-                    value(parameter)
-                else:
-                    with self._tracker().fork(*self._tracker_name):
-                        value(parameter)
+            if self._tracker is None:
+                initialise(parameter, value)
+            else:
+                with self._tracker().fork(*self._tracker_name):
+                    initialise(parameter, value)
 
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
         """Refuses every group but None: tensor parallelism comes with distribution."""
@@ -178,6 +184,7 @@ class _Module(torch.nn.Module):
         for theirs, ours in self._other_keys.items():
             if prefix + theirs in state_dict and prefix + ours not in state_dict:
                 state_dict[prefix + ours] = state_dict.pop(prefix + theirs)
+        check_state(self, state_dict, prefix)  # of all parts, before anything is copied
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +12,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...._lib import DTYPES
 from ... import _call, _cuda
-from ..._context import check_recipe, microbatch
-from ...recipe import Recipe
+from ..._context import check_recipe, local, microbatch
+from ..._quantized import initialise
+from ...recipe import Float8CurrentScaling, QuantizerRole, Recipe
 from .. import _kernels
 from ..op import OperationContext, PartOperation, check_size, with_numbers
 
@@ -100,6 +102,8 @@ class BasicLinear(PartOperation):
             )
         self.weight = torch.nn.Parameter(weight)
         self.reset_parameters()
+        if local.model_init is not None:
+            self._quantise_weight(*local.model_init)
 
     def forward(
         self,
@@ -116,11 +120,31 @@ class BasicLinear(PartOperation):
 
     def reset_parameters(self) -> None:
         """Initialises W like nn.Linear: uniform in ±1/sqrt(in_features)."""
+        uniform = partial(torch.nn.init.kaiming_uniform_, a=math.sqrt(5))
         if self._rng_state_tracker_function is None:
-            torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+            initialise(self.weight, uniform)
         else:
             with self._rng_state_tracker_function().fork():
-                torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+                initialise(self.weight, uniform)
+
+    def _quantise_weight(self, recipe: Recipe, keep: bool) -> None:
+        """Makes the weight a quantised tensor."""
+        recipe, weight = self.own_recipe() or recipe, self.weight.detach()
+        if weight.is_meta:
+            raise NotImplementedError(
+                "BasicLinear: quantized_model_init has no numbers to quantise on the meta device; "
+                "make the module on a device, or load the weight as a QuantizedTensor"
+            )
+        if recipe.delayed():
+            recipe = Float8CurrentScaling(fp8_format=recipe.fp8_format)
+        quantizer = recipe.make_quantizer(QuantizerRole("linear", "weight"))
+        if quantizer is None:
+            return
+        quantizer = quantizer.copy()
+        quantizer.set_usage(rowwise=True, columnwise=torch.is_grad_enabled())
+        self.weight = torch.nn.Parameter(quantizer(weight))
+        if keep:
+            self.weight.__dict__["_initial"] = weight.cpu().clone()
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}"
