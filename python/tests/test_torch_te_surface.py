@@ -398,6 +398,60 @@ def test_context_fields_of_user_fusions():
         close(a, b, torch.float32)
 
 
+class ReadsQuantizers(ops.FusedOperation):
+    """A backward fusion that repeats what the linear did with its quantizers."""
+
+    def fuser_backward(self, basic_op_ctxs, grad_output, *, basic_op_grad_extra_outputs):
+        ctx, _ = basic_op_ctxs
+        assert ctx.with_quantized_compute and ctx.dtype == torch.float32
+        x, w = (t.dequantize() for t in ctx.saved_tensors)
+        g = ctx.grad_output_quantizer(2 * grad_output).dequantize()
+        assert ctx.input_quantizer is not None and ctx.weight_quantizer is not None
+        return g @ w, [(g.T @ x,), ()], [(), ()]
+
+
+@pytest.mark.parametrize("recipe", ["Float8CurrentScaling", "MXFP8BlockScaling", "DelayedScaling"])
+def test_context_fields_under_a_recipe(recipe):
+    found = []
+    for fusion in (None, lambda ops_, *, recipe=None: [ReadsQuantizers(ops_)]):
+        torch.manual_seed(3)
+        model = ops.Sequential(ops.BasicLinear(64, 32), ops.ConstantScale(2.0))
+        if fusion is not None:
+            ops.register_backward_fusion(fusion)
+        try:
+            x = normal(32, 64).requires_grad_()
+            with tt.autocast(recipe=getattr(tt.recipe, recipe)()):
+                y = model(x)
+            y.backward(normal(32, 32))
+        finally:
+            if fusion is not None:
+                ops.unregister_backward_fusion(fusion)
+        found.append([y, x.grad, model[0].weight.grad])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_fusions_get_the_recipe():
+    seen = []
+
+    def fuse(listed, *, recipe):
+        seen.append(recipe)
+        return listed
+
+    model, recipe = ops.Sequential(ops.Linear(32, 32)), tt.recipe.MXFP8BlockScaling()
+    ops.register_forward_fusion(fuse)
+    try:
+        for _ in range(2):
+            with tt.autocast(recipe=recipe):
+                model(normal(4, 32))
+            model._module_groups[0]._forward_ops  # noqa: B018  (fuses nothing again)
+        assert seen == [recipe]
+        model(normal(4, 32))
+        assert seen == [recipe, None]
+    finally:
+        ops.unregister_forward_fusion(fuse)
+
+
 def test_joint_fusions_next_to_plans():
     class Doubled(ops.FusedOperation):
         def fuser_forward(self, basic_op_ctxs, input_, **unused):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from .._context import local
+
 # Each takes the list of ops and returns it with some of them fused.
 FORWARD: list[Callable[..., Any]] = []
 BACKWARD: list[Callable[..., Any]] = []
@@ -31,9 +33,17 @@ def _takes_recipe(function: Callable[..., Any]) -> bool:
     return any(p.name == "recipe" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def call(function: Callable[..., Any], ops: list[Any]) -> Any:
-    """Calls `function(ops, recipe=None)`, or `function(ops)` if it has no recipe argument."""
-    return function(ops, recipe=None) if _takes_recipe(function) else function(ops)
+def call(function: Callable[..., Any], ops: list[Any], recipe: Any) -> Any:
+    """Calls `function(ops, recipe=recipe)`, or `function(ops)` if it has no recipe argument."""
+    return function(ops, recipe=recipe) if _takes_recipe(function) else function(ops)
+
+
+def recipe_read() -> Any:
+    """The recipe of `autocast` if a function takes it, else None."""
+    if FORWARD or BACKWARD or FORWARD_BACKWARD:
+        if any(_takes_recipe(f) for each in (FORWARD, BACKWARD, FORWARD_BACKWARD) for f in each):
+            return None if local.active is None else local.active.recipe
+    return None
 
 
 def _add(functions: list[Callable[..., Any]], function: Any, prepend: bool) -> None:
@@ -56,6 +66,8 @@ def _remove(functions: list[Callable[..., Any]], function: Any, name: str) -> No
 
 def register_forward_fusion(func: Callable[..., Any], prepend: bool = False) -> None:
     """Adds func(ops, *, recipe) -> ops to the forward fusions, last, or first with `prepend`.
+
+    `recipe` is that of `autocast`, or None. Ops are fused again under another recipe.
 
     `ops` are basic ops and the fused ops of earlier fusions. A fused op from func must save the
     same tensors as its basic ops, because the backward pass is fused separately.

@@ -107,7 +107,7 @@ class OperationFuser:
         self.num_extra_outputs = len(self._routes.outputs)
         self._plan: tuple[list[Stage], list[Stage]] | None = None
         self._whole: Segment | None = None  # if all ops are one segment
-        self._version = -1
+        self._version: Any = None
         self._started = False
         self._prepared = [
             op
@@ -170,8 +170,11 @@ class OperationFuser:
         return flat, counts, first, computed, given
 
     def plan(self) -> tuple[list[Stage], list[Stage]]:
-        """(forward, backward) stages. Rebuilt when a fusion is registered or unregistered."""
-        version = _registry.version()
+        """(forward, backward) stages.
+
+        Rebuilt when a fusion is registered or unregistered, or gets another recipe.
+        """
+        version = _registry.version(), _registry.recipe_read()
         if self._plan is None or self._version != version:
             made = _with_segments(*self._fuse(), self._routes)
             only = made[0][0].op if len(made[0]) == 1 else None
@@ -192,18 +195,18 @@ class OperationFuser:
     @property
     def _forward_ops(self) -> list[tuple[FusibleOperation, list[int]]]:
         """The forward pass as (op, indices of its basic ops). See `fused_list`."""
-        return fused_list(self.plan()[0], "forward")
+        return fused_list((self._plan or self.plan())[0], "forward")
 
     @property
     def _backward_ops(self) -> list[tuple[FusibleOperation, list[int]]]:
         """The same for the backward pass, in the order in which it runs."""
-        return fused_list(self.plan()[1], "backward")[::-1]
+        return fused_list((self._plan or self.plan())[1], "backward")[::-1]
 
     def _apply(
         self, functions: list[Callable[..., Any]], ops: list[FusibleOperation]
     ) -> list[FusibleOperation]:
         for function in functions:
-            ops = list(_registry.call(function, ops))
+            ops = list(_registry.call(function, ops, _registry.recipe_read()))
             if [b for op in ops for b in basic_ops(op)] != self._basic_ops:
                 name = getattr(function, "__qualname__", repr(function))
                 raise RuntimeError(

@@ -203,7 +203,7 @@ class BasicLinear(PartOperation):
             ctx.weight_quantizer = quantizer
             ctx.grad_output_quantizer = self.quantizer_of("backward", 0)
             ctx.grad_input_quantizer = ctx.prev_op_grad_output_quantizer
-            ctx.with_quantized_compute = not (x is x_plain and w is w_plain)
+            ctx.with_quantized_compute = _kernels.is_encoded(x) or _kernels.is_encoded(w)
         return x_plain, w_plain
 
     def _high_precision(self) -> bool:
