@@ -431,6 +431,68 @@ def test_context_fields_under_a_recipe(recipe):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+# The methods and attributes of te.md 5.1.
+FRAMEWORK = {
+    "OperationContext": "save_for_backward saved_tensors to_save requires_grad",
+    "FusibleOperation": "is_fused_op pre_first_fuser_forward pre_fuser_forward get_input_quantizer "
+    "get_grad_output_quantizer fuser_forward fuser_backward",
+    "BasicOperation": "num_extra_inputs num_extra_outputs op_forward op_backward num_quantizers "
+    "get_quantizer get_quantizer_roles set_extra_input_channel set_extra_output_channel forward",
+    "FusedOperation": "forward",
+    "Sequential": "append extend insert pop __getitem__ __setitem__ __delitem__ __add__ __iadd__ "
+    "forward",
+}
+
+
+@pytest.mark.parametrize("name", FRAMEWORK)
+def test_names_of_the_framework(name):
+    for attribute in FRAMEWORK[name].split():
+        assert hasattr(getattr(ops, name), attribute)
+
+
+def test_contexts_save_under_both_names():
+    ctx = ops.OperationContext()
+    assert ctx.to_save == () and ctx.requires_grad
+    x = normal(2)
+    ctx.save_for_backward(x, None)
+    assert ctx.to_save == ctx.saved_tensors == (x, None)
+    ctx.to_save = (x,)
+    assert ctx.saved_tensors == (x,)
+
+
+def test_roles_of_quantizers():
+    Role = tt.recipe.QuantizerRole
+
+    class Named(ops.BasicLinear):
+        def get_quantizer_roles(self, mode):
+            if mode == "forward":
+                return [Role("router", "input"), Role("router", "weight")]
+            return [Role("router", "grad_output")] * self.wrong
+
+    told = []
+
+    def factory(role):
+        told.append((role.module_type, role.tensor_type))
+        return Float8CurrentScalingQuantizer(torch.float8_e4m3fn)
+
+    for wrong in (1, 2):
+        linear = Named(32, 32)
+        linear.wrong = wrong
+        with tt.autocast(recipe=tt.recipe.CustomRecipe(factory)):
+            if wrong == 1:
+                ops.Sequential(linear)(normal(32, 32)).sum().backward()
+            else:
+                with pytest.raises(ValueError, match="gave 2 roles; it has 1 backward"):
+                    ops.Sequential(linear)(normal(32, 32))
+    assert set(told) == {("router", t) for t in ("input", "weight", "grad_output")}
+
+
+def test_public_names():
+    names = set(dir(tt))
+    assert names >= {"LayerNormMLP", "Linear", "autocast", "convert", "explain", "recipe"}
+    assert all(hasattr(tt, name) for name in names)
+
+
 def test_fusions_get_the_recipe():
     seen = []
 

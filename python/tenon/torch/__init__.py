@@ -30,3 +30,8 @@ def __getattr__(name: str) -> Any:
                 globals()[name] = getattr(found, name)
                 return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    names = [importlib.import_module(f"{__name__}.{module}").__all__ for module in _PUBLIC]
+    return sorted({*globals(), *__all__, *(name for each in names for name in each)})

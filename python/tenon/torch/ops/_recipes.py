@@ -45,9 +45,17 @@ class Applied:
             count = op.num_quantizers(mode)
             if mode == "backward" and recipe.backward_override is not None:
                 continue
+            roles = op.get_quantizer_roles(mode)
+            if roles is not None and len(roles) != count:
+                raise ValueError(
+                    f"{type(op).__name__}: get_quantizer_roles({mode!r}) gave {len(roles)} roles; "
+                    f"it has {count} {mode} quantizers"
+                )
             for i in range(count):
                 tensor = _TENSORS[mode][i] if i < len(_TENSORS[mode]) else f"{mode} {i}"
                 role = QuantizerRole(op.op_name or type(op).__name__, tensor, _name(op))
+                if roles is not None:
+                    role = roles[i]
                 made = recipe.make_quantizer(role)
                 if made is not None:
                     self.quantizers[mode, i] = made

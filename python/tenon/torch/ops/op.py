@@ -23,6 +23,7 @@ from ._routes import ANY
 
 if TYPE_CHECKING:
     from ..quantizer import Quantizer
+    from ..recipe import QuantizerRole
     from .fuser import OperationFuser
     from .sequential import Sequential
 
@@ -77,6 +78,15 @@ class OperationContext:
     def save_for_backward(self, *tensors: Any) -> None:
         """Saves tensors, quantised tensors and None for the backward pass, in this order."""
         self.saved_tensors = tensors
+
+    @property
+    def to_save(self) -> tuple[Any, ...]:
+        """The tensors given to `save_for_backward`. The name is Transformer Engine's."""
+        return self.saved_tensors
+
+    @to_save.setter
+    def to_save(self, tensors: tuple[Any, ...] | None) -> None:
+        self.saved_tensors = tuple(tensors or ())
 
 
 class FusibleOperation(torch.nn.Module, abc.ABC):
@@ -234,6 +244,10 @@ class BasicOperation(FusibleOperation, abc.ABC):
     def num_quantizers(self, mode: str) -> int:
         """The number of quantizers of the op for mode "forward" or "backward"."""
         return 0
+
+    def get_quantizer_roles(self, mode: str) -> Sequence[QuantizerRole] | None:
+        """What the quantizers of `mode` are for, as a `CustomRecipe` is told. None: by position."""
+        return None
 
     def get_quantizer(self, mode: str, index: int) -> Quantizer | None:
         """Quantizer `index` of "forward" or "backward". None: not quantised."""
