@@ -199,6 +199,10 @@ TABLES = {
         exp2_table("kExp2", 6, 0, 1),
         exp2_table("kExp2Twice", 6, -0.5, 0.5, times=2),
     ],
+    "ExactTables": [
+        erfc_quotient(5, 5),
+        log1p_table(10),
+    ],
     "HardwareTables": [
         tanh_quotient(3, 3, hi=6),
         erfc_quotient(4, 4),

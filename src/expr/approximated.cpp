@@ -30,9 +30,10 @@ Expr evaluated(const Polynomial& p, Expr x) {
   return sum;
 }
 
-template <bool kRough>
+// `Hardware`: HardwareOf, or Exact, which only changes compositions of functions.
+template <class Hardware>
 class Lowering {
-  using Hardware = HardwareOf<kRough>;
+  static constexpr bool kIeee = Hardware::kIeee;
 
  public:
   // Functions may err by `error`, relative to their results. If `loads` marks single loads, the
@@ -70,7 +71,7 @@ class Lowering {
       terms_[id] = terms(id);
       factors_[id] = factors(id);
     }
-    find_slopes(roots, error);
+    if constexpr (!kIeee) find_slopes(roots, error);
     for (const uint32_t id : order_) image_[id] = lowered(id);
     for (const uint32_t root : roots) out_.roots.push_back(out_.graph.id(image_[root]));
   }
@@ -111,6 +112,29 @@ class Lowering {
         return min(in(0), in(1));
       case Word::round:
         return round(in(0), n.dtype());
+      case Word::mul:
+        if (const std::optional<Expr> product = erfc_product(n)) return *product;
+        break;
+      case Word::add:
+        if (const std::optional<Expr> slope = erfc_slope(n)) return *slope;
+        if (const std::optional<Expr> slope = mish_slope(n)) return *slope;
+        break;
+      case Word::tanh:
+        if (const uint32_t x = softplus(n.in[0]); x != kNone) {
+          const TanhSoftplus t = tanh_softplus(x);
+          return t.n * t.r;
+        }
+        break;
+      default:
+        break;
+    }
+    if constexpr (!kIeee) return approximation(id);
+    return kWordTable<Hardware, Expr>[index(n.word)](in(0), in(1), in(2));
+  }
+  Expr approximation(uint32_t id) {
+    const Node& n = graph_[id];
+    const auto in = [&](int i) { return i < n.arity() ? image_[n.in[i]] : Expr(); };
+    switch (n.word) {
       case Word::sigmoid:
         return sigmoid(id);
       case Word::mul:
@@ -118,12 +142,9 @@ class Lowering {
           const Sides s = sides(argument(n.in[0]));
           return s.larger * s.smaller;
         }
-        if (const std::optional<Expr> product = erfc_product(n)) return *product;
         if (const auto s = softplus_slope(id)) return image_[s->of] * softplus_sigmoid(s->x);
         return in(0) * in(1);
       case Word::add:
-        if (const std::optional<Expr> slope = erfc_slope(n)) return *slope;
-        if (const std::optional<Expr> slope = mish_slope(n)) return *slope;
         if (const auto s = softplus_slope(id)) return image_[s->of] * softplus_sigmoid(s->x);
         if (const auto slope = slopes_.find(id); slope != slopes_.end())
           return slope_of(slope->second);
@@ -134,12 +155,6 @@ class Lowering {
           return times_inverse(id, in(1).constant()) ? in(0) * (1 / in(1).constant())
                                                      : quotient(in(0), in(1).constant());
         return tolerant_[id] || errs_[id] ? rough_quotient(in(0), in(1)) : in(0) / in(1);
-      case Word::tanh:
-        if (const uint32_t x = softplus(n.in[0]); x != kNone) {
-          const TanhSoftplus t = tanh_softplus(x);
-          return t.n * t.r;
-        }
-        return Hardware::tanh(in(0));
       default:
         return kWordTable<Hardware, Expr>[index(n.word)](in(0), in(1), in(2));
     }
@@ -214,13 +229,6 @@ class Lowering {
     });
   }
 
-  // min(x, most). Of two limits, the smaller one.
-  static Expr limited_to(Expr x, float most) {
-    if (is(x, Word::min) && input(x, 1).is_constant() && input(x, 1).constant() >= most)
-      return min(input(x, 0), most);
-    return min(x, most);
-  }
-
   // Adds two selects with one condition as one select, if at most one branch needs an addition.
   static Expr sum(Expr a, Expr b) {
     const auto zero = [](Expr e) { return e.is_constant() && e.constant() == 0; };
@@ -290,7 +298,7 @@ class Lowering {
   };
   static Sides sides(Expr a) {
     const Expr e = Hardware::exp_below(a);  // may be subnormal
-    const Expr r = rcp(1.0F + e, kRough);
+    const Expr r = Hardware::reciprocal(1.0F + e);
     return {r, e * r, a};
   }
 
@@ -330,9 +338,9 @@ class Lowering {
     Expr product, n, r;  // e + e², n, 1/(n + 2)
   };
   [[nodiscard]] TanhSoftplus tanh_softplus(uint32_t x) const {
-    const Expr e = Hardware::exp(limited_to(image_[x], kCertain));
+    const Expr e = Hardware::exp_up_to(image_[x], kCertain);
     const Expr product = e * (1.0F + e), n = product + e;
-    return {product, n, rcp(n + 2.0F, kRough)};
+    return {product, n, Hardware::reciprocal(n + 2.0F)};
   }
 
   // of·σ(x), the derivative of softplus: of/(1 + e)·e with e = exp(x), also with its limit.
@@ -466,7 +474,7 @@ class Lowering {
     }
     const Expr a = e->magnitude(image_);
     // The product with a comes first, because 2^x may be subnormal.
-    const Expr tail = a * Hardware::erfc_ratio(a, e->k, f) * Hardware::exp_square(a, e->k);
+    const Expr tail = Hardware::times_exp_square(a * Hardware::erfc_ratio(a, e->k, f), a, e->k);
     return max(image_[e->x], -0.0F) * (2 * f) - tail;
   }
   // m·erfc(k·u) + m·v·q·exp(−(k·u)²), the derivative of m·v·erfc(k·u). The second term is 0 for
@@ -505,8 +513,8 @@ class Lowering {
         changes[factor] = 1.0F;
       }
     const Expr x = image_[e->x], a = e->magnitude(image_);
-    const Expr below = fma(a, static_cast<float>(-q * f), Hardware::erfc_ratio(a, e->k, f)) *
-                       Hardware::exp_square(a, e->k);
+    const Expr below = Hardware::times_exp_square(
+        fma(a, static_cast<float>(-q * f), Hardware::erfc_ratio(a, e->k, f)), a, e->k);
     changes[t] = select(x > 0.0F, 2 * f - below, below);
     return exchanged(n.in[1], changes);
   }
@@ -825,8 +833,9 @@ Approximated approximated(const Graph& graph, std::span<const uint32_t> roots, d
   const auto of = [](const auto& lowering) {
     return Approximated{lowering.result(), lowering.positive()};
   };
-  return error >= kRoughError ? of(Lowering<true>(graph, roots, error, loads))
-                              : of(Lowering<false>(graph, roots, error, loads));
+  if (error == 0) return of(Lowering<Exact>(graph, roots, error, loads));
+  return error >= kRoughError ? of(Lowering<HardwareOf<true>>(graph, roots, error, loads))
+                              : of(Lowering<HardwareOf<false>>(graph, roots, error, loads));
 }
 
 }  // namespace tenon

@@ -54,6 +54,13 @@ inline std::optional<Multiple> multiple(Expr e) {
   return std::nullopt;
 }
 
+// min(x, most). Of two limits, the smaller one.
+inline Expr limited_to(Expr x, float most) {
+  if (is(x, Word::min) && input(x, 1).is_constant() && input(x, 1).constant() >= most)
+    return min(input(x, 0), most);
+  return min(x, most);
+}
+
 // x·f. Constants of x are folded into f: the exponent's error is far smaller than the allowed
 // error.
 inline Expr scaled(Expr x, float f) {
@@ -93,6 +100,17 @@ Expr polynomial(Expr x, const std::array<float, N>& c, double k, double f, bool 
 
 // Coefficients, lowest order first, printed by tools/polynomials.py.
 // clang-format off
+struct ExactTables {
+  // erfc(x) = exp(-x^2) p(x) / q(x): 2^-24.5
+  static constexpr std::array kErfcOver{0x1.114f7cp+4f, 0x1.5304c2p+4f, 0x1.9115dp+3f, 0x1.f77a42p+1f,
+      0x1.20de4cp-1f};
+  static constexpr std::array kErfcUnder{0x1.114f7cp+4f, 0x1.43b552p+5f, 0x1.48e15ep+5f, 0x1.6b567ap+4f,
+      0x1.be3924p+2f};
+  // log1p(x) = x p(x) on [0, 1]: 2^-27.5
+  static constexpr float kLog1p[] = {0x1p+0f, -0x1.ffffd2p-2f, 0x1.554ddp-2f, -0x1.ff23e6p-3f,
+      0x1.934b58p-3f, -0x1.3a4382p-3f, 0x1.b4af02p-4f, -0x1.d6b3d4p-5f, 0x1.491d28p-6f,
+      -0x1.af5768p-9f};
+};
 template <bool kRough>
 struct HardwareTables {
   // tanh(x) = x p(x^2) / q(x^2) up to kTanhHigh, and 1 from there on: 2^-16.8
@@ -119,10 +137,86 @@ struct HardwareTables<true> {
 };
 // clang-format on
 
+// The range of a value that is not NaN.
+struct Range {
+  float low = -words::kInfinity, high = words::kInfinity;
+  [[nodiscard]] bool within(float a, float b) const { return low >= a && high <= b; }
+};
+inline Range range(Expr e, int depth = 8) {
+  if (e.is_constant()) return {e.constant(), e.constant()};
+  if (depth == 0) return {};
+  const auto in = [&](int i) { return range(input(e, i), depth - 1); };
+  switch (node(e).word) {
+    case Word::min:
+      return {std::min(in(0).low, in(1).low), std::min(in(0).high, in(1).high)};
+    case Word::max:
+      return {std::max(in(0).low, in(1).low), std::max(in(0).high, in(1).high)};
+    case Word::add:
+      return {in(0).low + in(1).low, in(0).high + in(1).high};
+    case Word::mul:
+      // Squares. In these formulas they come from exp, which squares 2^(x/2).
+      if (node(e).in[0] == node(e).in[1])
+        return {0, std::max(in(0).low * in(0).low, in(0).high * in(0).high)};
+      if (const auto m = multiple(e); m && m->factor > 0) {
+        const Range r = range(m->of, depth - 1);
+        return {r.low * m->factor, r.high * m->factor};
+      }
+      return {};
+    case kEx2:
+      return {0, std::exp2(in(0).high)};
+    default:
+      return {};
+  }
+}
+
+// The sequences of strict precision, and shorter ones for some compositions. All are IEEE
+// operations, which err less than the formula may.
+struct Exact : words::Strict {
+  static constexpr bool kIeee = true;
+  using Tables = ExactTables;
+
+  static Expr reciprocal(Expr x) { return inverse(x); }
+  // exp(min(x, most))
+  static Expr exp_up_to(Expr x, float most) {
+    const Expr y = limited_to(x, most);
+    return exp_within(range(y).low >= words::kExpLow ? y : max(y, words::kExpLow));
+  }
+  static Expr log1p_exp(Expr x) {
+    const Expr e = exp_within(-min(abs(x), -words::kExpLow));
+    return fma(e, words::polynomial(e, Tables::kLog1p), max(x, -0.0F));
+  }
+  // As HardwareOf. k·a has the rounding error of the formula's argument.
+  static Expr erfc_ratio(Expr a, double k, double f) {
+    const Expr x = a * static_cast<float>(k);
+    return polynomial(x, Tables::kErfcOver, 1, f, false) /
+           polynomial(x, Tables::kErfcUnder, 1, 1, true);
+  }
+  // The rounding error of the square is added to the reduced argument.
+  static Expr times_exp_square(Expr g, Expr a, double k) {
+    const Expr x = a * static_cast<float>(k), square = x * x;
+    const auto [n, r, power] = words::reduce_once(-square, words::kLn2Hi);
+    const Expr rest = fma(x, x, -square);
+    const Expr less = expm1_reduced(r + fma(n, Expr(-words::kLn2Lo), -rest));
+    return words::scale(fma(g, less, g), n);
+  }
+
+ private:
+  // exp(x) for x in [kExpLow, kExpHigh]
+  static Expr exp_within(Expr x) {
+    const auto reduced = reduce(x);
+    return words::scale(exp_reduced(reduced.r), reduced.n);
+  }
+};
+
 // As words::Words. A polynomial remains only near a zero of the function.
 template <bool kRough>
 struct HardwareOf : words::Words<words::NativeTables> {
+  static constexpr bool kIeee = false;
   using Tables = HardwareTables<kRough>;
+
+  static Expr reciprocal(Expr x) { return rcp(x, kRough); }
+  // exp(min(x, most))
+  static Expr exp_up_to(Expr x, float most) { return exp(limited_to(x, most)); }
 
   // Squaring reaches subnormal results.
   static Expr exp(Expr x) {
@@ -169,18 +263,18 @@ struct HardwareOf : words::Words<words::NativeTables> {
   }
   static Expr erfc(Expr x) {
     const Expr a = min(abs(x), words::kErfcHigh);
-    const Expr tail = erfc_ratio(a, 1, 1) * exp_square(a, 1);
+    const Expr tail = times_exp_square(erfc_ratio(a, 1, 1), a, 1);
     return select(x < 0.0F, 2.0F - tail, tail);
   }
-  // f·erfc(k·a)/exp(−(k·a)²) for a >= 0, and exp(−(k·a)²).
+  // f·erfc(k·a)/exp(−(k·a)²) for a >= 0, and g·exp(−(k·a)²).
   static Expr erfc_ratio(Expr a, double k, double f) {
     const double less = std::pow(k, -static_cast<double>(Tables::kErfcUnder.size()));
     return polynomial(a, Tables::kErfcOver, k, f * less, false) *
            rcp(polynomial(a, Tables::kErfcUnder, k, less, true), kRough);
   }
-  static Expr exp_square(Expr a, double k) {
+  static Expr times_exp_square(Expr g, Expr a, double k) {
     const Expr half = ex2(a * a * static_cast<float>(-k * k * kLog2e / 2), kRough);
-    return half * half;
+    return g * (half * half);
   }
 
  private:
@@ -189,38 +283,6 @@ struct HardwareOf : words::Words<words::NativeTables> {
     return fma(x * x, p, x);
   }
 };
-
-// The range of a value that is not NaN.
-struct Range {
-  float low = -words::kInfinity, high = words::kInfinity;
-  [[nodiscard]] bool within(float a, float b) const { return low >= a && high <= b; }
-};
-inline Range range(Expr e, int depth = 8) {
-  if (e.is_constant()) return {e.constant(), e.constant()};
-  if (depth == 0) return {};
-  const auto in = [&](int i) { return range(input(e, i), depth - 1); };
-  switch (node(e).word) {
-    case Word::min:
-      return {std::min(in(0).low, in(1).low), std::min(in(0).high, in(1).high)};
-    case Word::max:
-      return {std::max(in(0).low, in(1).low), std::max(in(0).high, in(1).high)};
-    case Word::add:
-      return {in(0).low + in(1).low, in(0).high + in(1).high};
-    case Word::mul:
-      // Squares. In these formulas they come from exp, which squares 2^(x/2).
-      if (node(e).in[0] == node(e).in[1])
-        return {0, std::max(in(0).low * in(0).low, in(0).high * in(0).high)};
-      if (const auto m = multiple(e); m && m->factor > 0) {
-        const Range r = range(m->of, depth - 1);
-        return {r.low * m->factor, r.high * m->factor};
-      }
-      return {};
-    case kEx2:
-      return {0, std::exp2(in(0).high)};
-    default:
-      return {};
-  }
-}
 
 // Division by a constant: a correctly rounded quotient from the rounded reciprocal.
 inline Expr quotient(Expr a, float b) {

@@ -67,6 +67,7 @@ Lowered contracted(const Lowered& from) {
 
 Approximated native(const Graph& graph, std::span<const uint32_t> roots, double error,
                     const std::vector<Loaded>& loads) {
+  if (error == 0) return approximated(graph, roots, error, loads);
   const auto errs = [&](uint32_t id) {
     return info(graph[id].word).kind == WordKind::transcendental;
   };

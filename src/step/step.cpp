@@ -133,6 +133,11 @@ Precision Step::effective_precision() const {
   return precision;
 }
 
+bool Step::strict_bits() const {
+  return precision == Precision::strict ||
+         (effective_precision() == Precision::strict && !encoders.empty());
+}
+
 double Step::native_error() const {
   if (effective_precision() == Precision::strict) return 0;
   // A step that stores only an amax allows the error of e4m3.

@@ -192,6 +192,10 @@ struct Step {
   // there. An amax follows the precision of the other results. A step that stores only an amax uses
   // the requested precision.
   [[nodiscard]] Precision effective_precision() const;
+  // Whether the results have the bits of strict precision. Native results in fp32 may have others
+  // with the same bounds, but not beside codes: an amax of the values that are encoded may come
+  // from another step.
+  [[nodiscard]] bool strict_bits() const;
   // The relative error that every result allows for a transcendental operation. 0 in strict
   // precision.
   [[nodiscard]] double native_error() const;

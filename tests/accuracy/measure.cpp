@@ -46,6 +46,7 @@ class Trial {
         limits(r, out[r]);
       }
     }
+    native_f32();
     for (const DType native : {DType::bf16, DType::f16}) {
       if (in != DType::f32 && in != native) continue;
       const auto out = f_.run(at_, native, Precision::native);
@@ -57,13 +58,14 @@ class Trial {
     return reports_;
   }
 
-  std::vector<RootReport> strict_only() {
+  std::vector<RootReport> f32_only() {
     f_.strict_exact().run(a_.size(), columns_, exact_);
     const auto out = f_.run(at_, DType::f32, Precision::strict);
     for (size_t r = 0; r < out.size(); ++r) {
       bound_f32(r, out[r]);
       limits(r, out[r]);
     }
+    native_f32();
     return reports_;
   }
 
@@ -84,6 +86,28 @@ class Trial {
     fail(root, static_cast<Check>(k), i,
          str(number(got), " in ", info(dtype).name, ", exact ", number(exact_.value[root][i]),
              ", E ", number(exact_.bound[k][root][i])));
+  }
+
+  // The bound is that of strict results.
+  void native_f32() {
+    const auto out = f_.run(at_, DType::f32, Precision::native);
+    for (size_t r = 0; r < out.size(); ++r) {
+      const double* value = exact_.value[r].data();
+      const double* bound = exact_.bound[kStrict][r].data();
+      const auto* result = reinterpret_cast<const float*>(out[r].bytes());
+      for (size_t i = 0; i < out[r].size(); ++i) {
+        const double e = bound[i];
+        if (e == std::numeric_limits<double>::infinity()) continue;
+        const double error = std::fabs(result[i] - value[i]);
+        if (!(error <= 1.01 * e) && !within(result[i], DType::f32, value[i], e))
+          fail(r, Check::native_f32, i,
+               str(number(result[i]), ", exact ", number(value[i]), ", E ", number(e)));
+        if (!(error > reports_[r].native_f32.value * e) || std::isinf(error)) continue;
+        const Where w = where(i);
+        reports_[r].native_f32 = {error / e, w.a, w.b, 0};
+      }
+      limits(r, out[r]);
+    }
   }
 
   void bound_f32(size_t root, const Elements& out) {
@@ -225,6 +249,7 @@ void Report::merge(const std::vector<RootReport>& part) {
   for (size_t r = 0; r < roots_.size(); ++r) {
     roots_[r].ulp.offer(part[r].ulp);
     roots_[r].plain_ulp.offer(part[r].plain_ulp);
+    roots_[r].native_f32.offer(part[r].native_f32);
     for (size_t k = 0; k < part[r].ratio.size(); ++k) roots_[r].ratio[k].offer(part[r].ratio[k]);
     for (size_t c = 0; c < kChecks.size(); ++c) {
       if (roots_[r].failures[c] == 0) roots_[r].first[c] = part[r].first[c];
@@ -237,8 +262,8 @@ std::vector<RootReport> measure(const Function& f, const Points& at, bool check_
   return Trial(f, at).all(check_oracle);
 }
 
-std::vector<RootReport> measure_strict(const Function& f, const Points& at) {
-  return Trial(f, at).strict_only();
+std::vector<RootReport> measure_f32(const Function& f, const Points& at) {
+  return Trial(f, at).f32_only();
 }
 
 // At ±∞ the results must equal those at the largest finite values.
@@ -259,8 +284,10 @@ std::vector<RootReport> measure_infinities(const Function& f) {
     largest.a.set(i, std::bit_cast<uint32_t>(finite(a)));
     largest.b.set(i, std::bit_cast<uint32_t>(finite(b)));
   }
-  for (const DType d : {DType::f32, DType::bf16, DType::f16}) {
-    const auto precision = d == DType::f32 ? Precision::strict : Precision::native;
+  for (const auto& [d, precision] : {std::pair{DType::f32, Precision::strict},
+                                     {DType::f32, Precision::native},
+                                     {DType::bf16, Precision::native},
+                                     {DType::f16, Precision::native}}) {
     const auto at_infinity = f.run(infinite, d, precision);
     const auto at_largest = f.run(largest, d, precision);
     for (size_t r = 0; r < f.roots(); ++r)

@@ -11,9 +11,10 @@
 
 namespace tenon::accuracy {
 
-enum class Check : uint8_t { strict, native_bf16, native_f16, bits, limits };
-inline constexpr std::array<std::string_view, 5> kChecks{
-    "strict within E", "native bf16 within E", "native f16 within E", "strict bits", "limits"};
+enum class Check : uint8_t { strict, native_bf16, native_f16, native_f32, bits, limits };
+inline constexpr std::array<std::string_view, 6> kChecks{
+    "strict within E",     "native bf16 within E", "native f16 within E",
+    "native f32 within E", "strict bits",          "limits"};
 
 // The largest value of a quantity, and its point.
 struct Worst {
@@ -31,6 +32,7 @@ struct RootReport {
   Worst ulp;                     // strict f32: error in ulp of the exact value
   Worst plain_ulp;               // the same if E is at most kPlainUlp
   std::array<Worst, 3> ratio{};  // error/E for each Bound; native: without the final rounding
+  Worst native_f32;              // error/E
   std::array<size_t, kChecks.size()> failures{};
   std::array<std::string, kChecks.size()> first{};  // first failure of each check
 };
@@ -50,8 +52,8 @@ class Report {
 // All measurements of one chunk. `check_oracle` also compares the fast oracle with the library's.
 std::vector<RootReport> measure(const Function& f, const Points& at, bool check_oracle);
 
-// Only the bound, for the exhaustive run.
-std::vector<RootReport> measure_strict(const Function& f, const Points& at);
+// Only the bounds and limits of f32 results, for the exhaustive run.
+std::vector<RootReport> measure_f32(const Function& f, const Points& at);
 
 // Infinities of the gated functions that guarantee a limit.
 std::vector<RootReport> measure_infinities(const Function& f);

@@ -40,7 +40,8 @@ std::string row(const Function& f, size_t r, const RootReport& report) {
   }
   return str("| `", f.root_name(r), "` | ", ulps(report.plain_ulp.value), " | ", ulps(u.value),
              " | ", where, " | ", bound, " | ", ratio(report.ratio[kStrict]), " | ",
-             ratio(report.ratio[kNativeBf16]), " | ", ratio(report.ratio[kNativeF16]), " |\n");
+             ratio(report.native_f32), " | ", ratio(report.ratio[kNativeBf16]), " | ",
+             ratio(report.ratio[kNativeF16]), " |\n");
 }
 
 }  // namespace
@@ -64,6 +65,7 @@ bool write_table(const std::string& path, const std::vector<Function>& list,
          "are large where a derivative has a root or a factor underflows |\n"
          "| error/E | largest error as a share of the bound E, over all inputs. At most 1 is "
          "allowed |\n"
+         "| native f32 | the same share for native fp32 results, of the same bound |\n"
          "| native bf16, native f16 | the same share for native results, without the error of the "
          "final rounding |\n";
   constexpr std::array<std::pair<Function::Group, std::string_view>, 3> kSections{
@@ -72,8 +74,9 @@ bool write_table(const std::string& path, const std::vector<Function>& list,
        {Function::Group::gated, "Gated activations"}}};
   for (const auto& [group, title] : kSections) {
     out << "\n## " << title << "\n\n"
-        << "| function | ulp | worst ulp | at | E | error/E | native bf16 | native f16 |\n"
-        << "|---|--:|--:|--:|--:|--:|--:|--:|\n";
+        << "| function | ulp | worst ulp | at | E | error/E | native f32 | native bf16 | native "
+           "f16 |\n"
+        << "|---|--:|--:|--:|--:|--:|--:|--:|--:|\n";
     for (size_t i = 0; i < list.size(); ++i)
       if (list[i].group() == group)
         for (size_t r = 0; r < list[i].roots(); ++r) out << row(list[i], r, reports[i]->roots()[r]);

@@ -158,7 +158,7 @@ Problem check_store(const Step& step, const Store& s, const RunArgs& args,
 std::atomic<size_t> strict_steps = 0;
 
 Problem check_step(const Step& step, const RunArgs& args) {
-  if (step.effective_precision() != Precision::strict) return std::nullopt;
+  if (!step.strict_bits()) return std::nullopt;
   ++strict_steps;
   const auto n = static_cast<size_t>(args.rows * step.cols);
   std::vector<std::vector<float>> loads;

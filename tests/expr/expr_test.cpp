@@ -22,6 +22,7 @@
 #include "expr/order.h"
 #include "expr/parse.h"
 #include "expr/print.h"
+#include "expr/registry.h"
 #include "support/oracle.h"
 #include "tenon/error.h"
 
@@ -559,6 +560,26 @@ TEST(NativeTest, FunctionsOfConstantsAreFolded) {
         }
       }
     }
+}
+
+// For fp32 results, only compositions of functions are replaced.
+TEST(NativeTest, Fp32KeepsStrictFunctions) {
+  const auto sizes = [](const char* text) {
+    Graph graph;
+    const Expr x = graph.load(0);
+    const uint32_t root = graph.id(call(activation(text), std::span(&x, 1), {}));
+    const auto nodes = [&](const Lowered& l) { return order(l.graph, l.roots).size(); };
+    return std::pair(nodes(native(graph, std::span(&root, 1), 0)),
+                     nodes(lower(graph, std::span(&root, 1), Precision::strict)));
+  };
+  for (const char* same : {"silu", "gelu", "tanh", "exp(x)*erf(x) + log1p(x)/3", "erfc(x)"}) {
+    const auto [native, strict] = sizes(same);
+    EXPECT_EQ(native, strict) << same;
+  }
+  for (const char* shorter : {"mish", "softplus", "gelu_erf", "tanh(softplus(x))"}) {
+    const auto [native, strict] = sizes(shorter);
+    EXPECT_LT(native, strict * 4 / 5) << shorter;
+  }
 }
 
 }  // namespace

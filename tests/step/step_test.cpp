@@ -297,6 +297,26 @@ TEST(Step, NativeIsStrictWhereF32IsKept) {
             kNative);
 }
 
+TEST(Step, NativeF32HasStrictBitsOnlyBesideCodes) {
+  const auto strict_bits = [](DType stored, bool codes, Precision asked) {
+    StepBuilder build("bits", 32, asked);
+    const Expr y = exp(build.load({From::tile, 0, DType::f32, {}}));
+    build.store({To::tile, 0, stored, {}}, y);
+    if (codes) build.store({To::encoded, 0, DType::e4m3, {}}, y);
+    Step step = build.finish();
+    if (codes)
+      step.encoders.push_back(
+          {.format = {DType::e4m3, Scaling::mxfp8}, .cols = 32, .rowwise = true});
+    return step.strict_bits();
+  };
+  constexpr auto kNative = Precision::native, kStrict = Precision::strict;
+  EXPECT_TRUE(strict_bits(DType::f32, false, kStrict));
+  EXPECT_TRUE(strict_bits(DType::bf16, true, kStrict));
+  EXPECT_FALSE(strict_bits(DType::bf16, true, kNative));
+  EXPECT_FALSE(strict_bits(DType::f32, false, kNative));
+  EXPECT_TRUE(strict_bits(DType::f32, true, kNative));
+}
+
 TEST(Step, TheNullBackendTakesAllAndRunsNothing) {
   for (const Step& step : described()) {
     const Chosen chosen = kernel_for(step, Device::null);

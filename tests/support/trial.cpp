@@ -349,7 +349,7 @@ void Trial::observe(const Step& step, const RunArgs& args, const Run& go, const 
   host.out = out;
   if (args.random) host.random = random_state(args.random, before);
   if (!wrong_) wrong_ = inspect(step, host);
-  if (!wrong_ && device_ == Device::cuda && step.effective_precision() == Precision::strict)
+  if (!wrong_ && device_ == Device::cuda && step.strict_bits())
     compare_with_cpu(step, host, before, args);
 }
 

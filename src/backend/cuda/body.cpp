@@ -141,8 +141,7 @@ std::string store_lines(const Step& step) {
 }
 
 std::string compute_lines(const Step& step) {
-  if (step.effective_precision() == Precision::native)
-    return native_lines(*step.graph, step.roots(), step.native_error());
+  if (!step.strict_bits()) return native_lines(*step.graph, step.roots(), step.native_error());
   const Lowered lowered = lower(*step.graph, step.roots(), Precision::strict);
   return print(lowered.graph, lowered.roots);
 }

@@ -15,7 +15,7 @@
 namespace tenon::cuda {
 
 // The statements of print() for formulas whose functions may err by `error`, relative to their
-// results. Without such functions the result has the strict bits, except for subnormal quotients:
+// results, or by as much as strict ones if it is 0. Without such functions the result has the strict bits, except for subnormal quotients:
 // contracted sums made the LayerNorm kernel slower. native_eight() has other bits: it contracts all
 // sums and replaces some quotients by products.
 std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error);

@@ -63,12 +63,10 @@ class Emulated : public testing::Test {
   // Records every strict step with a new text, up to `most`.
   void note(const Step& step, const RunArgs& args, const std::function<void()>& go) {
     if (step.gemm() && !is_bare_product(step)) {
-      if (step.effective_precision() == Precision::strict && calls.size() < most)
-        run_split(step, args);
+      if (step.strict_bits() && calls.size() < most) run_split(step, args);
       return go();
     }
-    const bool wanted = step.effective_precision() == Precision::strict && calls.size() < most &&
-                        keys.insert(step.key()).second;
+    const bool wanted = step.strict_bits() && calls.size() < most && keys.insert(step.key()).second;
     if (!wanted) return go();
     Call c;
     c.step = std::make_shared<Step>(step);

@@ -171,6 +171,28 @@ Lowered roughened(const Lowered& from, double allowed) {
   });
 }
 
+// p·2^h·2^(n − h), as words::scale() computes p·2^n, is one instruction. It rounds once too.
+Lowered with_powers(const Lowered& from) {
+  const Graph& g = from.graph;
+  // The x of 2^x, an operand of the product.
+  const auto power = [&](const Node& product) -> std::optional<uint32_t> {
+    const Node& p = g[product.in[1]];
+    if (product.word != Word::mul || p.word != Word::pow2) return std::nullopt;
+    const Node& sum = g[p.in[0]];
+    const bool whole = sum.word == Word::add && g[sum.in[1]].word == Word::constant &&
+                       g[sum.in[1]].value == words::kPower;
+    return whole ? std::optional(sum.in[0]) : std::nullopt;
+  };
+  return rewritten(from, [&](const Node& n, const Images& image) -> std::optional<Expr> {
+    const std::optional<uint32_t> rest = power(n);
+    const std::optional<uint32_t> half = rest ? power(g[n.in[0]]) : std::nullopt;
+    if (!half || g[*rest].word != Word::sub || g[*rest].in[1] != *half) return std::nullopt;
+    const Expr p = image[g[n.in[0]].in[0]], whole = image[g[*rest].in[0]];
+    return whole.graph()->intern(
+        {.word = Word::mul, .detail = kPower, .in = {whole.graph()->id(p), whole.id()}});
+  });
+}
+
 // −a·b + c, a·b − c and −|a| are one instruction.
 Lowered with_negated(const Lowered& from) {
   const Graph& g = from.graph;
@@ -208,7 +230,11 @@ Rounding rounding_of(const Step& step, const Store& store) {
 Approximated formula(const Step& step, bool wide, bool ordinary) {
   const std::vector<uint32_t> roots = step.roots();
   const double error = step.native_error();
-  if (error == 0) return {with_negated(lower(*step.graph, roots, Precision::strict)), {}};
+  if (error == 0) {
+    const Lowered own = step.strict_bits() ? lower(*step.graph, roots, Precision::strict)
+                                           : native(*step.graph, roots, 0);
+    return {with_negated(wide ? with_powers(own) : own), {}};
+  }
   std::vector<Loaded> loads(ordinary ? step.loads.size() : 0);
   for (size_t i = 0; i < loads.size(); ++i)
     if (step.loads[i].from == Load::From::parameter) loads[i] = Loaded::single;

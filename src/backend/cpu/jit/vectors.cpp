@@ -171,7 +171,7 @@ x86::Vec Vectors::extreme(bool most, Value a, Value b) {
   return blend(compare(kUnordered, left, left), ordered, left);
 }
 
-x86::Vec Vectors::word(Word w, const Value& a, const Value& b, const Value& c, int negated) {
+x86::Vec Vectors::word(Word w, const Value& a, const Value& b, const Value& c, int form) {
   const Value one{.bits = bits_of(1.0F), .constant = true};
   const auto commutes = [&](Id::Id id) {
     return a.constant ? binary(id, reg(b), any(a)) : binary(id, a.reg, any(b));
@@ -184,7 +184,7 @@ x86::Vec Vectors::word(Word w, const Value& a, const Value& b, const Value& c, i
     case Word::add:
       return commutes(Id::kIdVaddps);
     case Word::mul:
-      return commutes(Id::kIdVmulps);
+      return form == kPower ? binary(Id::kIdVscalefps, reg(a), any(b)) : commutes(Id::kIdVmulps);
     case Word::sub:
       return binary(Id::kIdVsubps, reg(a), any(b));
     case Word::div:
@@ -195,8 +195,8 @@ x86::Vec Vectors::word(Word w, const Value& a, const Value& b, const Value& c, i
     case Word::neg:
       return binary(Id::kIdVxorps, reg(a), memory(kSign));
     case Word::abs:
-      return negated ? binary(Id::kIdVorps, reg(a), memory(kSign))
-                     : binary(Id::kIdVandps, reg(a), memory(kMagnitude));
+      return form == kResult ? binary(Id::kIdVorps, reg(a), memory(kSign))
+                             : binary(Id::kIdVandps, reg(a), memory(kMagnitude));
     case Word::inverse:
       return binary(Id::kIdVdivps, reg(one), any(a));
     case Word::sqrt:
@@ -206,7 +206,7 @@ x86::Vec Vectors::word(Word w, const Value& a, const Value& b, const Value& c, i
       return w == Word::sqrt ? root : binary(Id::kIdVdivps, reg(one), root);
     }
     case Word::fma:
-      return fma(a, b, c, negated);
+      return fma(a, b, c, form);
     case Word::pow2:
       return shifted(Id::kIdVpslld, reg(a), 23);
     case Word::exponent: {

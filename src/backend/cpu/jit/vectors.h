@@ -21,8 +21,9 @@ struct Value {
   bool constant = false, dies = false, ordinary = false;
 };
 
-// Forms of instructions that negate an operand (Node::detail).
-enum Negated : uint8_t { kNothing, kProduct = 1, kSummand = 2, kResult = 1 };
+// Forms of instructions (Node::detail). fma may negate its product or its summand, abs its result.
+// The second factor of mul may be a power: a·2^b with an integer b.
+enum Form : uint8_t { kNothing, kProduct = 1, kSummand = 2, kResult = 1, kPower = 1 };
 
 // How bf16 results are rounded. half_up: only a tie differs from even. exact: they are bf16
 // already.
@@ -45,9 +46,8 @@ class Vectors {
 
   x86::Vec fresh();
   x86::Vec zero();
-  // The value of every word except leaves, select, round, and those of hardware.h. fma may negate
-  // its product or its summand, abs its result.
-  x86::Vec word(Word w, const Value& a, const Value& b, const Value& c, int negated);
+  // The value of every word except leaves, select, round, and those of hardware.h.
+  x86::Vec word(Word w, const Value& a, const Value& b, const Value& c, int form);
   // 2^x and 1/x, with an error of a few ulp, or of 2^-13.7. Only with AVX-512.
   x86::Vec exp2(const x86::Vec& x, bool rough);
   x86::Vec reciprocal(const x86::Vec& x, bool rough);
