@@ -15,7 +15,7 @@ namespace tenon::cpu {
 
 inline constexpr int64_t kTileCols = static_cast<int64_t>(kTile);
 inline constexpr int64_t kOrderedRows = 32;  // rows that an ordered column sum adds in sequence
-inline constexpr int64_t kGroupRows = 2;     // rows whose column sums a compiled body adds
+inline constexpr int64_t kGroupRows = 4;     // most rows whose column sums a compiled body adds
 inline constexpr int64_t kTurnedRows = 64;   // rows of a transposed tensor that are read together
 inline constexpr size_t kTreeLevels = 64;    // enough for a row of any length
 // Smaller results are probably read again from the cache, so they are not streamed.

@@ -120,7 +120,8 @@ class Builder {
     }
     for (const uint32_t id : roots) ++uses_[id];
     pairs_ = can_pair(f);
-    unroll_ = vectors_of(f, wide);
+    at_once_ = f.rows_at_once();
+    unroll_ = std::max(vectors_of(f, wide), (pairs_ ? 2 : 1) * at_once_);
     for (size_t i = 0; i < f.inputs.size(); ++i)
       any_nan_ = any_nan_ || (f_.inputs[i].used && f.inputs[i].any_nan);
   }
@@ -173,13 +174,21 @@ class Builder {
       return p;
     };
     for (size_t i = 0; i < f_.inputs.size(); ++i) {
-      in_.push_back(f_.inputs[i].used ? address(input_word(i)) : x86::Gp());
+      in_[0].push_back(f_.inputs[i].used ? address(input_word(i)) : x86::Gp());
       if (f_.inputs[i].used && f_.inputs[i].reach == Reach::random)
-        cc.mov(in_[i], x86::ptr(in_[i], offsetof(RandomInput, first), 8));
+        cc.mov(in_[0][i], x86::ptr(in_[0][i], offsetof(RandomInput, first), 8));
     }
-    for (size_t i = 0; i < f_.inputs.size(); ++i)
-      ahead_.push_back(prefetches(i) ? cc.newIntPtr() : x86::Gp());
-    for (size_t i = 0; i < f_.outputs.size(); ++i) out_.push_back(address(output_word(i)));
+    for (int r = 0; r < at_once_; ++r)
+      for (size_t i = 0; i < f_.inputs.size(); ++i)
+        ahead_[r].push_back(prefetches(i) ? cc.newIntPtr() : x86::Gp());
+    for (size_t i = 0; i < f_.outputs.size(); ++i) out_[0].push_back(address(output_word(i)));
+    for (int r = 1; r < at_once_; ++r) {
+      in_[r] = in_[0], out_[r] = out_[0];
+      for (size_t i = 0; i < f_.inputs.size(); ++i)
+        if (moves_input(i)) in_[r][i] = cc.newIntPtr();
+      for (size_t i = 0; i < f_.outputs.size(); ++i)
+        if (moves_output(i)) out_[r][i] = cc.newIntPtr();
+    }
     vectors_.emplace(cc, wide_, cc.cursor());
     values_.resize(graph_.size());
     for (const Output& o : f_.outputs)
@@ -193,15 +202,17 @@ class Builder {
     cc.test(rows_, rows_);
     cc.jle(end);
     cc.bind(next_row);
-    const int64_t rows = f_.groups() ? kGroupRows : 1;
-    for (int64_t r = 0; r < rows; ++r) {
+    const int64_t rows = f_.groups() ? f_.group_rows() : 1;
+    for (int64_t r = 0; r < rows; r += at_once_) {
       first_of_group_ = r == 0;
-      evaluate(row, 1, nullptr);
+      for (int next = 1; next < at_once_; ++next) set_addresses(next);
+      per_row_ = 1;
+      evaluate(row, at_once_, nullptr);
       for (size_t i = 0; i < f_.outputs.size(); ++i)
         if (f_.outputs[i].to == Output::To::row)
-          cc.emit(Id::kIdVmovss, x86::ptr(out_[i], 0, 4), first(f_.outputs[i].value));
+          cc.emit(Id::kIdVmovss, x86::ptr(out_[0][i], 0, 4), first(f_.outputs[i].value));
       for (size_t i = 0; i < f_.outputs.size(); ++i)
-        if (f_.outputs[i].to == Output::To::total) cc.mov(total_at_[i], out_[i]);
+        if (f_.outputs[i].to == Output::To::total) cc.mov(total_at_[i], out_[0][i]);
       columns();
       next_addresses();
     }
@@ -209,7 +220,7 @@ class Builder {
     cc.jg(next_row);
     cc.bind(end);
     for (size_t i = 0; i < f_.outputs.size(); ++i)
-      if (f_.outputs[i].to == Output::To::amax) join(most_[i], x86::ptr(out_[i]));
+      if (f_.outputs[i].to == Output::To::amax) join(most_[i], x86::ptr(out_[0][i]));
     cc.endFunc();
   }
 
@@ -217,23 +228,44 @@ class Builder {
     return f_.inputs[i].used && f_.inputs[i].reach == Reach::elements;
   }
 
-  // Moves all addresses to the next row.
-  void next_addresses() {
+  // Whether the address is that of a row.
+  [[nodiscard]] bool moves_input(size_t i) const {
+    return f_.inputs[i].used && f_.inputs[i].reach != Reach::single;
+  }
+  [[nodiscard]] bool moves_output(size_t i) const {
+    return f_.outputs[i].to != Output::To::amax && f_.outputs[i].to != Output::To::column;
+  }
+  // The addresses of row r of those that are processed at once, from the row before it.
+  void set_addresses(int r) {
+    const auto next = [&](const x86::Gp& to, const x86::Gp& from, size_t step) {
+      cc_->mov(to, from);
+      cc_->add(to, word(step));
+    };
     for (size_t i = 0; i < f_.inputs.size(); ++i)
-      if (f_.inputs[i].used && f_.inputs[i].reach != Reach::single)
-        cc_->add(in_[i], word(input_word(i) + 1));
+      if (moves_input(i)) next(in_[r][i], in_[r - 1][i], input_word(i) + 1);
     for (size_t i = 0; i < f_.outputs.size(); ++i)
-      if (f_.outputs[i].to != Output::To::amax && f_.outputs[i].to != Output::To::column)
-        cc_->add(out_[i], word(output_word(i) + 1));
+      if (moves_output(i)) next(out_[r][i], out_[r - 1][i], output_word(i) + 1);
+  }
+  // Moves all addresses to the next rows.
+  void next_addresses() {
+    const auto next = [&](ByRow<x86::Gp>& at, size_t i, size_t step) {
+      if (at_once_ > 1) cc_->mov(at[0][i], at[at_once_ - 1][i]);
+      cc_->add(at[0][i], word(step));
+    };
+    for (size_t i = 0; i < f_.inputs.size(); ++i)
+      if (moves_input(i)) next(in_, i, input_word(i) + 1);
+    for (size_t i = 0; i < f_.outputs.size(); ++i)
+      if (moves_output(i)) next(out_, i, output_word(i) + 1);
   }
 
-  // The elements of some vectors of columns, in one row.
+  // The elements of some vectors of columns: those of the first row, then those of the next one.
   void process(int vectors, const x86::KReg* mask, const x86::Gp* left) {
+    per_row_ = vectors / at_once_;
     evaluate(element, vectors, mask);
     store(vectors, mask, left);
     for (size_t i = 0; i < f_.outputs.size(); ++i) {
       if (f_.outputs[i].to == Output::To::total) add_total(i, vectors, left);
-      if (f_.outputs[i].to == Output::To::column) add_column(i, vectors);
+      if (f_.outputs[i].to == Output::To::column) add_column(i);
     }
   }
 
@@ -259,32 +291,37 @@ class Builder {
     cc_->add(total_at_[i], 4);
   }
 
-  // The first row of a group is kept in the order of the vectors. The next one is added to it.
-  // (Rows are not added in registers: reading several rows at once takes longer.)
-  void add_column(size_t i, int vectors) {
-    static_assert(kGroupRows == 2);
+  // The first rows of a group are kept in the order of the vectors. The next ones are added to
+  // them.
+  void add_column(size_t i) {
     const auto at = [&](int u) {
-      x86::Mem m = element_at(out_[i], DType::f32, int64_t{u} * vectors_->lanes());
+      x86::Mem m = element_at(out_[0][i], DType::f32, int64_t{u} * vectors_->lanes());
       m.setSize(static_cast<uint32_t>(vectors_->bytes()));
       return m;
     };
     std::array<x86::Vec, kMostUnroll> sums;
-    for (int u = 0; u < vectors; ++u) {
+    for (int u = 0; u < per_row_; ++u) {
       sums[u] = register_of(f_.outputs[i].value, u);
+      for (int r = 1; r < at_once_; ++r)
+        sums[u] = vectors_->sum(sums[u], register_of(f_.outputs[i].value, r * per_row_ + u));
       if (first_of_group_) continue;
       const x86::Vec sum = vectors_->fresh();
       vectors_->emit(Id::kIdVaddps, sum, sums[u], at(u));
       sums[u] = sum;
     }
-    for (int u = 0; pairs_ && !first_of_group_ && u < vectors; u += 2) {
+    for (int u = 0; pairs_ && !first_of_group_ && u < per_row_; u += 2) {
       const Vectors::Pair p = vectors_->in_order({sums[u], sums[u + 1]});
       sums[u] = p.even, sums[u + 1] = p.odd;
     }
-    for (int u = 0; u < vectors; ++u) vectors_->emit(Id::kIdVmovups, at(u), sums[u]);
+    for (int u = 0; u < per_row_; ++u) vectors_->emit(Id::kIdVmovups, at(u), sums[u]);
   }
 
+  // The value of a node in vector u. A value of rows has one vector per row.
+  [[nodiscard]] const Value& value_of(uint32_t id, int u) const {
+    return values_[id][extent_[id] == row ? u / per_row_ : u];
+  }
   [[nodiscard]] x86::Vec register_of(uint32_t id, int u) {
-    const Value& v = values_[id][static_cast<size_t>(u)];
+    const Value& v = value_of(id, u);
     return v.constant ? vectors_->kept(v.bits) : v.reg;
   }
 
@@ -304,7 +341,7 @@ class Builder {
     index_ = cc.newInt64();
     const x86::Gp last = cc.newInt64(), limit = cc.newInt64();
     cc.xor_(index_.r32(), index_.r32());
-    const int wide_step = unroll_ * vectors_->lanes();
+    const int wide_step = unroll_ / at_once_ * vectors_->lanes();
     cc.mov(last, cols_);
     cc.sub(last, wide_step);
     cc.cmp(index_, last);
@@ -312,10 +349,12 @@ class Builder {
     cc.mov(limit, word(Function::kTurn));
     cc.cmp(limit, last);
     cc.cmovg(limit, last);
-    for (size_t i = 0; i < f_.inputs.size(); ++i)
-      if (prefetches(i))
-        cc.lea(ahead_[i], x86::ptr(in_[i], static_cast<int32_t>(f_.elements_ahead() *
-                                                                info(f_.inputs[i].dtype).bytes)));
+    for (int r = 0; r < at_once_; ++r)
+      for (size_t i = 0; i < f_.inputs.size(); ++i)
+        if (prefetches(i))
+          cc.lea(ahead_[r][i],
+                 x86::ptr(in_[r][i], static_cast<int32_t>(f_.elements_ahead() *
+                                                          info(f_.inputs[i].dtype).bytes)));
     cc.cmp(index_, limit);
     cc.jg(turn);
     cc.bind(group);
@@ -327,22 +366,24 @@ class Builder {
     cc.jg(tail);
     cc.bind(turn);
     cc.mov(limit, last);
-    for (size_t i = 0; i < f_.inputs.size(); ++i)
-      if (prefetches(i)) prefetch_later_row(i);
+    for (int r = 0; r < at_once_; ++r)
+      for (size_t i = 0; i < f_.inputs.size(); ++i)
+        if (prefetches(i)) prefetch_later_row(r, i);
     cc.jmp(group);
     cc.bind(tail);
     wide_ ? masked_tail(done) : copied_tail(done);
     cc.bind(done);
   }
 
-  void prefetch_later_row(size_t i) {
+  void prefetch_later_row(int r, size_t i) {
     x86::Compiler& cc = *cc_;
     const x86::Gp rows = cc.newInt64(), shift = cc.newInt64();
     cc.mov(shift, word(Function::kShift));
     cc.mov(rows, word(Function::kRowsAhead));
     cc.imul(rows, word(input_word(i) + 1));
-    cc.lea(ahead_[i], x86::ptr(in_[i], shift, scale_of(f_.inputs[i].dtype)));
-    cc.add(ahead_[i], rows);
+    if (at_once_ > 1) cc.imul(rows, rows, at_once_);
+    cc.lea(ahead_[r][i], x86::ptr(in_[r][i], shift, scale_of(f_.inputs[i].dtype)));
+    cc.add(ahead_[r][i], rows);
   }
 
   // The rest, one line at a time, under a mask.
@@ -367,7 +408,7 @@ class Builder {
       cc.kmovd(mask, bits.r32());
     else
       cc.kmovw(mask, bits.r32());
-    process(vectors, &mask, &left);
+    process(vectors * at_once_, &mask, &left);
     cc.add(index_, step);
     cc.sub(left, step);
     cc.jg(more);
@@ -379,9 +420,12 @@ class Builder {
     const auto line = [&](bool wanted) {
       return wanted ? std::optional(cc.newStack(64, 32)) : std::nullopt;
     };
-    for (size_t i = 0; i < f_.inputs.size(); ++i)
-      in_lines_.push_back(line(f_.inputs[i].used && f_.inputs[i].reach == Reach::elements));
-    for (const Output& o : f_.outputs) out_lines_.push_back(line(o.to == Output::To::elements));
+    for (int r = 0; r < at_once_; ++r) {
+      for (size_t i = 0; i < f_.inputs.size(); ++i)
+        in_lines_[r].push_back(line(f_.inputs[i].used && f_.inputs[i].reach == Reach::elements));
+      for (const Output& o : f_.outputs)
+        out_lines_[r].push_back(line(o.to == Output::To::elements));
+    }
   }
 
   void copied_tail(const asmjit::Label& done) {
@@ -398,7 +442,7 @@ class Builder {
     cc.cmovl(count, left);
     tail_count_ = count;
     on_lines_ = true;
-    process(vectors, nullptr, &left);
+    process(vectors * at_once_, nullptr, &left);
     on_lines_ = false;
     cc.add(index_, step);
     cc.sub(left, step);
@@ -442,21 +486,27 @@ class Builder {
   [[nodiscard]] x86::Mem element_at(const x86::Gp& p, DType dtype, int64_t ahead) const {
     return x86::ptr(p, index_, scale_of(dtype), static_cast<int32_t>(ahead * info(dtype).bytes));
   }
-  [[nodiscard]] x86::Mem input_at(size_t i, int64_t ahead) const {
-    if (!on_lines_) return element_at(in_[i], f_.inputs[i].dtype, ahead);
-    return in_lines_[i]->cloneAdjusted(ahead * info(f_.inputs[i].dtype).bytes);
+  // The elements of vector u.
+  [[nodiscard]] x86::Mem input_at(size_t i, int u) const {
+    const int r = u / per_row_;
+    if (!on_lines_) return element_at(in_[r][i], f_.inputs[i].dtype, column_of(u));
+    return in_lines_[r][i]->cloneAdjusted(column_of(u) * info(f_.inputs[i].dtype).bytes);
   }
-  [[nodiscard]] x86::Mem output_at(size_t i, int64_t ahead) const {
-    if (!on_lines_) return element_at(out_[i], f_.outputs[i].dtype, ahead);
-    return out_lines_[i]->cloneAdjusted(ahead * info(f_.outputs[i].dtype).bytes);
+  [[nodiscard]] x86::Mem output_at(size_t i, int u) const {
+    const int r = u / per_row_;
+    if (!on_lines_) return element_at(out_[r][i], f_.outputs[i].dtype, column_of(u));
+    return out_lines_[r][i]->cloneAdjusted(column_of(u) * info(f_.outputs[i].dtype).bytes);
   }
+  // The first column of vector u, or of its line, from index_ on.
+  [[nodiscard]] int64_t column_of(int u) const { return int64_t{u % per_row_} * vectors_->lanes(); }
 
   // The values of one extent, for some vectors of columns.
   void evaluate(Extent extent, int vectors, const x86::KReg* mask) {
-    for (size_t i = 0; extent == element && on_lines_ && i < in_lines_.size(); ++i)
-      if (in_lines_[i])
-        copy(*in_lines_[i], element_at(in_[i], f_.inputs[i].dtype, 0), tail_count_,
-             f_.inputs[i].dtype, true);
+    for (int r = 0; extent == element && on_lines_ && r < at_once_; ++r)
+      for (size_t i = 0; i < in_lines_[r].size(); ++i)
+        if (in_lines_[r][i])
+          copy(*in_lines_[r][i], element_at(in_[r][i], f_.inputs[i].dtype, 0), tail_count_,
+               f_.inputs[i].dtype, true);
     std::vector<uint32_t> left = uses_;
     for (const uint32_t id : order_) {
       if (extent_[id] != extent) continue;
@@ -475,7 +525,7 @@ class Builder {
       const bool ordinary = is_ordinary(n);
       for (int u = 0; u < vectors; ++u)
         values_[id][u] = {.reg = apply(n, u, extent, left), .ordinary = ordinary};
-      if (extent < element) values_[id].fill(values_[id][0]);
+      if (extent == call) values_[id].fill(values_[id][0]);
       for (int i = 0; i < n.arity(); ++i) --left[n.in[i]];
     }
   }
@@ -495,7 +545,7 @@ class Builder {
   x86::Vec apply(const Node& n, int u, Extent extent, const std::vector<uint32_t>& left) {
     std::array<Value, 4> in;
     for (int i = 0; i < n.arity(); ++i) {
-      in[i] = values_[n.in[i]][u];
+      in[i] = value_of(n.in[i], u);
       // The last use, and the only operand that is this value.
       in[i].dies = extent_[n.in[i]] == extent && left[n.in[i]] == 1;
     }
@@ -513,7 +563,7 @@ class Builder {
       const x86::Gp counter = cc_->newInt64(), stream = cc_->newIntPtr();
       cc_->mov(counter, index_);
       cc_->shr(counter, 3);
-      cc_->add(counter, in_[slot]);
+      cc_->add(counter, in_[0][slot]);
       cc_->mov(stream, word(input_word(slot)));
       for (int begin = 0; begin < vectors; begin += 4) {
         if (begin > 0) cc_->add(counter, 4 * vectors_->lanes() / 8);
@@ -524,18 +574,22 @@ class Builder {
       return;
     }
     if (input.reach != Reach::elements) {
-      values_[id].fill(
-          {.reg = vectors_->broadcast(
-               x86::ptr(in_[slot], 0, static_cast<uint32_t>(info(input.dtype).bytes)), input.dtype),
-           .ordinary = input.ordinary});
+      const auto value = [&](int r) {
+        return Value{.reg = vectors_->broadcast(
+                         x86::ptr(in_[r][slot], 0, static_cast<uint32_t>(info(input.dtype).bytes)),
+                         input.dtype),
+                     .ordinary = input.ordinary};
+      };
+      if (input.reach == Reach::single) return values_[id].fill(value(0));
+      for (int r = 0; r < at_once_; ++r) values_[id][r] = value(r);
       return;
     }
     const int lanes = vectors_->lanes(), per_line = pairs_ ? 2 : 1;
     const int line = per_line * lanes * info(input.dtype).bytes;
     for (int u = 0; u < vectors; u += per_line) {
-      if (!mask && !on_lines_ && u * lanes * info(input.dtype).bytes % 64 == 0)
-        cc_->prefetcht0(element_at(ahead_[slot], input.dtype, u * lanes));
-      x86::Mem from = input_at(slot, u * lanes);
+      if (!mask && !on_lines_ && column_of(u) * info(input.dtype).bytes % 64 == 0)
+        cc_->prefetcht0(element_at(ahead_[u / per_row_][slot], input.dtype, column_of(u)));
+      x86::Mem from = input_at(slot, u);
       from.setSize(static_cast<uint32_t>(line));
       if (pairs_) {
         const Vectors::Pair p = vectors_->load_pair(from, mask);
@@ -551,23 +605,21 @@ class Builder {
   void store(int vectors, const x86::KReg* mask, const x86::Gp* left) {
     const int lanes = vectors_->lanes(), per_line = pairs_ ? 2 : 1;
     std::array<std::optional<Operand>, kMostUnroll> inside;
-    const auto value = [&](const Output& o, int u) {
-      const Value& v = values_[o.value][u];
-      return v.constant ? vectors_->kept(v.bits) : v.reg;
-    };
+    const auto value = [&](const Output& o, int u) { return register_of(o.value, u); };
     for (size_t i = 0; i < f_.outputs.size(); ++i) {
       const Output& o = f_.outputs[i];
       if (o.to != Output::To::amax) continue;
       for (int u = 0; u < vectors; ++u) {
         if (left && !inside[u])
-          inside[u] = vectors_->lanes_below(*left, pairs_ ? u : u * lanes, per_line);
+          inside[u] = vectors_->lanes_below(
+              *left, pairs_ ? u % per_row_ : static_cast<int>(column_of(u)), per_line);
         vectors_->join_amax(most_[i], value(o, u), inside[u] ? &*inside[u] : nullptr);
       }
     }
     const bool streams = f_.stream && !left;
     // FP8 codes of two lines are one whole line.
     const auto two_lines = [&](const Output& o) {
-      return pairs_ && wide_ && vectors % 4 == 0 && info(o.dtype).bytes == 1;
+      return pairs_ && wide_ && per_row_ % 4 == 0 && info(o.dtype).bytes == 1;
     };
     for (int u = 0; u < vectors; u += per_line)
       for (size_t i = 0; i < f_.outputs.size(); ++i) {
@@ -576,38 +628,41 @@ class Builder {
         const bool stream = streams && o.stream;
         const Bf16 bf16{o.rounding, any_nan_};
         // Two vectors of 16-bit results are one line.
-        if (wide_ && !pairs_ && vectors % 2 == 0 && !left && info(o.dtype).bytes == 2) {
+        if (wide_ && !pairs_ && per_row_ % 2 == 0 && !left && info(o.dtype).bytes == 2) {
           if (u % 2 != 0) continue;
-          x86::Mem to = output_at(i, u * lanes);
+          x86::Mem to = output_at(i, u);
           to.setSize(static_cast<uint32_t>(vectors_->bytes()));
           vectors_->store_halves(o.dtype, to, value(o, u), value(o, u + 1), stream, bf16);
           continue;
         }
         if (two_lines(o)) {
           if (u % 4 != 0) continue;
-          x86::Mem to = output_at(i, u * lanes);
+          x86::Mem to = output_at(i, u);
           to.setSize(static_cast<uint32_t>(vectors_->bytes()));
           vectors_->store_line(o.dtype, to, {value(o, u), value(o, u + 1)},
                                {value(o, u + 2), value(o, u + 3)}, stream);
           continue;
         }
-        x86::Mem to = output_at(i, u * lanes);
+        x86::Mem to = output_at(i, u);
         to.setSize(static_cast<uint32_t>(per_line * lanes * info(o.dtype).bytes));
         if (pairs_)
           vectors_->store_pair(o.dtype, to, {value(o, u), value(o, u + 1)}, mask, stream, bf16);
         else
           vectors_->store(o.dtype, to, value(o, u), mask, stream, bf16);
       }
-    for (size_t i = 0; on_lines_ && i < out_lines_.size(); ++i)
-      if (out_lines_[i])
-        copy(*out_lines_[i], element_at(out_[i], f_.outputs[i].dtype, 0), tail_count_,
-             f_.outputs[i].dtype, false);
+    for (int r = 0; on_lines_ && r < at_once_; ++r)
+      for (size_t i = 0; i < out_lines_[r].size(); ++i)
+        if (out_lines_[r][i])
+          copy(*out_lines_[r][i], element_at(out_[r][i], f_.outputs[i].dtype, 0), tail_count_,
+               f_.outputs[i].dtype, false);
   }
 
   const Function& f_;
   const Graph& graph_;
   bool wide_, pairs_ = false, any_nan_ = false;
   int unroll_ = kUnroll;
+  int at_once_ = 1;        // rows that are processed at once
+  int per_row_ = 1;        // vectors of each of these rows
   bool on_lines_ = false;  // elements are in the lines of a copied tail
   bool first_of_group_ = true;
   std::vector<uint32_t> order_;
@@ -617,9 +672,12 @@ class Builder {
   x86::Compiler* cc_ = nullptr;
   std::optional<Vectors> vectors_;
   x86::Gp frame_, rows_, cols_, index_, tail_count_;
-  std::vector<x86::Gp> in_, out_, total_at_;
-  std::vector<x86::Gp> ahead_;  // by input: where prefetches are, at index 0
-  std::vector<std::optional<x86::Mem>> in_lines_, out_lines_;
+  template <class T>
+  using ByRow = std::array<std::vector<T>, kMostAtOnce>;  // of the rows that are processed at once
+  ByRow<x86::Gp> in_, out_;
+  ByRow<x86::Gp> ahead_;  // by input: where prefetches are, at index 0
+  ByRow<std::optional<x86::Mem>> in_lines_, out_lines_;
+  std::vector<x86::Gp> total_at_;
   std::vector<x86::Vec> most_;  // by output
 };
 
@@ -630,6 +688,12 @@ void Function::mark_used() {
   for (const Output& o : outputs) roots.push_back(o.value);
   for (const uint32_t id : order(*graph, roots))
     if ((*graph)[id].word == Word::load) inputs[(*graph)[id].slot].used = true;
+}
+
+int Function::rows_at_once() const {
+  const bool random = std::ranges::any_of(
+      inputs, [](const Input& i) { return i.used && i.reach == Reach::random; });
+  return groups() && !random ? kMostAtOnce : 1;
 }
 
 int64_t Function::elements_ahead() const {

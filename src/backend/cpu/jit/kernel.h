@@ -45,6 +45,7 @@ struct Output {
 };
 
 inline constexpr int64_t kMostBeyond = 64;
+inline constexpr int kMostAtOnce = 2;
 
 struct Function;
 // The pieces of a row whose sums are stored for a total: whole blocks, then the rest in smaller
@@ -65,10 +66,13 @@ struct Function {
   bool stream = false;
 
   void mark_used();
-  // Whether the rows are groups of kGroupRows.
+  // Whether the rows are groups, whose column sums are added.
   [[nodiscard]] bool groups() const {
     return std::ranges::any_of(outputs, [](const Output& o) { return o.to == Output::To::column; });
   }
+  // Rows of groups that are added in registers: random numbers are drawn for one row.
+  [[nodiscard]] int rows_at_once() const;
+  [[nodiscard]] int64_t group_rows() const { return 2 * rows_at_once(); }
 
   // Elements of each input that are prefetched ahead of their use.
   [[nodiscard]] int64_t elements_ahead() const;

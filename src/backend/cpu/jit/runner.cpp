@@ -284,7 +284,7 @@ class SlotItem final : public Item {
         lanes_(step_.stores.size()) {
     if (body.whole_bands) walk_ = grid.band_rows;
     if (!body.group || grid.tile_rows > 1) return;
-    walk_ = kGroupRows;
+    walk_ = body.group->function().group_rows();
     pieces_.emplace((grid.row_floats() + kMostBeyond) * step_.stores.size() * sizeof(float));
   }
 
@@ -315,8 +315,8 @@ class SlotItem final : public Item {
   void group(int64_t row) {
     const int64_t cols = col_end_ - col_begin_;
     const Function& f = body_.group->function();
-    Frame frame(f, kGroupRows, cols);
-    const Tile t{row, kGroupRows, col_begin_, cols};
+    Frame frame(f, walk_, cols);
+    const Tile t{row, walk_, col_begin_, cols};
     for (size_t i = 0; i < f.inputs.size(); ++i) load(frame, f, i, t);
     for (size_t k = 0; k < step_.stores.size(); ++k)
       if (step_.stores[k].to == Store::To::column_sum)
