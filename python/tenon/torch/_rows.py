@@ -56,12 +56,12 @@ def _padded(scaling: str, rows: int, cols: int, columnwise: int, own: torch.Tens
 
 
 def rows_of(q: QuantizedTensor, begin: int, end: int) -> list[torch.Tensor | None] | None:
-    """Copies of the parts of rows [begin, end). None if they cut a block."""
-    rows, cols = q.matrix
+    """Copies of the parts of rows [begin, end). None if they begin inside of a block."""
+    cols = q.matrix[1]
     parts: list[torch.Tensor | None] = [None] * 4
     for columnwise, codes, scale in _sides(q):
         side = _side(q.scaling, bool(columnwise))
-        if q.swizzled or begin % side.unit or (end % side.unit and end != rows):
+        if q.swizzled or begin % side.unit:  # the last block may be a part of one
             return None
         cut = codes.view(torch.uint8).narrow(side.codes, begin, end - begin)
         parts[2 * columnwise] = cut.clone(memory_format=torch.contiguous_format).view(codes.dtype)
@@ -220,7 +220,10 @@ def gathered(q: QuantizedTensor, outputs: tuple[torch.Tensor, ...], metadata: An
         return whole, tuple(fresh.values())
     target = out if hasattr(out, PARTS[0]) else out._local_tensor
     for name, t in fresh.items():
-        getattr(target, name).copy_(t)
+        part = getattr(target, name)
+        # The same scales as before, if a graph saved them: memory is freed between the passes.
+        with torch.autograd._unsafe_preserve_version_counter(part):
+            part.copy_(t)
     return None
 
 
