@@ -151,7 +151,14 @@ def memory(t: torch.Tensor, name: str = "tensor") -> View:
     """A view of a foldable tensor of any dtype in a quantised tensor, also codes and scales."""
     if not isinstance(t, torch.Tensor) or t.dtype not in DTYPES:
         raise refusal(t, name)
-    return _fill(View(), t, DTYPES[t.dtype])
+    if not t.is_contiguous() or t.is_neg():
+        return _fill(View(), t, DTYPES[t.dtype])
+    shape = t.shape
+    cols = shape[-1] if shape else 1
+    v = View(t.data_ptr(), t.numel() // cols if cols else _product(shape[:-1]), cols, cols)
+    v.dtype = DTYPES[t.dtype]
+    v.owner = t
+    return v
 
 
 def vector(t: torch.Tensor, name: str) -> View:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from .. import _lib
-from .._format import encoding_shapes, scaling_of
+from .._format import SCALINGS, encoding_shapes, scaling_of
 from .._plan import Encoding, Format
 from . import _call, _cuda, _watch
 from ._dynamo import one_break
@@ -48,6 +49,7 @@ def folded(shape: Sequence[int]) -> tuple[int, int]:
     return rows, shape[-1]
 
 
+@final
 class QuantizedTensor(torch.Tensor):
     """8-bit codes with their scales, as a tensor of the numbers that they represent.
 
@@ -102,9 +104,8 @@ class QuantizedTensor(torch.Tensor):
                 f"tenon: QuantizedTensor: dtype={dtype}; it must be float32, float16 or bfloat16, "
                 "that of the numbers"
             )
-        made = wrap(
-            shape, dtype, fp8_dtype_of(fp8_dtype), scaling, parts, swizzled, quantizer, cls=cls
-        )
+        scaling_of(scaling)
+        made = wrap(shape, dtype, fp8_dtype_of(fp8_dtype), scaling, parts, swizzled, quantizer)
         made.check_parts()
         made.requires_grad_(requires_grad)
         return made
@@ -140,8 +141,9 @@ class QuantizedTensor(torch.Tensor):
 
     def parts(self) -> dict[str, torch.Tensor]:
         """The codes and scales that exist, by name. A shared scale is rowwise_scale_inv."""
-        found = {name: t for name, t in zip(PARTS, self.tensors(), strict=True) if t is not None}
-        if self.rowwise_scale_inv is self.columnwise_scale_inv:
+        own = self.__dict__
+        found = {name: own[name] for name in PARTS if own[name] is not None}
+        if own[PARTS[1]] is own[PARTS[3]]:
             found.pop(PARTS[3], None)
         return found
 
@@ -225,27 +227,30 @@ class QuantizedTensor(torch.Tensor):
 
         `fields` are those that a quantizer adds for a call that writes this tensor.
         """
-        fields = dict(fields or {})
-        own = (*self.tensors(), fields.get("scale"), fields.get("amax"))
+        data, scale, columns, their_scale = own = self.tensors()
+        result = _lib.Tensor(
+            scaling=_ENCODED[self.scaling],
+            dtype=_call.DTYPES[self.fp8_dtype],
+            swizzled=self.swizzled,
+        )
+        memory = _call.memory
+        if data is not None:
+            result.data = _lib.ViewPtr(memory(data, PARTS[0]))
+        if scale is not None:
+            result.scale_inv = _lib.ViewPtr(memory(scale, PARTS[1]))
+        if columns is not None:
+            result.columnwise_data = _lib.ViewPtr(memory(columns, PARTS[2]))
+        if their_scale is not None:
+            result.columnwise_scale_inv = _lib.ViewPtr(memory(their_scale, PARTS[3]))
+        for name, value in fields.items() if fields else ():
+            if isinstance(value, torch.Tensor):
+                own += (value,)
+                value = _lib.ViewPtr(_call.vector(value, name))
+            setattr(result, name, value)
         for t in own:
             if t is not None and not t.is_cpu:
-                _cuda.index(zip((*PARTS, "scale", "amax"), own, strict=True))
+                _cuda.index(zip(_TOLD, own, strict=False))
                 break
-        pointers = {
-            field: _call.pointer(_call.memory(t, name))
-            for field, name, t in zip(_FIELDS, PARTS, own, strict=False)
-            if t is not None
-        }
-        for name in ("scale", "amax"):
-            if name in fields:
-                fields[name] = _call.pointer(_call.vector(fields[name], name))
-        result = _lib.Tensor(
-            scaling=self.scaling.encode(),
-            dtype=_call.DTYPES[self.fp8_dtype],
-            swizzled=int(self.swizzled),
-            **pointers,
-            **fields,
-        )
         result.owner = self  # type: ignore[attr-defined]
         return result
 
@@ -262,13 +267,15 @@ class QuantizedTensor(torch.Tensor):
 
     def decode(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The numbers of dequantize(), without a gradient."""
-        dtype = dtype or self.dtype
-        kind = dtype if dtype in _call.PLAIN else torch.float32
-        y = torch.empty(self.matrix, dtype=kind, device=self.device)
-        if self.is_meta:
-            return y.view(self.shape).to(dtype)
-        _call.quantize(None, x=self.c_tensor(), y=_call.view(y, "dtype"))
-        return y.view(self.shape).to(dtype)
+        if dtype is not None and dtype not in _call.PLAIN:
+            return self.decode(torch.float32).to(dtype)
+        shape = self.shape
+        y = torch.empty(
+            shape if self.is_matrix else self.matrix, dtype=dtype or self.dtype, device=self.device
+        )
+        if not self.is_meta:
+            _call.quantize(None, x=self.c_tensor(), y=_call.view(y, "dtype"))
+        return y if y.shape == shape else y.view(shape)
 
     def encoder(self) -> Quantizer:
         """The quantizer for what is written to this tensor."""
@@ -344,6 +351,15 @@ class QuantizedTensor(torch.Tensor):
     def tolist(self) -> Any:
         return self.decode().tolist()
 
+    # The memory of the numbers does not exist.
+    __dlpack_c_exchange_api__ = None
+
+    def __dlpack__(self, *unused: Any, **keywords: Any) -> Any:
+        raise BufferError(
+            "tenon: a QuantizedTensor has no memory of numbers to share; share q.dequantize(), or "
+            "its parts q.rowwise_data, q.rowwise_scale_inv"
+        )
+
     # 8-bit all-gather of FSDP2.
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
@@ -393,7 +409,8 @@ class QuantizedTensor(torch.Tensor):
         )
 
 
-_FIELDS = ("data", "scale_inv", "columnwise_data", "columnwise_scale_inv")  # of tenon_tensor
+_TOLD = (*PARTS, "a tensor of the quantizer", "a tensor of the quantizer")
+_ENCODED = {name: name.encode() for name in SCALINGS}
 
 
 def _product(sizes: Sequence[int]) -> int:
@@ -412,7 +429,6 @@ def wrap(
     swizzled: bool,
     quantizer: Quantizer | None,
     matrix: tuple[int, int] | None = None,
-    cls: type[QuantizedTensor] = QuantizedTensor,
 ) -> QuantizedTensor:
     """The tensor with these parts, without checks."""
     data, scale, columns, their_scale = parts
@@ -422,14 +438,21 @@ def wrap(
             "tenon: QuantizedTensor: neither rowwise_data nor columnwise_data; give one of them"
         )
     made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-        cls, shape, dtype=dtype, device=like.device
+        QuantizedTensor, shape, dtype=dtype, device=like.device
     )
-    if scaling_of(scaling).single:  # one scale for both encodings
+    if SCALINGS[scaling].single:  # one scale for both encodings
         scale = their_scale = their_scale if scale is None else scale
-    made.rowwise_data, made.rowwise_scale_inv = data, scale
-    made.columnwise_data, made.columnwise_scale_inv = columns, their_scale
-    made.fp8_dtype, made.scaling, made.swizzled = fp8_dtype, scaling, swizzled
-    made.quantizer, made.matrix = quantizer, matrix or folded(shape)
+    made.__dict__.update(
+        rowwise_data=data,
+        rowwise_scale_inv=scale,
+        columnwise_data=columns,
+        columnwise_scale_inv=their_scale,
+        fp8_dtype=fp8_dtype,
+        scaling=scaling,
+        swizzled=swizzled,
+        quantizer=quantizer,
+        matrix=matrix or folded(shape),
+    )
     result: QuantizedTensor = made
     return result
 
@@ -468,25 +491,25 @@ def allocate(
 ) -> QuantizedTensor:
     """A tensor with uninitialised codes and scales."""
     rows, cols = folded(shape)
-    mode = scaling_of(scaling)
+    mode = SCALINGS[scaling]
     scale_dtype = SCALE_DTYPES[mode.scale_dtype]
-    more: dict[str, Any] = {"device": device}
+    empty = torch.empty
     if pin_memory:
-        more["pin_memory"] = True
+        empty = functools.partial(empty, pin_memory=True)
     parts: list[torch.Tensor | None] = [None] * 4
     if rowwise:
-        parts[0] = torch.empty(tuple(shape), dtype=fp8_dtype, **more)
+        parts[0] = empty(shape, dtype=fp8_dtype, device=device)
         if not mode.single:
             _, scales = encoding_shapes(scaling, rows, cols, False)
-            parts[1] = torch.empty(scales, dtype=scale_dtype, **more)
+            parts[1] = empty(scales, dtype=scale_dtype, device=device)
     if columnwise:
         data, scales = encoding_shapes(scaling, rows, cols, True)
-        like = data if mode.transposes else tuple(shape)
-        parts[2] = torch.empty(like, dtype=fp8_dtype, **more)
+        like = data if mode.transposes else shape
+        parts[2] = empty(like, dtype=fp8_dtype, device=device)
         if not mode.single:
-            parts[3] = torch.empty(scales, dtype=scale_dtype, **more)
+            parts[3] = empty(scales, dtype=scale_dtype, device=device)
     if mode.single:
-        parts[1] = torch.empty(1, dtype=scale_dtype, **more)
+        parts[1] = empty(1, dtype=scale_dtype, device=device)
     return wrap(shape, dtype, fp8_dtype, scaling, parts, swizzled, quantizer, (rows, cols))
 
 
@@ -532,6 +555,7 @@ def unpickled(
         codes = own[i]
         if codes is not None:
             own[i] = codes.view(kind)
+    scaling_of(scaling)
     made = wrap(shape, dtype, kind, scaling, own, bool(swizzled), quantizer, matrix)
     made.check_parts()
     if is_parameter:

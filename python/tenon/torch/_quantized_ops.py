@@ -277,7 +277,7 @@ _READS = ("send", "barrier", "monitored_barrier_")
 
 
 def _collective(func: Any, args: Any, kwargs: Any) -> Any:
-    """A function of torch.distributed. Its tensors are written when it returns."""
+    """A function of torch.distributed: on the parts if it moves tensors, else on the numbers."""
     name = func._schema.name.partition("::")[2]
     count = _MOVES.get(name, 0)
     tensors = _leaves(args[:count])
@@ -285,10 +285,12 @@ def _collective(func: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(first, QuantizedTensor) and all(
         isinstance(t, QuantizedTensor) and _names(t) == _names(first) for t in tensors
     ):
+        result = None
         for part in first.parts():
+            if result is not None:  # the caller waits for the last part, and may do so once only
+                _work(result).wait()
             moved = tree_map_only(QuantizedTensor, _bytes_of(part), args[:count])
             result = func(*moved, *args[count:], **kwargs)
-            _work(result).wait()
     else:
 
         def written(result: Any) -> list[Any]:

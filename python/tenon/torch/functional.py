@@ -141,7 +141,7 @@ def _forward(
 ) -> Tensor:
     """y, encoded if there is a quantizer."""
     if b is bias is scale is quantizer is form.layout is None and form.inputs == 1:
-        if not isinstance(x, QuantizedTensor):
+        if type(x) is not QuantizedTensor:
             try:
                 y = torch.empty_like(x, dtype=out_dtype)
                 if x.is_contiguous() or x.stride() == y.stride():
@@ -341,7 +341,7 @@ def activation(
     if form is None:
         form = _form(act, layout, scale is not None, precision, rounding, params)
     if form.inputs == 1 and b is bias is scale is quantizer is out_dtype is None:
-        if isinstance(x, Tensor) and not isinstance(x, QuantizedTensor):
+        if isinstance(x, Tensor) and type(x) is not QuantizedTensor:
             return _plain(form, x)
     for t, name in ((x, "x"), (b, "b"), (bias, "bias"), (scale, "scale")):
         if not isinstance(t, Tensor) and (t is not None or name == "x"):
@@ -375,7 +375,7 @@ def _named(name: str) -> Callable[..., Any]:
             from ._outside import call
 
             return call(function, x, **options)
-        if not options and isinstance(x, Tensor) and not isinstance(x, QuantizedTensor):
+        if not options and isinstance(x, Tensor) and type(x) is not QuantizedTensor:
             if form.generation != _activation.generation:
                 form = _form(name, "stacked", False, "native", "once", {})
             if form.inputs == 1:

@@ -205,7 +205,7 @@ class Quantizer:
             self.scaling,
             self.rowwise_usage,
             self.columnwise_usage,
-            _CPU if device is None else torch.device(device),
+            device if type(device) is torch.device else torch.device(device or _CPU),
             self.swizzled,
             self,
             pin_memory,

@@ -219,7 +219,7 @@ class Call:
             for saved in ctx.saved_tensors if ctx.requires_grad else ():
                 if isinstance(saved, QuantizedTensor):
                     names, meta = saved.__tensor_flatten__()
-                    flat.extend([getattr(saved, name) for name in names])
+                    flat.extend(saved.parts().values())
                     entries.append((names, meta, saved.shape))
                 else:
                     flat.append(saved)

@@ -365,11 +365,11 @@ class Segment(FusedOperation):
                 wanted[k] = op.grad_request(params[k])
         self.texts()
         formats = self._formats(bound)
-        weights = {
-            self._named[k][0]: p.plan_encoding()
-            for k, _ in self._weights
-            if isinstance(p := params[k], QuantizedTensor)
-        }
+        weights: dict[int, Encoding] = {}
+        for k, _ in self._weights:
+            weight = params[k]
+            if type(weight) is QuantizedTensor:
+                weights[self._named[k][0]] = weight.plan_encoding()
         key = (
             *(self._config, x.shape[-1] if x.dim() else 0, x.dtype, autocast, encoding),
             *weights.items(),
@@ -565,6 +565,18 @@ class Segment(FusedOperation):
             inputs.append(_call.contiguous(t))
         return inputs
 
+    def _params_of(self, ready: _Ready, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of parameters of which some are encoded."""
+        found: list[torch.Tensor] = []
+        for k, p in enumerate(params):
+            if k in ready.packed:
+                assert isinstance(p, QuantizedTensor)
+                told = f"{type(self.ops[self._named[k][0]]).__name__}: {self._named[k][1]}"
+                found += self._parts_of(told, p, ready.packed[k], p.matrix[0])
+            else:
+                found.append(_tensor(p, p.dtype))
+        return found
+
     def _check_widths(self, cols: int) -> None:
         for op in self.ops:
             width = op.plan_width()
@@ -715,14 +727,10 @@ class Segment(FusedOperation):
             inputs = self._parts_of(f"{self.told()}: the input", given, parts, rows)
         else:
             inputs = [_tensor(x, x.dtype)]
-        params_read = [_tensor(p, p.dtype) for p in params] if not ready.packed else []
-        for k, p in enumerate(params) if ready.packed else ():
-            packed: Any = p
-            if k in ready.packed:
-                told = f"{type(self.ops[self._named[k][0]]).__name__}: {self._named[k][1]}"
-                params_read += self._parts_of(told, packed, ready.packed[k], rows)
-            else:
-                params_read.append(_tensor(p, p.dtype))
+        if ready.packed:
+            params_read = self._params_of(ready, params)
+        else:
+            params_read = [_tensor(p, p.dtype) for p in params]
         extras_read = [_tensor(t, t.dtype) for t in extras]
         of_memory, weights = ready.memory, None
         if ready.kept_memory is not None:
@@ -921,7 +929,7 @@ class Segment(FusedOperation):
         params = self.parameters_of()
         _watch.check(self, x, *extras, *params)
         encoding = None
-        if isinstance(x, QuantizedTensor):
+        if type(x) is QuantizedTensor:
             if x.is_matrix:
                 encoding = x.plan_encoding()
             else:
@@ -940,7 +948,7 @@ class Segment(FusedOperation):
             input_grad, extra_grads = x.requires_grad, [t.requires_grad for t in extras]
             backward = input_grad or any(extra_grads) or any([p.requires_grad for p in params])
         ready = self.find(
-            *(x, params, extras, backward, input_grad, extra_grads), encoding=encoding, bound=bound
+            x, params, extras, backward, input_grad, extra_grads, None, encoding, bound
         )
         if isinstance(ready, list):
             return NotImplemented
@@ -1130,7 +1138,7 @@ def worth_a_plan(ops: Sequence[BasicOperation]) -> bool:
 
 def _tensor(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`t` as a plan reads it: decoded, contiguous and of `dtype`."""
-    if isinstance(t, QuantizedTensor):
+    if type(t) is QuantizedTensor:
         return t.decode(dtype)
     if t.dtype != dtype:
         t = t.detach().to(dtype)
