@@ -320,6 +320,50 @@ def _captured(run):
     return graph, found
 
 
+def test_a_graph_of_a_step_with_delayed_scaling():
+    """Replays are eager steps bit for bit, updates of the scales included."""
+    needs_cuda()
+    recipe = tt.recipe.DelayedScaling(amax_history_len=16)
+
+    def make():
+        torch.manual_seed(0)
+        model = ops.Sequential(
+            ops.RMSNorm(128), ops.Linear(128, 256), ops.GELU(), ops.Linear(256, 128)
+        )
+        return model.to(DEVICE, torch.bfloat16), torch.zeros((), device=DEVICE)
+
+    x = numbers(64, 128).to(DEVICE, torch.bfloat16)
+
+    def stepper(model, count):
+        def step():
+            count.add_(1)
+            with tt.autocast(recipe=recipe):
+                y = model(x * (1 + count))
+            loss = y.float().square().mean()
+            loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.sub_(1e-3 * p.grad)
+                    p.grad = None
+            return loss
+
+        return step
+
+    (eager, first), (graphed, second) = make(), make()
+    step = stepper(eager, first)
+    for _ in range(2):
+        step()
+    graph, loss = _captured(stepper(graphed, second))
+    for i in range(50):
+        graph.replay()
+        want = step()
+        same(loss, want.detach().cpu(), f"the loss of step {i}")
+    for (name, mine), want in zip(
+        graphed.state_dict().items(), eager.state_dict().values(), strict=True
+    ):
+        same(mine, want.cpu(), name)
+
+
 def test_graphs():
     needs_cuda()
     x, grad = numbers(96, 64).to(DEVICE), torch.ones(96, 64, device=DEVICE)
