@@ -328,6 +328,20 @@ def test_an_update_between_the_passes_of_one_call():
     equal(found[1], found[0])
 
 
+def test_states_that_are_updated_together(monkeypatch):
+    """The form for CUDA: states of equal shape are stacked."""
+    from tenon.torch._delayed import State
+
+    found = []
+    for together in (False, True):
+        if together:
+            monkeypatch.setattr(State, "on_cpu", lambda self: False)
+        model = mlp(opaque=True)
+        results = pipeline(pieces(model, "tenon"), model, (0, 1))
+        found.append([*results, *train(model, DELAYED), *state(model).values()])
+    equal(found[1], found[0])
+
+
 def test_nested_and_disabled_contexts_do_not_update():
     model = mlp()
     basic = model[0].basic_ops[0]
@@ -491,6 +505,57 @@ def test_a_model_may_switch_recipes_at_any_step():
                     y = m(x)
                 y.sum().backward()
     assert model[0].basic_ops[0].forward_scale[0] == 448 / x.detach().abs().max()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_inference_first_then_training(name):
+    """State that inference makes is trained on."""
+    model, other = mlp(), mlp()
+    x = torch.randn(8, 32)
+    for context in (torch.inference_mode, torch.no_grad):
+        with context(), tt.autocast(recipe=RECIPES[name]):
+            model(x)
+    if name == "delayed":
+        for basic in (model[0].basic_ops[0], model[2].basic_ops[0]):
+            basic.forward_amax_history.zero_()  # of the calls above
+    equal(train(model, RECIPES[name]), train(other, RECIPES[name]))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_rows_and_autocast_of_torch(name):
+    model = mlp()
+    for rows in (0, 1, 5):
+        x = torch.randn(rows, 32, requires_grad=True)
+        with tt.autocast(recipe=RECIPES[name]), torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+        assert y.dtype == torch.bfloat16
+        y.float().sum().backward()
+        assert x.grad.shape == x.shape and x.grad.isfinite().all()
+    for op in (model[0].basic_ops[0], model[2].basic_ops[0]) if name == "delayed" else ():
+        assert op.forward_scale.isfinite().all() and op.forward_scale.dtype == torch.float32
+
+
+def test_recipes_are_copied_and_freed():
+    import copy
+    import gc
+    import pickle
+    import weakref
+
+    model, x = mlp(), torch.randn(4, 32, requires_grad=True)
+    for recipe in RECIPES.values():
+        with tt.autocast(recipe=recipe):
+            model(x)
+        for other in (copy.deepcopy(recipe), pickle.loads(pickle.dumps(recipe))):
+            assert other == recipe and hash(other) == hash(recipe)
+    made = []
+    for _ in range(200):
+        recipe = R.CustomRecipe(lambda role: None)
+        made.append(weakref.ref(recipe))
+        with tt.autocast(recipe=recipe):
+            model(x).sum().backward()
+    del recipe
+    gc.collect()
+    assert sum(r() is not None for r in made) < 70  # those that caches hold
 
 
 def test_states_of_a_deleted_model_are_not_kept():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -31,22 +32,20 @@ class Active:
     def __init__(self, recipe: Recipe, calibrating: bool, group: Any) -> None:
         self.recipe, self.calibrating, self.group = recipe, calibrating, group
 
-    def __reduce__(self) -> Any:  # a copy of a recipe that has been used
-        return active_of, (self.recipe, self.calibrating, self.group)
-
 
 _actives: WeakValueDictionary[Any, Active] = WeakValueDictionary()
 
 
 def active_of(recipe: Recipe, calibrating: bool = False, group: Any = None) -> Active:
-    last: Active | None = recipe.__dict__.get("_active")  # faster than the hash of a recipe
+    known = recipe.__dict__.get("_active")  # faster than the hash of a recipe
+    last: Active | None = known and known()
     if last is not None and last.calibrating == calibrating and last.group is group:
         return last
     key = (recipe, calibrating, group)
     found = _actives.get(key)
     if found is None:
         found = _actives[key] = Active(recipe, calibrating, group)
-    recipe.__dict__["_active"] = found
+    recipe.__dict__["_active"] = weakref.ref(found)
     return found
 
 

@@ -75,6 +75,7 @@ class State:
         if found is not None:
             found.scales = self.tensors("forward")[1].clone() if scales is None else scales
 
+    @torch.inference_mode(False)  # the buffers are for training too
     def fit(self, recipe: DelayedScaling, device: torch.device) -> None:
         """Makes the buffers as the recipe wants them. Existing numbers are kept."""
         length = recipe.amax_history_len
@@ -119,6 +120,9 @@ class State:
                 Float8Quantizer(scale[i : i + 1], history[0, i : i + 1], dtype) for i in range(n)
             ]
         return made
+
+    def on_cpu(self) -> bool:
+        return all([self.tensors(mode)[1].is_cpu for mode in self.counts])
 
     def update_here(self) -> None:
         """Updates in place on the CPU."""
@@ -251,7 +255,7 @@ def _update(chosen: Iterable[tuple[State, Active | None]]) -> None:
         if recipe is None:  # its buffers are new: the next forward pass updates it
             continue
         state.loaded = False
-        if all([state.buffers[f"{mode}_scale"].is_cpu for mode in state.counts]):  # type: ignore[union-attr]
+        if state.on_cpu():
             state.update_here()
             continue
         for mode in state.counts:

@@ -103,6 +103,10 @@ class Recipe:
         gradient = tensor_type.startswith("grad")
         return self.fp8_format.backward if gradient else self.fp8_format.forward
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what a context has noted here.
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
     def make_quantizer(self, role: QuantizerRole) -> Any:
         """A quantizer for a tensor, or None. That of a delayed recipe needs the state of an op."""
         raise NotImplementedError(f"{type(self).__name__}: it makes no quantizers")
