@@ -6,6 +6,8 @@ test_torch_quantizer.py compares with the rules of the formats.
 import copy
 import io
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -690,6 +692,29 @@ def test_checkpoints_of_modules(mode):
     assert twin(x.bfloat16()).dtype == torch.bfloat16
     whole = pickle.loads(pickle.dumps(model))
     assert torch.equal(whole(x), model(x)) and isinstance(whole[0].weight, torch.nn.Parameter)
+
+
+def test_functions_of_memory_reach_the_parts(mode):
+    from tenon.torch import _quantized_ops
+
+    q, seen = MODES[mode]()(torch.randn(4, 32)), []
+    assert not q.is_pinned()
+    handler = _quantized_ops._HANDLERS[torch.ops.aten.record_stream.default]
+    handler(lambda t, stream: seen.append((t.data_ptr(), stream)), (q, 7), {})
+    assert seen == [(t.data_ptr(), 7) for t in q.parts().values()]
+    with pytest.raises(RuntimeError):
+        q.expand(32)
+
+
+def test_a_fresh_process_loads_files(tmp_path):
+    """`import tenon.torch` is enough for weights_only=True."""
+    q = {name: make()(torch.ones(2, 32)) for name, make in MODES.items()}
+    torch.save(q, tmp_path / "q.pt")
+    code = "import sys, torch, tenon.torch; q = torch.load(sys.argv[1], weights_only=True)\n"
+    code += "print([bool((t == 1).all()) and t.quantizer.scaling == n for n, t in q.items()])"
+    command = [sys.executable, "-c", code, str(tmp_path / "q.pt")]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert out.strip() == str([True] * len(MODES))
 
 
 def test_hostile_files_are_refused():

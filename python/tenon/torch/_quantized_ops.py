@@ -143,6 +143,8 @@ def _as_strided(func: Any, args: Any, kwargs: Any) -> Any:
 @_handles(_aten.expand.default)
 def _expand(func: Any, args: Any, kwargs: Any) -> Any:
     q, size = args[:2]
+    if len(size) < q.dim():
+        return NotImplemented
     wanted = size[len(size) - q.dim() :]
     if any(n not in (-1, m) for n, m in zip(wanted, q.shape, strict=True)):
         return NotImplemented
@@ -189,6 +191,18 @@ def _part(q: QuantizedTensor, begin: int, end: int) -> Any:
         return NotImplemented
     shape, matrix = (end - begin, *q.shape[1:]), ((end - begin) * rows, q.matrix[1])
     return _viewed(like(q, parts, matrix, matrix=matrix), shape)
+
+
+@_handles(_aten._pin_memory.default)
+def _pin(func: Any, args: Any, kwargs: Any) -> Any:
+    return like(args[0], _mapped(args[0], lambda t: func(t, *args[1:], **kwargs)))
+
+
+@_handles(_aten.is_pinned.default, _aten.record_stream.default)
+def _of_memory(func: Any, args: Any, kwargs: Any) -> Any:
+    """Functions of the memory of a tensor, which is that of its parts."""
+    found = [func(t, *args[1:], **kwargs) for t in args[0].parts().values()]
+    return all(found) if func is _aten.is_pinned.default else None
 
 
 @_handles(_aten._to_copy.default)

@@ -19,8 +19,9 @@ class Quantize(BasicOperation):
     """y = decode(encode(x)), dx = decode(encode(g)), with the forward and the backward quantizer.
 
     Without quantizers of its own, it takes those of the recipe of `autocast`. Between two ops the
-    encoded tensor is passed without decoding. If possible, the previous op writes it directly. If a
-    direction is off or has no quantizer, the op is the identity in it.
+    encoded tensor is passed without decoding, and at the end of a chain it is the result. If
+    possible, the previous op writes it directly. If a direction is off or has no quantizer, the op
+    is the identity in it.
     """
 
     op_name = "quantize"
