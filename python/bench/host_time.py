@@ -4,16 +4,19 @@ Run it with `python python/bench/host_time.py`, on CUDA if there is a GPU. Each 
 time of a step on the host and the ratio to eager. It asserts nothing.
 
 "node" is the time of the least Python node of autograd with the same parameters: it allocates the
-results of both passes and computes nothing. "C" is the time inside of the library.
+results of both passes and computes nothing. "C" is the time inside of the library. The last lines
+have steps under recipes and their ratio to the same chain without one.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from collections.abc import Callable
 from typing import Any
 
+import tenon.torch as tt
 import tenon.torch.ops as ops
 import torch
 import torch.nn.functional as F
@@ -172,6 +175,28 @@ def main() -> None:
                 f"ratio {tenon / eager:.2f}  node {node:7.1f} us  C {min(inside):6.1f} us",
                 flush=True,
             )
+    recipes = {
+        "delayed": tt.recipe.DelayedScaling(),
+        "current": tt.recipe.Float8CurrentScaling(),
+        "mxfp8": tt.recipe.MXFP8BlockScaling(),
+        "block": tt.recipe.Float8BlockScaling(),
+    }
+    chains = [models["GELU MLP"][1], *(copy.deepcopy(models["GELU MLP"][1]) for _ in recipes)]
+
+    def under(recipe: tt.recipe.Recipe | None, model: nn.Module) -> None:
+        with tt.autocast(enabled=recipe is not None, recipe=recipe):
+            y = model(x)
+        y.backward(dy)
+        for p in (x, *model.parameters()):
+            p.grad = None
+
+    kinds = [None, *recipes.values()]
+    least = [float("inf")] * len(kinds)
+    for _ in range(args.rounds):
+        for i, (recipe, model) in enumerate(zip(kinds, chains, strict=True)):
+            least[i] = min(least[i], microseconds(lambda: under(recipe, model), cuda))  # noqa: B023
+    for name, t in zip(("none", *recipes), least, strict=True):
+        print(f"GELU MLP, recipe {name:10} step  {t:7.1f} us  ratio {t / least[0]:.2f}", flush=True)
 
 
 if __name__ == "__main__":
