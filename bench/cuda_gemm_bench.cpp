@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -27,11 +28,13 @@ using namespace tenon;         // NOLINT: a benchmark of the library
 using namespace tenon::bench;  // NOLINT
 using cuda::GemmProgram;
 
-void fill(const cuda::DeviceBuffer& to) {
-  static const std::vector<char> kPiece = normal_piece(DType::bf16, SIZE_MAX);
-  for (size_t at = 0; at < to.size(); at += kPiece.size())
-    cuda::check(cuda::driver().memcpy_to_device(static_cast<char*>(to.data()) + at, kPiece.data(),
-                                                std::min(kPiece.size(), to.size() - at)),
+void fill(const cuda::DeviceBuffer& to, DType dtype) {
+  static std::map<DType, std::vector<char>> pieces;
+  std::vector<char>& piece = pieces[dtype];
+  if (piece.empty()) piece = normal_piece(dtype, SIZE_MAX);
+  for (size_t at = 0; at < to.size(); at += piece.size())
+    cuda::check(cuda::driver().memcpy_to_device(static_cast<char*>(to.data()) + at, piece.data(),
+                                                std::min(piece.size(), to.size() - at)),
                 "filling");
 }
 
@@ -127,15 +130,28 @@ class ProductBench {
 
   void place_inputs() {
     const ProductCase& c = case_;
-    const auto side = [&](int which, int64_t rows, int64_t cols) {
-      return c.transposed(which) ? array(c.dtype, cols, rows) : array(c.dtype, rows, cols);
-    };
     in_.resize(product_inputs);
-    in_[in_a] = side(0, c.m, c.k);
-    in_[in_b] = side(1, c.k, c.n);
-    in_[in_bias] = array(c.dtype, 1, c.n);
-    in_[in_tile] = array(tile_dtype(c), c.m, 2 * c.n);
-    for (const auto& m : memory_) fill(*m);
+    const auto place = [&](ProductIn arg, DType dtype, int64_t rows, int64_t cols) {
+      in_[arg] = array(dtype, rows, cols);
+      fill(*memory_.back(), dtype);
+    };
+    const auto side = [&](ProductIn arg, int64_t rows, int64_t cols) {
+      if (c.transposed(arg == in_a ? 0 : 1)) std::swap(rows, cols);
+      const Format f = c.format(arg);
+      place(arg, f.dtype, rows, cols);
+      if (f.scaling == Scaling::none) return;
+      const Shape scales = f.scale_shape(rows, cols, Orientation::rowwise);
+      in_[arg + 1] = array(DType::f32, scales.rows, scales.cols);
+      std::vector<float> values(static_cast<size_t>(scales.rows * scales.cols), 1);
+      for (size_t i = 0; i < values.size(); ++i) values[i] = i % 3 == 1 ? 0.5F : 1;
+      cuda::check(cuda::driver().memcpy_to_device(in_[arg + 1].data, values.data(),
+                                                  values.size() * sizeof(float)),
+                  "writing scales");
+    };
+    side(in_a, c.m, c.k);
+    side(in_b, c.k, c.n);
+    place(in_bias, c.dtype, 1, c.n);
+    place(in_tile, tile_dtype(c), c.m, 2 * c.n);
     in_[in_scalar] = array(DType::f32, 1, 1);
     const float one = 1;
     cuda::check(cuda::driver().memcpy_to_device(in_[in_scalar].data, &one, 4), "writing a scale");
@@ -148,15 +164,17 @@ class ProductBench {
   // The library's own product, with both tile widths.
   void add_own() {
     const int64_t processors = cuda::attribute(cuda::Attribute::multiprocessors, context_.device());
-    for (const int64_t width : {GemmProgram::kNarrow, GemmProgram::kWide}) {
-      if (!GemmProgram::refusal(product_.step, width).empty()) continue;
-      auto program = std::make_unique<GemmProgram>(product_.step, width, processors);
+    for (const cuda::GemmTile& tile :
+         {GemmProgram::kNarrow, GemmProgram::kWide, GemmProgram::kPromoted}) {
+      if (!GemmProgram::refusal(product_.step, tile).empty()) continue;
+      auto program = std::make_unique<GemmProgram>(product_.step, tile, processors);
       if (!program->suits(args_)) continue;
       const auto kernel = cuda::kernel_of(product_.step.name, std::move(program));
       RunArgs args = args_;
       memory_.push_back(std::make_unique<cuda::DeviceBuffer>(kernel->workspace(case_.m) + 256));
       args.workspace = memory_.back()->data();
-      all_.push_back({"own " + std::to_string(width), [kernel, args] { kernel->run(args); }});
+      all_.push_back(
+          {str("own ", tile.rows, "x", tile.cols), [kernel, args] { kernel->run(args); }});
     }
   }
 

@@ -67,7 +67,9 @@ void measure(benchmark::State& state, const ProductCase& p) {
   std::vector<char> other(c.size());
   const std::vector<View> in{
       matrix(a.data(), p.dtype, p.m, p.k),
+      {},
       p.transposed(1) ? matrix(b.data(), p.dtype, p.n, p.k) : matrix(b.data(), p.dtype, p.k, p.n),
+      {},
       matrix(bias.data(), p.dtype, 1, p.n)};
   const auto by_tenon = [&](const ProductCase& which, std::vector<char>& to) {
     const Step step = make_product(which).step;

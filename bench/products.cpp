@@ -49,6 +49,23 @@ struct Draft {
     build.store({To::tile, arg, dtype, {1, 1, n}}, second);
     output(arg, {dtype, m, 2 * n});
   }
+  // Codes with one given scale, and their amax: six outputs.
+  void encode(uint32_t arg, const Pieces& pieces, DType codes, bool columnwise = false) {
+    const int64_t cols = static_cast<int64_t>(pieces.size()) * n;
+    Operand o;
+    o.format = {.dtype = codes, .scaling = Scaling::delayed};
+    o.columnwise = columnwise;
+    build.store(o, arg, in_scalar, cols, pieces);
+    for (const Piece& p : pieces)
+      build.store({.to = To::amax, .arg = arg + 5, .dtype = DType::f32, .join = true}, p.value);
+    output(arg + Encoder::row_data, {codes, m, cols});
+    output(arg + Encoder::row_scale, {DType::f32, 1, 1});
+    if (columnwise) {
+      output(arg + Encoder::column_data, {codes, cols, m});
+      output(arg + Encoder::column_scale, {DType::f32, 1, 1});
+    }
+    output(arg + 5, {DType::f32, 1, 1});
+  }
   void output(uint32_t arg, ProductOutput o) {
     outputs.resize(std::max<size_t>(outputs.size(), arg + 1));
     outputs[arg] = o;
@@ -112,20 +129,33 @@ constexpr Body kBodies[] = {
      }},
     {"swiglu -> e4m3 delayed", true,
      [](Draft& d) {
-       const Piece piece{d.swiglu(), {}};
-       Operand o;
-       o.format = {.dtype = DType::e4m3, .scaling = Scaling::delayed};
-       d.build.store(o, 0, in_scalar, d.n, std::span(&piece, 1));
-       d.build.store({.to = To::amax, .arg = 5, .dtype = DType::f32, .join = true}, piece.value);
-       d.output(0, {DType::e4m3, d.m, d.n});
-       d.output(1, {DType::f32, 1, 1});
-       d.output(5, {DType::f32, 1, 1});
+       d.encode(0, Pieces{{d.swiglu(), {}}}, DType::e4m3);
+     }},
+    {"swiglu -> e4m3 delayed rowcol", true,
+     [](Draft& d) {
+       d.encode(0, Pieces{{d.swiglu(), {}}}, DType::e4m3, true);
+     }},
+    {"swiglu, saved -> e4m3 delayed rowcol", true,
+     [](Draft& d) {
+       const Expr x = d.product();
+       const Expr y = d.product(d.n);
+       d.store_halves(6, x, y);
+       d.encode(0, Pieces{{call("swiglu", x, y), {}}}, DType::e4m3, true);
+     }},
+    {"swiglu.bwd -> e5m2 delayed rowcol", false,
+     [](Draft& d) {
+       const ColumnMap second{1, 1, d.n};
+       const std::array<Expr, 2> x{d.tile(), d.tile(d.n)};
+       const auto grads = d.build.grad(call("swiglu", x[0], x[1]), d.product(), x);
+       d.encode(0, Pieces{{grads[0], {}}, {grads[1], second}}, DType::e5m2, true);
      }},
 };
 
 }  // namespace
 
-std::string ProductCase::name() const { return str(body, " ", m, "x", n, "x", k, " ", form); }
+std::string ProductCase::name() const {
+  return str(body, " ", m, "x", n, "x", k, " ", form, codes ? str(" e4m3 ", codes->name) : "");
+}
 
 std::vector<ProductCase> cpu_products() {
   std::vector<ProductCase> all;
@@ -172,6 +202,36 @@ std::vector<ProductCase> cuda_products() {
       {"bias+gelu", 1024, 1024, 4096},
       {"bias+gelu", 512, 512, 1024},
       {"plain", 512, 512, 8192},
+      {"swiglu -> e4m3 delayed rowcol", 8192, 28672, 4096},
+      {"plain", 8192, 28672, 4096, "nt", DType::bf16, &kPrecise},
+      {"plain", 8192, 4096, 14336, "nt", DType::bf16, &kPrecise},
+      {"plain", 4096, 4096, 4096, "nt", DType::bf16, &kPrecise},
+      {"plain", 8192, 16384, 1024, "nt", DType::bf16, &kPrecise},
+      {"plain", 8192, 4096, 28672, "nt", DType::bf16, &kPrecise},
+      {"plain", 28672, 4096, 8192, "nt", DType::bf16, &kPrecise},
+      {"bias+gelu", 8192, 16384, 4096, "nt", DType::bf16, &kPrecise},
+      {"swiglu", 8192, 28672, 4096, "nt", DType::bf16, &kPrecise},
+      {"swiglu", 512, 28672, 4096, "nt", DType::bf16, &kPrecise},
+      {"swiglu", 1024, 28672, 4096, "nt", DType::bf16, &kPrecise},
+      {"swiglu, saved", 8192, 28672, 4096, "nt", DType::bf16, &kPrecise},
+      {"swiglu -> e4m3 delayed", 8192, 28672, 4096, "nt", DType::bf16, &kPrecise},
+      {"swiglu -> e4m3 delayed rowcol", 8192, 28672, 4096, "nt", DType::bf16, &kPrecise},
+      {"swiglu, saved -> e4m3 delayed rowcol", 8192, 28672, 4096, "nt", DType::bf16, &kPrecise},
+      {"swiglu.bwd", 8192, 14336, 4096, "nt", DType::bf16, &kPrecise},
+      {"swiglu.bwd -> e5m2 delayed rowcol", 8192, 14336, 4096, "nt", DType::bf16, &kPrecise},
+      {"plain", 8192, 28672, 4096, "nt", DType::bf16, &kFast},
+      {"plain", 8192, 4096, 14336, "nt", DType::bf16, &kFast},
+      {"swiglu", 8192, 28672, 4096, "nt", DType::bf16, &kFast},
+      {"swiglu -> e4m3 delayed rowcol", 8192, 28672, 4096, "nt", DType::bf16, &kFast},
+      {"plain", 8192, 28672, 4096, "nt", DType::bf16, &kBlocks},
+      {"plain", 8192, 4096, 14336, "nt", DType::bf16, &kBlocks},
+      {"plain", 8192, 14336, 4096, "nt", DType::bf16, &kBlocks},
+      {"plain", 8192, 4096, 28672, "nt", DType::bf16, &kBlocks},
+      {"swiglu", 8192, 28672, 4096, "nt", DType::bf16, &kBlocks},
+      {"swiglu, saved", 8192, 28672, 4096, "nt", DType::bf16, &kBlocks},
+      {"plain", 512, 28672, 4096, "nt", DType::bf16, &kBlocks},
+      {"plain", 28672, 4096, 8192, "nt", DType::bf16, &kLines},
+      {"plain", 4096, 14336, 8192, "nt", DType::bf16, &kLines},
   };
 }
 
@@ -186,12 +246,11 @@ Product make_product(const ProductCase& c) {
   Draft draft{build, c.dtype, c.m, cols, made.outputs};
   body->make(draft);
   made.step = build.finish();
-  const auto side = [&](uint32_t arg) {
-    return tenon::Matrix{.arg = arg,
-                         .format = {.dtype = c.dtype},
-                         .transposed = c.transposed(static_cast<int>(arg))};
+  const auto side = [&](ProductIn arg) {
+    return tenon::Matrix{
+        .arg = arg, .format = c.format(arg), .transposed = c.transposed(arg == in_a ? 0 : 1)};
   };
-  made.step.head = Gemm{side(in_a), side(in_b), c.n, c.k};
+  made.step.head = Gemm{side(in_a), side(in_b), c.n, c.k, c.codes && c.codes->fast};
   return made;
 }
 

@@ -71,7 +71,7 @@ std::string scale_eight(size_t k, uint32_t number) {
 
 std::string store_eight(const Step& step) {
   std::string text;
-  size_t amaxes = 0;
+  size_t amaxes = 0, planes = 0;
   for (size_t k = 0; k < step.stores.size(); ++k) {
     const Store& s = step.stores[k];
     const std::string to = str("a.at[kLoads + ", k, "]");
@@ -81,9 +81,20 @@ std::string store_eight(const Step& step) {
       text += str(store, "out[", k, "]);\n");
     else if (s.to == Store::To::amax)
       text += amax_eight(k, amaxes++);
-    else if (s.to == Store::To::encoded)
+    else if (s.to == Store::To::encoded) {
+      const Encoder& e = step.encoders[s.arg];
       text += str("{\nfloat scaled[8];\nfor (int e = 0; e < 8; ++e) scaled[e] = out[", k,
-                  "][e] * multiplier[", s.arg, "];\n", store, "scaled);\n}\n");
+                  "][e] * multiplier[", s.arg, "];\n");
+      if (!e.columnwise) {
+        text += str(store, "scaled);\n}\n");
+        continue;
+      }
+      text += str("const TenonWords2 codes = tenon_codes8<", format(s.dtype), ">(scaled);\n");
+      if (e.rowwise)
+        text += str("*reinterpret_cast<TenonWords2*>(", to, ".data + ",
+                    element_eight("tile", s.columns, to), ") = codes;\n");
+      text += str("turn(", planes++, ", codes);\n}\n");
+    }
   }
   return text;
 }
@@ -283,6 +294,28 @@ std::vector<size_t> stores_to(const Step& step, Store::To to) {
   for (size_t k = 0; k < step.stores.size(); ++k)
     if (step.stores[k].to == to) all.push_back(k);
   return all;
+}
+
+std::vector<size_t> turned_stores(const Step& step) {
+  std::vector<size_t> all;
+  for (const size_t k : stores_to(step, Store::To::encoded))
+    if (step.encoders[step.stores[k].arg].columnwise) all.push_back(k);
+  return all;
+}
+
+std::string turned_lines(const Step& step) {
+  std::string text;
+  size_t plane = 0;
+  for (const size_t k : turned_stores(step)) {
+    const Store& s = step.stores[k];
+    const std::string to = str("a.at[kLoads + ", k, "]");
+    const std::string data = str("a.place[", s.arg * kEncoderPlaces + Encoder::column_data, "]");
+    text += str("if (plane == ", plane++, ") return ", data, ".data + tenon_wide(",
+                s.columns.contiguous() ? "column" : str("tenon_blocks8(", to, ", column)"),
+                " + static_cast<TenonU32>(", to, ".offset), static_cast<TenonU32>(", data,
+                ".stride));\n");
+  }
+  return text + "return nullptr;\n";
 }
 
 namespace {

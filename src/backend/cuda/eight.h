@@ -31,7 +31,8 @@ std::string element_eight(std::string_view kind, const ColumnMap& columns, const
 std::string load_eight(const Step& step, size_t i, const std::string& raw = "");
 // Joins the largest magnitude of out[k] into most[slot].
 std::string amax_eight(size_t k, size_t slot);
-// The vector stores: elements, maxima, and codes scaled by multiplier[].
+// The vector stores: elements, maxima, and codes scaled by multiplier[]. turn() gets the codes of
+// columnwise encodings.
 std::string store_eight(const Step& step);
 // Sets multiplier[] for each encoder.
 std::string multiplier_lines(const Step& step);
@@ -82,6 +83,10 @@ int64_t partial_blocks(const Step& step);
 
 // The stores of one kind.
 std::vector<size_t> stores_to(const Step& step, Store::To to);
+// The stores whose encoder has a columnwise output, in the order of the planes of a tile.
+std::vector<size_t> turned_stores(const Step& step);
+// Returns the destination of `column` of the codes of `plane`.
+std::string turned_lines(const Step& step);
 
 using Accesses = Few<TenonAccess, 12>;
 // Loads, single values, then stores. An encoded store uses the rowwise data of its encoder. For

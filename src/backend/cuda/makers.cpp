@@ -20,6 +20,7 @@
   MAKER("flat map", make_map)            \
   MAKER("gemm", make_wide_gemm)          \
   MAKER("gemm", make_gemm)               \
+  MAKER("gemm", make_promoted_gemm)      \
   MAKER("cublaslt", make_cublaslt)       \
   MAKER("cublaslt", make_cublaslt_split) \
   MAKER("decode", make_decode)           \

@@ -20,14 +20,6 @@ constexpr const char* kEntry = "tenon_tile_kernel";
 constexpr const char* kSum = "tenon_tile_sums";
 constexpr const char* kClear = "tenon_tile_clear";
 
-// The stores whose encoder has a columnwise output, in the order of the planes of the tile.
-std::vector<size_t> turned_stores(const Step& step) {
-  std::vector<size_t> all;
-  for (const size_t k : stores_to(step, Store::To::encoded))
-    if (step.encoders[step.stores[k].arg].columnwise) all.push_back(k);
-  return all;
-}
-
 // Resident blocks per multiprocessor. A step with one load and no sums has room for a third block.
 // So does a light step: one sum, rowwise results, few loads in flight, and the sum in shared
 // memory.
@@ -48,7 +40,7 @@ Room room_of(const Step& step, const EightLines& formula) {
 }
 
 struct EncodedText {
-  std::string codes, store, turned;
+  std::string codes, store;
 };
 
 // Codes that are written both rowwise and columnwise are computed once.
@@ -58,16 +50,11 @@ EncodedText encoded_text(const Step& step) {
   for (const size_t k : stores_to(step, Store::To::encoded)) {
     const Store& s = step.stores[k];
     const std::string to = str("a.at[kLoads + ", k, "]");
-    const std::string data = str("a.place[", s.arg * kEncoderPlaces + Encoder::column_data, "]");
     const auto plane = std::ranges::find(turned, k) - turned.begin();
     const bool both = plane < static_cast<int64_t>(turned.size());
     if (both) {
       t.codes += str("{\n", scale_eight(k, s.arg), "now[", plane, "] = tenon_codes8<",
                      format(s.dtype), ">(scaled);\n}\n");
-      t.turned += str("if (plane == ", plane, ") return ", data, ".data + tenon_wide(",
-                      s.columns.contiguous() ? "column" : str("tenon_blocks8(", to, ", column)"),
-                      " + static_cast<TenonU32>(", to, ".offset), static_cast<TenonU32>(", data,
-                      ".stride));\n");
     }
     if (!step.encoders[s.arg].rowwise) continue;
     const std::string below = below_eight(s.columns, 1, to);
@@ -139,8 +126,8 @@ TileProgram::TileProgram(const Step& step, bool whole_rows, int64_t multiprocess
       indented(sum_lines),
       "  }\n  __device__ static TenonU8* turned(const Arguments& a, int plane, TenonU32 column) "
       "{\n",
-      indented(encoded.turned), "    return nullptr;\n  }\n};\nextern \"C\" __launch_bounds__(",
-      kThreads, ", ", room.blocks, ") __global__ void ", kEntry,
+      indented(turned_lines(step)), "  }\n};\nextern \"C\" __launch_bounds__(", kThreads, ", ",
+      room.blocks, ") __global__ void ", kEntry,
       "(const __grid_constant__ Arguments a) {\n  tenon_tile_map<Body>(a);\n}\n");
   const auto kernel = [&](const std::string& entry, const std::string& lines) {
     entries_.push_back(entry);

@@ -79,9 +79,9 @@ struct TenonTileHead {
 };
 static_assert(sizeof(TenonTileHead) == 40, "size");
 
-// The product on tensor cores.
-constexpr int kTenonTileRows = 128, kTenonStep = 64;  // a step is 128 bytes
-constexpr int kTenonTileSums = 16;                    // a tile adds 16 blocks of 8 rows
+// The product on tensor cores. A step along the inner dimension is 128 bytes.
+constexpr int kTenonStepBytes = 128;
+constexpr int kTenonTurned = 32;  // columns that a group turns at once
 
 // Opaque data from cuTensorMapEncodeTiled.
 struct TenonTensorMap {
@@ -90,13 +90,18 @@ struct TenonTensorMap {
 struct TenonGemmHead {
   TenonTensorMap map[3];          // a, b, and b of the second half of a gated body
   TenonU32 rows = 0, cols = 0;    // rows and columns of the body
-  TenonU32 steps = 0;             // steps of 64 along the inner dimension
+  TenonU32 steps = 0;             // steps along the inner dimension
   TenonU32 down = 0, across = 0;  // number of tiles
   TenonU32 block = 1;             // columns of the body that are adjacent in b
   const TenonU64* random = nullptr;
-  float* partial = nullptr;  // sums over the rows of a tile
+  float* partial = nullptr;  // sums over the rows of a group
+  // Scales of the operands: one each, or those of blocks with the elements between their rows.
+  const float* scale_a = nullptr;
+  const float* scale_b = nullptr;
+  TenonU32 pitch_a = 0, pitch_b = 0;
+  TenonU32 start[2] = {};  // first column of b for each half of a gated body
 };
-static_assert(sizeof(TenonGemmHead) == 3 * 128 + 40, "size");
+static_assert(sizeof(TenonGemmHead) == 3 * 128 + 72, "size");
 
 constexpr int kTenonMapAlignment = 128;
 template <int accesses, int places>

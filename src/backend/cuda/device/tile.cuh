@@ -10,14 +10,6 @@ __device__ inline TenonU32 tenon_first_row(const Arguments& a) {
   return a.last - blockIdx.y * tile_rows;
 }
 
-// Eight codes of one byte as two words.
-template <class Format>
-__device__ inline TenonWords2 tenon_codes8(const float (&v)[8]) {
-  TenonWords2 x;
-  TenonEight<Format>::store(reinterpret_cast<TenonU8*>(&x), v);
-  return x;
-}
-
 __device__ inline TenonU32 tenon_bytes(TenonU32 a, TenonU32 b, TenonU32 which) {
 #if defined(__CUDA_ARCH__)
   return __byte_perm(a, b, which);

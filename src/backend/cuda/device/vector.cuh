@@ -144,6 +144,14 @@ struct TenonEight {
   }
 };
 
+// Eight codes of one byte as two words.
+template <class Format>
+__device__ inline TenonWords2 tenon_codes8(const float (&v)[8]) {
+  TenonWords2 x;
+  TenonEight<Format>::store(reinterpret_cast<TenonU8*>(&x), v);
+  return x;
+}
+
 template <class Format>
 __device__ inline void tenon_load8(const TenonAccess& a, TenonI64 element, float (&v)[8]) {
   TenonEight<Format>::load(a.data + element * Format::bytes, v);
