@@ -387,10 +387,11 @@ bool GemmProgram::suits(const RunArgs& args) const {
 
 // With few rows or few tiles, cuBLASLt splits the work better.
 int64_t GemmProgram::least_body_rows() const {
-  constexpr int64_t kFewRows = 128;
+  // Promoted sums were measured with three rows of tiles and more.
+  const int64_t few_rows = tile_.promoted ? 2 * tile_.rows + 1 : 128;
   const int64_t part = kNarrow.cols / static_cast<int64_t>(products_of(step_).size());
   const int64_t down = cdiv(multiprocessors_, 2 * cdiv(step_.cols, part));  // least rows of tiles
-  return std::max(kFewRows, (down - 1) * tile_.rows + 1);
+  return std::max(few_rows, (down - 1) * tile_.rows + 1);
 }
 
 // If the step fixes its rows, they do not depend on the call.
