@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import html
+import inspect
 import json
 import operator
 import weakref
@@ -143,6 +144,13 @@ class Plan:
         rows: int = 256,
         allocate: Any = None,
     ) -> None:
+        arguments = locals()
+        # What `Plan` needs to make it again, without defaults.
+        self.request: dict[str, Any] = {
+            name: arguments[name]
+            for name, p in _PARAMETERS.items()
+            if name not in ("self", "allocate", "target", "rows") and arguments[name] != p.default
+        }
         plain = [("dtype", dtype)]
         plain += [("parameter_dtype", parameter_dtype or dtype)]
         plain += [("input_dtype", input_dtype or dtype)]
@@ -308,6 +316,9 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return frame(self.html())
+
+
+_PARAMETERS = inspect.signature(Plan.__init__).parameters
 
 
 def _count(name: str, value: Any) -> int:

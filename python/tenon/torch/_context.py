@@ -27,13 +27,16 @@ in_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lam
 class Active:
     """The settings of an `autocast`. Equal settings are the same object."""
 
-    __slots__ = ("__weakref__", "calibrating", "group", "recipe")
+    __slots__ = ("__weakref__", "calibrating", "group", "recipe", "text")
 
     def __init__(self, recipe: Recipe, calibrating: bool, group: Any) -> None:
         self.recipe, self.calibrating, self.group = recipe, calibrating, group
+        # The settings as a text, for the guards of compiled graphs.
+        self.text = f"{recipe.text()} {calibrating} {None if group is None else id(group)}"
 
 
 _actives: WeakValueDictionary[Any, Active] = WeakValueDictionary()
+by_text: WeakValueDictionary[str, Active] = WeakValueDictionary()
 
 
 def active_of(recipe: Recipe, calibrating: bool = False, group: Any = None) -> Active:
@@ -45,14 +48,24 @@ def active_of(recipe: Recipe, calibrating: bool = False, group: Any = None) -> A
     found = _actives.get(key)
     if found is None:
         found = _actives[key] = Active(recipe, calibrating, group)
+        by_text[found.text] = found
     recipe.__dict__["_active"] = weakref.ref(found)
     return found
+
+
+class InGraphs:
+    """The delayed states that graphs of torch.compile use. A graph may use them at any time."""
+
+    def __init__(self) -> None:
+        self.states: tuple[Any, ...] = ()
+        # Whether the graph that is traced now updates them. Then it must see new ones.
+        self.updating = False
 
 
 class _Local(threading.local):
     """The state of one thread."""
 
-    active: Active | None = None
+    active: Active | None
     depth = 0  # of autocasts
     grad_at_entry = True  # whether gradients were on when the outermost one was entered
     updates = True  # whether it updates scales
@@ -67,8 +80,13 @@ class _Local(threading.local):
     # The delayed states that were used since the last update, with their autocast.
     used: dict[Any, tuple[Any, Active | None]]
 
+    in_graphs: InGraphs
+
     def __init__(self) -> None:
         self.used = {}
+        self.in_graphs = InGraphs()
+        # torch.compile guards attributes of the object, not of the class.
+        self.active = None
 
 
 local = _Local()
@@ -127,10 +145,14 @@ class autocast:
             )
         if local.depth == 0:
             grad = torch.is_grad_enabled()
-            if grad and self._update and self._active is not None and in_backward() < 0:
-                from ._delayed import update_scales
+            if grad and self._update and self._active is not None:
+                traced = torch.compiler.is_dynamo_compiling()
+                if traced or in_backward() < 0:
+                    from ._delayed import update_scales
 
-                update_scales()
+                    update_scales()
+                if traced:
+                    local.in_graphs.updating = True
             local.grad_at_entry, local.updates = grad, self._update
         self._before = local.active
         self._entered = True
@@ -140,6 +162,8 @@ class autocast:
     def __exit__(self, *exception: Any) -> None:
         local.active, self._before = self._before, None
         local.depth -= 1
+        if local.depth == 0 and local.in_graphs.updating:
+            local.in_graphs.updating = False
         self._entered = False
 
 

@@ -43,6 +43,9 @@ class State:
         self.recipe: DelayedScaling | None = None  # the last one that it was fitted to
         self._dtypes: dict[str, str] = {}  # the formats that the scales are for
         self._epoch: Any = None  # a weak reference
+        # Whether it is in `local.in_graphs` of some thread, and the autocast of that graph.
+        self.in_graphs = False
+        self.active: Active | None = None
         self._calls: Any = None
         # Whether the buffers came from elsewhere, e.g. a checkpoint, possibly with amax that wait
         # for an update.
@@ -50,6 +53,12 @@ class State:
 
     def alive(self) -> bool:
         return self._op() is not None
+
+    def enter_graphs(self) -> None:
+        """From now on, updates in this thread include it."""
+        if not self.in_graphs:
+            self.in_graphs = True
+            local.in_graphs.states += (self,)
 
     def shapes(self, state_dict: dict[str, Any], prefix: str) -> dict[str, torch.Size]:
         """The shapes of the buffers in a checked state dict. Empty if it has no state of the op."""
@@ -104,6 +113,11 @@ class State:
                     self.tensors(mode)[1].mul_(_largest(dtype) / _largest(old[mode]))
         self.recipe = recipe
         self._calls = None
+        op = self._op()
+        if op is not None:
+            op.__dict__["_fitted"] = recipe.text()
+            if "backward" in self.counts:
+                make_leaf(op)
 
     def _moves(self) -> bool:
         """Whether the op has no parameters, so that nobody knew its device before a call."""
@@ -147,6 +161,38 @@ class State:
             rows = _call.view(history, "history"), _call.view(scale.reshape(1, -1), "scale")
             calls.append((*rows, code, recipe.margin, recent, None))
         return calls, [(n, t) for n, t in self.buffers.items() if n in _NAMES and t is not None]
+
+
+def raise_amax(target: torch.Tensor, amax: torch.Tensor) -> None:
+    """target = max(target, amax), compared as bits, so that NaN is the largest."""
+    bits = torch.maximum(target.view(torch.int32), amax.view(torch.int32))
+    target.copy_(bits.view(torch.float32))
+
+
+def make_leaf(op: Any) -> None:
+    """Makes the tensor whose gradient is the amax of the gradient of the output of `op`.
+
+    A graph of torch.compile gives the amax of a gradient in this way.
+    """
+    known = op.__dict__.get("_gradient_amax")
+    device = op.home()
+    if known is not None and known.device == device:
+        return
+    leaf = torch.zeros(1, requires_grad=True, device=device)
+    of = weakref.ref(op)
+
+    def deliver(leaf: torch.Tensor) -> None:
+        op, amax = of(), leaf.grad
+        leaf.grad = None
+        if op is None or amax is None:
+            return
+        own = op._quantizers["backward"].get(0)
+        target = op._buffers["backward_amax_history"][0, :1] if own is None else own.amax
+        with torch.no_grad():
+            raise_amax(target, amax.to(target.device))
+
+    leaf.register_post_accumulate_grad_hook(deliver)
+    op.__dict__["_gradient_amax"] = leaf
 
 
 _TYPES = {"forward": "input", "backward": "grad_output"}
@@ -230,6 +276,9 @@ def update_scales(module: torch.nn.Module | None = None) -> None:
     since the last update, or those of `module`. Amax are first reduced over the group of their
     autocast.
     """
+    if torch.compiler.is_dynamo_compiling():
+        _update_in_graph(module)
+        return
     used, chosen = local.used, {}
     if module is None:
         local.used = {}
@@ -241,8 +290,33 @@ def update_scales(module: torch.nn.Module | None = None) -> None:
                 chosen[id(state)] = (state, active)
         if module is not None and all(id(s.buffers) in buffers for s in states):
             del used[key]
+    if local.in_graphs.states:
+        local.in_graphs.states = tuple([s for s in local.in_graphs.states if s.alive()])
+        # A graph may serve modules that it was not made for, with the same autocast.
+        known = next((s.active for s in local.in_graphs.states if s.active is not None), None)
+        for state in local.in_graphs.states:
+            if module is None or id(state.buffers) in buffers:
+                chosen.setdefault(id(state), (state, state.active or known))
     if chosen:
         _update(chosen.values())
+
+
+def _update_in_graph(module: torch.nn.Module | None) -> None:
+    """The same as a part of a graph. It is traced: graphs get the buffers as arguments."""
+    if module is not None:
+        raise NotImplementedError(
+            "update_scales(module) is not compiled; call update_scales(), or call it between graphs"
+        )
+    for state in local.in_graphs.states:
+        recipe = state.recipe
+        for mode in state.counts:
+            history, scale = state.tensors(mode)
+            top = _largest(recipe.fp8_dtype(_TYPES[mode])) * 2.0**-recipe.margin
+            rolled, made = updated(
+                history, scale.reshape(1, -1), top, recipe.amax_compute_algo == "max"
+            )
+            scale.copy_(made.reshape(-1))
+            history.copy_(rolled)
 
 
 def _update(chosen: Iterable[tuple[State, Active | None]]) -> None:
@@ -305,7 +379,8 @@ def update_loaded(state: State, active: Active | None) -> None:
 def create_state(module: torch.nn.Module, recipe: DelayedScaling | None = None) -> None:
     """Makes the buffers of delayed scaling of all ops in `module`, as a first call would.
 
-    So that a checkpoint is loaded in place, e.g. by torch.distributed.checkpoint.
+    So that a checkpoint is loaded in place, e.g. by torch.distributed.checkpoint, and that one
+    graph of torch.compile serves all equal layers of a model.
     """
     recipe = DelayedScaling() if recipe is None else recipe
     if not isinstance(recipe, DelayedScaling):
@@ -318,3 +393,4 @@ def create_state(module: torch.nn.Module, recipe: DelayedScaling | None = None) 
             applied = find(op.own_recipe() or recipe)  # type: ignore[operator]
             if applied.state is not None:
                 applied.fit(op.home())  # type: ignore[operator]
+                applied.state.enter_graphs()

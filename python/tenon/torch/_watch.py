@@ -15,6 +15,25 @@ _transforming: Any = getattr(torch._C, "_are_functorch_transforms_active", lambd
 _TORCH = "or write this part with torch operations"
 
 
+_NO_TANGENT = (
+    "forward-mode derivatives are not offered, and the tangent would be lost; use backward() or "
+    f"torch.autograd.grad, {_TORCH}"
+)
+
+
+def _has_tangent(tensors: Any) -> bool:
+    return forward_ad._current_level >= 0 and any(
+        isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None
+        for t in tensors
+    )
+
+
+def check_forward_mode(op: str, *tensors: Any) -> None:
+    """Raises an error under forward-mode AD."""
+    if _has_tangent(tensors):
+        raise NotImplementedError(f"tenon: {op}: {_NO_TANGENT}")
+
+
 def watched(*tensors: Any) -> str:
     """Why a kernel on these tensors would not be recorded, with the remedy. "" if it would."""
     if _in_jit_trace() or fx._is_fx_tracing_flag:
@@ -28,13 +47,8 @@ def watched(*tensors: Any) -> str:
             "the tensors are fake: torch.export, torch.onnx.export and FakeTensorMode run no "
             f"kernel, and Tenon's are no operators of torch; leave this part out, {_TORCH}"
         )
-    if forward_ad._current_level >= 0:
-        for t in tensors:
-            if isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None:
-                return (
-                    "forward-mode derivatives are not offered, and the tangent would be lost; use "
-                    f"backward() or torch.autograd.grad, {_TORCH}"
-                )
+    if _has_tangent(tensors):
+        return _NO_TANGENT
     if _transforming():  # under a transform torch.empty also returns no memory
         return (
             "torch.func.vmap, grad, vjp, jvp and their kin see nothing of Tenon's kernels; fold "
@@ -42,6 +56,17 @@ def watched(*tensors: Any) -> str:
             f"torch.autograd.grad, {_TORCH}"
         )
     return ""
+
+
+modes = _num_modes
+transforming = _transforming
+
+
+def traced(t: Any) -> bool:
+    """Whether torch should see a call as an operator."""
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return bool(_num_modes()) or _transforming() or type(t).__name__ == "FakeTensor"
 
 
 def check(op: Any, *tensors: Any) -> None:

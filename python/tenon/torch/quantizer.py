@@ -117,6 +117,15 @@ class Quantizer:
     scaling: str
     internal = False
     optimize_for_gemm = False
+    # All settings as a text, which graphs of torch.compile guard.
+    _settings = ""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if not isinstance(value, torch.Tensor):
+            own = {n: v for n, v in self.__dict__.items() if not isinstance(v, torch.Tensor)}
+            own.pop("_settings", None)
+            self.__dict__["_settings"] = f"{type(self).__qualname__} {own}"
 
     def __init__(self, fp8_dtype: Any, *, rowwise: bool = True, columnwise: bool = True) -> None:
         self.fp8_dtype = fp8_dtype_of(fp8_dtype)

@@ -107,6 +107,10 @@ class Recipe:
         # Without what a context has noted here.
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
+    def text(self) -> str:
+        """The recipe as a text. Equal recipes have equal texts, and others have others."""
+        return repr(self)
+
     def make_quantizer(self, role: QuantizerRole) -> Any:
         """A quantizer for a tensor, or None. That of a delayed recipe needs the state of an op."""
         raise NotImplementedError(f"{type(self).__name__}: it makes no quantizers")
@@ -275,6 +279,9 @@ class Float8BlockScaling(Recipe):
         )
 
 
+_factories: dict[Any, int] = {}
+
+
 @dataclasses.dataclass(frozen=True)
 class CustomRecipe(Recipe):
     """The quantizers that a function makes.
@@ -296,6 +303,10 @@ class CustomRecipe(Recipe):
                 f"CustomRecipe: qfactory is a {type(self.qfactory).__name__}; it must be a "
                 "function of a QuantizerRole that returns a quantizer"
             )
+
+    def text(self) -> str:
+        # A number for each function that was ever used: an address may be used again.
+        return f"{self!r} {_factories.setdefault(self.qfactory, len(_factories))}"
 
     def make_quantizer(self, role: QuantizerRole) -> Any:
         made = self.qfactory(role)

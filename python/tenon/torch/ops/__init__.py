@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import _missing, basic, from_schema, fused
+from . import _missing, _operator, basic, from_schema, fused
 from .basic import *  # noqa: F403
 from .from_schema import *  # noqa: F403
 from .fuser import (
@@ -35,6 +35,7 @@ __all__ = [
     "unregister_forward_fusion",
 ]
 __all__ += basic.__all__
+del _operator  # its import registers the operators of torch
 __all__ += from_schema.__all__
 
 

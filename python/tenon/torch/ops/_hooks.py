@@ -41,10 +41,11 @@ def counted(name: str) -> Callable[..., Any]:
     register = getattr(torch.nn.Module, name)
 
     @wraps(register)
-    def method(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def method(self: FusibleOperation, *args: Any, **kwargs: Any) -> Any:
         global _given
         handle = register(self, *args, **kwargs)
         _given += 1
+        self.note_settings()
         return handle
 
     return method

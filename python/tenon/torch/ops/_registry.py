@@ -22,9 +22,14 @@ def version() -> int:
     return _version
 
 
+# The same as a text: torch.compile makes graphs for any number, but for one text.
+token = "0"
+
+
 def count_change() -> None:
-    global _version
+    global _version, token
     _version += 1
+    token = str(_version)
 
 
 @lru_cache(maxsize=1024)
@@ -47,21 +52,19 @@ def recipe_read() -> Any:
 
 
 def _add(functions: list[Callable[..., Any]], function: Any, prepend: bool) -> None:
-    global _version
     if not callable(function):
         raise TypeError(
             f"register a function (ops, *, recipe) -> ops; {function!r} cannot be called"
         )
     functions.insert(0 if prepend else len(functions), function)
-    _version += 1
+    count_change()
 
 
 def _remove(functions: list[Callable[..., Any]], function: Any, name: str) -> None:
-    global _version
     if function not in functions:
         raise ValueError(f"{name}: {function!r} is not registered; nothing was changed")
     functions.remove(function)
-    _version += 1
+    count_change()
 
 
 def register_forward_fusion(func: Callable[..., Any], prepend: bool = False) -> None:

@@ -15,11 +15,11 @@ import torch
 from .. import _watch
 from .._context import local, microbatch
 from .._delayed import State, check_state, own_buffers
-from .._dynamo import one_break
 from ..recipe import Recipe
 from . import _hooks, _kernels, _registry
 from ._recipes import Applied, Quantizers
 from ._routes import ANY
+from ._traced import Traced, call_traced
 
 if TYPE_CHECKING:
     from ..quantizer import Quantizer
@@ -34,7 +34,10 @@ ExtraOutputs = Sequence[Sequence[torch.Tensor | None]]
 BackwardResult = tuple[Gradient, Sequence[Sequence[Gradient]], Sequence[Sequence[Gradient]]]
 
 
-_NOT_COPIED = ("_own_fuser", "_own_plan", "_parts", "_hooks", "_applied", "_state")
+_NOT_COPIED = (
+    *("_own_fuser", "_own_plan", "_parts", "_hooks", "_applied", "_state"),
+    *("_uncompiled", "_fitted", "_gradient_amax"),
+)
 _RECIPES = 16  # that an op remembers
 
 _changes = 0
@@ -89,8 +92,24 @@ class OperationContext:
         self.saved_tensors = tuple(tensors or ())
 
 
-class FusibleOperation(torch.nn.Module, abc.ABC):
+class FusibleOperation(torch.nn.Module, Traced, abc.ABC):
     """A module that a `Sequential` may fuse with its neighbours."""
+
+    # All settings as a text, which graphs of torch.compile guard, and the recipe that its state of
+    # delayed scaling fits.
+    _settings = ""
+    _fitted = ""
+
+    def note_settings(self) -> None:
+        """Called after a setting has changed."""
+        try:
+            self.__dict__["_settings"] = self.settings()
+        except AttributeError:  # it is being made
+            self.__dict__["_settings"] = ""
+
+    def settings(self) -> str:
+        """All settings that a call depends on, as a text."""
+        return ""
 
     @property
     @abc.abstractmethod
@@ -173,6 +192,7 @@ class FusibleOperation(torch.nn.Module, abc.ABC):
         super().__setattr__(name, value)
         if not isinstance(value, torch.nn.Parameter):
             count_change()
+            self.note_settings()
             _hooks.count_attribute(name)
             if name in _OWN:
                 _registry.count_change()
@@ -240,6 +260,23 @@ class BasicOperation(FusibleOperation, abc.ABC):
     @property
     def is_fused_op(self) -> bool:
         return False
+
+    def settings(self) -> str:
+        own = [name for name in _OWN if name in self.__dict__]
+        recipe = self.own_recipe()
+        return " ".join(
+            [
+                f"{type(self).__qualname__} {self.plan_text()}",
+                *([f"training={self.training}"] if self.has_modes else []),
+                *[f"own {name} {id(self.__dict__[name])}" for name in own],
+                *[f"{i}<{name}" for i, name in self._input_channels.items()],
+                *[f"{i}>{to}" for i, to in self._output_channels.items()],
+                *[f"{key} {type(q).__qualname__}" for key, q in self.given_quantizers().items()],
+                *([] if recipe is None else [f"recipe {recipe.text()}"]),
+                *(["called"] if _hooks.why_called(self) else []),
+                *(["main_grad"] if getattr(self, "accumulate_into_main_grad", False) else []),
+            ]
+        )
 
     def num_quantizers(self, mode: str) -> int:
         """The number of quantizers of the op for mode "forward" or "backward"."""
@@ -346,6 +383,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
         """Called after buffers of its state were replaced."""
         if self._state is not None:
             self._state.recipe, self._state.loaded = None, True
+        self.__dict__["_fitted"] = ""
         count_change()
 
     def _load_from_state_dict(
@@ -389,6 +427,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
             )
         self._quantizers[mode][index] = quantizer
         count_change()
+        self.note_settings()
 
     def _check_quantizer(self, mode: str, index: int) -> None:
         if mode not in self._quantizers:
@@ -465,6 +504,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
         """Reads extra input `index` from the channel `name` instead of from the caller."""
         self._check_channel("input", index, self.num_extra_inputs, name)
         self._input_channels[index] = name
+        self.note_settings()
 
     def set_extra_output_channel(
         self, index: int, name: str, output_to_caller: bool = True
@@ -477,6 +517,7 @@ class BasicOperation(FusibleOperation, abc.ABC):
                 "False"
             )
         self._output_channels[index] = (name, output_to_caller)
+        self.note_settings()
 
     def _check_channel(self, kind: str, index: int, count: int, channel: Any) -> None:
         op = type(self).__name__
@@ -603,9 +644,13 @@ class BasicOperation(FusibleOperation, abc.ABC):
                 f"see; define {name}"
             )
 
-    @one_break
     def forward(self, input: torch.Tensor, *extra_inputs: torch.Tensor, **kwargs: Any) -> Any:
         """Runs only this op. Returns its output, or (output, *extra outputs)."""
+        if _watch.traced(input):
+            return call_traced(self, self._call, input, extra_inputs, kwargs)
+        return self._call(input, *extra_inputs, **kwargs)
+
+    def _call(self, input: torch.Tensor, *extra_inputs: torch.Tensor, **kwargs: Any) -> Any:
         return self._alone()(input, *extra_inputs, basic_op_kwargs=[kwargs])
 
 
@@ -689,7 +734,6 @@ class FusedOperation(FusibleOperation):
         for op in self.basic_ops:
             op.pre_fuser_forward(requires_grad=requires_grad)  # type: ignore[operator]
 
-    @one_break
     def forward(
         self,
         input: torch.Tensor,
@@ -705,12 +749,23 @@ class FusedOperation(FusibleOperation):
         if is_first_microbatch is not None:
             with microbatch(is_first_microbatch):
                 return self.forward(input, *extra_inputs, basic_op_kwargs=basic_op_kwargs)
+        if _watch.traced(input):
+            kwargs = {} if basic_op_kwargs is None else {"basic_op_kwargs": basic_op_kwargs}
+            return call_traced(self, self._call, input, extra_inputs, kwargs)
+        return self._call(input, *extra_inputs, basic_op_kwargs=basic_op_kwargs)
+
+    def _call(
+        self,
+        input: torch.Tensor,
+        *extra_inputs: torch.Tensor,
+        basic_op_kwargs: list[dict[str, Any]] | None = None,
+    ) -> Any:
         if self._hooks != _hooks.given() or self._parts is not None:
             self._find_hooks()
         if self._parts is None:
             return self._alone()(input, *extra_inputs, basic_op_kwargs=basic_op_kwargs)
-        kwargs = dict(zip(basic_ops(self), basic_op_kwargs or (), strict=False))
-        return self._parts(input, *extra_inputs, op_kwargs=kwargs)
+        by_op = dict(zip(basic_ops(self), basic_op_kwargs or (), strict=False))
+        return self._parts(input, *extra_inputs, op_kwargs=by_op)
 
     # The basic ops as a Sequential, if some of them have hooks.
     _parts: Sequential | None = None

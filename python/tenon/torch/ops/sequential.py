@@ -10,16 +10,16 @@ import torch
 from .. import _watch
 from .._context import microbatch
 from .._delayed import check_state
-from .._dynamo import one_break
 from . import _hooks
 from ._routes import ANY, Routes
+from ._traced import Traced, call_traced
 from .fuser import OperationFuser, runs_itself
 from .op import BasicOperation, FusedOperation, FusibleOperation, PartOperation, basic_ops
 
 __all__ = ["Sequential"]
 
 
-class Sequential(torch.nn.Module):
+class Sequential(torch.nn.Module, Traced):
     """y = opₙ(… op₂(op₁(x))). Adjacent operations are fused, other modules run between them.
 
     It is created from modules, an iterable of modules, or a dict with names. It supports the list
@@ -174,7 +174,6 @@ class Sequential(torch.nn.Module):
         """The fusers and the other modules that a call runs. The name is Transformer Engine's."""
         return [part for part, _ in self.groups()]
 
-    @one_break
     def forward(
         self,
         input: torch.Tensor,
@@ -190,6 +189,17 @@ class Sequential(torch.nn.Module):
         if is_first_microbatch is not None:
             with microbatch(is_first_microbatch):
                 return self.forward(input, *extra_inputs, op_kwargs=op_kwargs)
+        if _watch.traced(input):
+            kwargs = {"op_kwargs": op_kwargs} if op_kwargs else {}
+            return call_traced(self, self._call, input, extra_inputs, kwargs)
+        return self._call(input, *extra_inputs, op_kwargs=op_kwargs)
+
+    def _call(
+        self,
+        input: torch.Tensor,
+        *extra_inputs: torch.Tensor,
+        op_kwargs: Mapping[Any, dict[str, Any]] | None = None,
+    ) -> Any:
         groups = self.groups()
         if len(extra_inputs) != self._num_extra_inputs:
             _watch.check("Sequential", input)  # tracers add their own arguments
@@ -237,7 +247,9 @@ class Sequential(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles create their own fusers.
-        return {**self.__dict__, "_groups": None, "_grouped": [], "_called": [], "_routes": []}
+        made = {**self.__dict__, "_groups": None, "_grouped": [], "_called": [], "_routes": []}
+        made.pop("_uncompiled", None)
+        return made
 
     __prepare_scriptable__ = _watch.not_scriptable
 

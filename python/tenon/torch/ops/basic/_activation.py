@@ -205,6 +205,7 @@ class _KernelOperation(BasicOperation):
             return
         self.__dict__["kernel"] = kernel.having(**{known: value})
         count_change()
+        self.note_settings()
 
     def extra_repr(self) -> str:
         kernel = self.kernel
