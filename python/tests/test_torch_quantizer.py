@@ -215,6 +215,11 @@ def test_quantizer_methods():
     q.update_quantized(2 * x, t)
     assert not torch.equal(t.decode(), unchanged)
     assert q.make_empty((2, 3), dtype=torch.float16).dtype == torch.float16
+    with pytest.raises(NotImplementedError, match="tenon: scale is on meta"):
+        Float8Quantizer(torch.ones(1, device="meta"), torch.zeros(1), "e4m3")(x)
+    assert q.make_empty((2, 3)).device == torch.empty(()).device
+    with torch.device("meta"):
+        assert q.make_empty((2, 3)).is_meta and not q.make_empty((2, 3), device="cpu").is_meta
     assert q.is_quantizable(x) and "MXFP8Quantizer(e4m3" in repr(q)
     other = q.copy()
     other.set_usage(rowwise=False, columnwise=True)

@@ -234,6 +234,7 @@ class QuantizedTensor(torch.Tensor):
             swizzled=self.swizzled,
         )
         memory = _call.memory
+        names: tuple[str, ...] = PARTS
         if data is not None:
             result.data = _lib.ViewPtr(memory(data, PARTS[0]))
         if scale is not None:
@@ -244,12 +245,12 @@ class QuantizedTensor(torch.Tensor):
             result.columnwise_scale_inv = _lib.ViewPtr(memory(their_scale, PARTS[3]))
         for name, value in fields.items() if fields else ():
             if isinstance(value, torch.Tensor):
-                own += (value,)
+                own, names = (*own, value), (*names, name)
                 value = _lib.ViewPtr(_call.vector(value, name))
             setattr(result, name, value)
         for t in own:
             if t is not None and not t.is_cpu:
-                _cuda.index(zip(_TOLD, own, strict=False))
+                _cuda.index(zip(names, own, strict=True))
                 break
         result.owner = self  # type: ignore[attr-defined]
         return result
@@ -409,7 +410,6 @@ class QuantizedTensor(torch.Tensor):
         )
 
 
-_TOLD = (*PARTS, "a tensor of the quantizer", "a tensor of the quantizer")
 _ENCODED = {name: name.encode() for name in SCALINGS}
 
 

@@ -31,7 +31,6 @@ __all__ = [
     "delayed_update",
 ]
 
-_CPU = torch.device("cpu")
 _GROUP = "amax_reduction_group"
 _NAMES = {dtype: name for name, dtype in FP8.items()}
 _MODE_DEFAULT, _POWER_OF_TWO, _EXACT_SCALE = _lib.POWER_OF_TWO.values()
@@ -201,12 +200,14 @@ class Quantizer:
         requires_grad: bool = False,
         pin_memory: bool = False,
     ) -> QuantizedTensor:
-        """Allocates a tensor of `shape` for numbers of `dtype`. The default device is the CPU."""
+        """Allocates a tensor of `shape` for numbers of `dtype`. The default device is torch's."""
         if not self.rowwise_usage and not self.columnwise_usage:
             raise ValueError(
                 f"tenon: {type(self).__name__} has rowwise=False and columnwise=False; "
                 "a tensor needs one, call set_usage(rowwise=True)"
             )
+        if type(device) is not torch.device:
+            device = torch.get_default_device() if device is None else torch.device(device)
         made = allocate(
             shape,
             dtype,
@@ -214,7 +215,7 @@ class Quantizer:
             self.scaling,
             self.rowwise_usage,
             self.columnwise_usage,
-            device if type(device) is torch.device else torch.device(device or _CPU),
+            device,
             self.swizzled,
             self,
             pin_memory,
