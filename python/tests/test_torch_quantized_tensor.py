@@ -70,7 +70,8 @@ def test_it_is_a_tensor(mode, usage, shape):
     x = torch.randn(shape, dtype=torch.bfloat16)
     q = MODES[mode](**USAGES[usage])(x)
     assert isinstance(q, torch.Tensor) and q.shape == x.shape and q.dtype == x.dtype
-    assert q.is_contiguous() and q.device == x.device and q.numel() == x.numel() and q.is_cpu
+    assert q.is_contiguous() and q.device == x.device and q.numel() == x.numel()
+    assert (q.is_cpu, q.is_cuda) == (x.is_cpu, x.is_cuda)
     assert q.layout == torch.strided and q.stride() == x.stride() and not q.requires_grad
     numbers = q.dequantize()
     assert type(numbers) is torch.Tensor and numbers.dtype == torch.bfloat16
@@ -479,12 +480,12 @@ def test_writes_between_the_passes_are_found(mode):
 
 def test_saved_codes_are_seen_by_hooks(mode):
     """A graph saves the parts, so that hooks can move plain tensors."""
-    packed = []
+    packed, device = [], torch.get_default_device()
     op = ops.BasicLinear(32, 16)
     op.weight = torch.nn.Parameter(MODES[mode]()(op.weight.detach()))
     x = torch.randn(4, 32, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: packed.append(t) or t.cpu(), lambda t: t
+        lambda t: packed.append(t) or t.cpu(), lambda t: t.to(device)
     ):
         y = op(x)
     assert packed and all(type(t) is torch.Tensor for t in packed)
@@ -515,6 +516,8 @@ def test_a_quantised_weight_feeds_the_plan(mode, usage, dtype, monkeypatch):
         y.backward(torch.linspace(-1, 1, y.numel()).view(y.shape).to(dtype))
         results.append([y, v.grad, *(p.grad for p in m.parameters())])
     step = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype]
+    if x.is_cuda and dtype == torch.float16:
+        step = 2e-2  # for their range, codes are decoded to bf16, and x is cast to it
     for mine, other in zip(*results, strict=True):
         assert type(mine) is torch.Tensor and mine.dtype == dtype
         error = (mine.double() - other.double()).norm() / other.double().norm()

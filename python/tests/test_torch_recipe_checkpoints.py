@@ -46,7 +46,8 @@ class Own(torch.nn.Module):
 def steps(model, optimizer, count, recipe=DELAYED, begin=0):
     losses = []
     for i in range(begin, begin + count):
-        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(i)) * (1 + i)
+        generator = torch.Generator(torch.get_default_device()).manual_seed(i)
+        x = torch.randn(16, 32, generator=generator) * (1 + i)
         optimizer.zero_grad()
         with tt.autocast(recipe=recipe):
             y = model(x)
@@ -83,7 +84,7 @@ def test_a_resumed_run_has_the_same_bits(make, how, tmp_path):
         theirs = adam(wanted)
         theirs.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         model, optimizer = wanted, theirs
-        other.to("cpu", torch.float32)
+        other.to("cpu", torch.float32).to(torch.get_default_device())
     else:
         torch.save([model.state_dict(), optimizer.state_dict()], tmp_path / "state")
         loaded, of_optimizer = torch.load(tmp_path / "state", weights_only=True)
@@ -274,7 +275,7 @@ def test_quantised_parameters_train_like_weights_that_are_quantised_in_each_step
     for i in (0, 2):
         q, w = model[i].weight, plain[i].weight
         assert isinstance(q, tt.QuantizedTensor) and isinstance(q, torch.nn.Parameter)
-        assert torch.equal(q.get_high_precision_init_val(), w)
+        assert torch.equal(q.get_high_precision_init_val(), w.cpu())
         q.clear_high_precision_init_val()
         assert q.get_high_precision_init_val() is None
         pairs.append((q, w, q.quantizer))

@@ -207,8 +207,9 @@ def test_backward_in_another_thread_and_another_context():
     """It uses what its forward pass used."""
     results = []
     for elsewhere in (False, True):
-        model, x = mlp(opaque=True), torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
-        x.requires_grad_()
+        model = mlp(opaque=True)
+        torch.manual_seed(1)
+        x = torch.randn(8, 32, requires_grad=True)
         with tt.autocast(recipe=R.MXFP8BlockScaling()):
             y = model(x)
         if elsewhere:
@@ -526,7 +527,7 @@ def test_no_rows_and_autocast_of_torch(name):
     model = mlp()
     for rows in (0, 1, 5):
         x = torch.randn(rows, 32, requires_grad=True)
-        with tt.autocast(recipe=RECIPES[name]), torch.autocast("cpu", torch.bfloat16):
+        with tt.autocast(recipe=RECIPES[name]), torch.autocast(x.device.type, torch.bfloat16):
             y = model(x)
         assert y.dtype == torch.bfloat16
         y.float().sum().backward()
