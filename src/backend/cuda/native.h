@@ -15,9 +15,9 @@
 namespace tenon::cuda {
 
 // The statements of print() for formulas whose functions may err by `error`, relative to their
-// results, or by as much as strict ones if it is 0. Without such functions the result has the strict bits, except for subnormal quotients:
-// contracted sums made the LayerNorm kernel slower. native_eight() has other bits: it contracts all
-// sums and replaces some quotients by products.
+// results, or by as much as strict ones if it is 0. Without such functions the result has the
+// strict bits, except for subnormal quotients: contracted sums made the LayerNorm kernel slower.
+// native_eight() has other bits: it contracts all sums and replaces some quotients by products.
 std::string native_lines(const Graph& graph, std::span<const uint32_t> roots, double error);
 
 // Values that are the same for all elements. The host computes them from the single loads.
