@@ -2,7 +2,10 @@
 
 import functools
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,6 +177,53 @@ def test_export(strict):
     for rows in (2, 5, 32):
         x = torch.randn(rows, 3, 16)
         assert torch.equal(made.module()(x), model(x))
+
+
+PROGRAM = """
+import sys, torch, tenon.torch, tenon.torch.ops as ops
+from torch._dynamo.utils import counters
+
+def make(alpha):
+    torch.manual_seed(0)
+    act = ops.ClampedSwiGLU(alpha=alpha)
+    return ops.Sequential(ops.RMSNorm(16), ops.Linear(16, 32), act, ops.Linear(16, 16))
+
+def train(alpha):
+    torch._dynamo.reset()
+    counters.clear()
+    torch.compile(make(alpha), fullgraph=True)(torch.ones(4, 16)).sum().backward()
+    found = counters["aot_autograd"]
+    return found["autograd_cache_hit"], found["autograd_cache_miss"], found["autograd_cache_bypass"]
+"""
+WRITE = """
+found = train(1.7)
+assert found == (0, 1, 0), found
+model, batch = make(1.7), torch.export.Dim("batch", min=2, max=1024)
+with torch.no_grad():
+    made = torch.export.export(model, (torch.ones(4, 16),), dynamic_shapes=({0: batch},))
+    torch.export.save(made, sys.argv[1] + "/exported.pt2")
+    torch._inductor.aoti_compile_and_package(made, package_path=sys.argv[1] + "/package.pt2")
+"""
+READ = """
+found = train(1.7), train(0.5)  # the other one is another plan
+assert found == ((1, 0, 0), (0, 1, 0)), found
+exported = torch.export.load(sys.argv[1] + "/exported.pt2").module()
+package = torch._inductor.aoti_load_package(sys.argv[1] + "/package.pt2")
+model = make(1.7)
+with torch.no_grad():
+    for rows in (2, 7, 64):
+        x = torch.randn(rows, 16)
+        assert torch.equal(exported(x), model(x)) and torch.equal(package(x), model(x))
+"""
+
+
+def test_a_second_process(tmp_path):
+    """Exported programs, packages of AOTInductor and caches of compiled graphs."""
+    for text in (WRITE, READ):
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM + text, str(tmp_path)], check=True, env=environment
+        )
 
 
 def loss(model, parameters, x):

@@ -132,11 +132,15 @@ class _Chain:
         known = {*self.scales, *[i for i, _ in self.amax]}
         self.memory = PlanMemory(plan, known)
         self.saved = self.memory.saved
+        self.padded = [k for k, i in enumerate((*self.made, *self.saved)) if buffers[i].rows[2] > 1]
         self.rng = at.get("rng")
         self.backward = "dy" in at
         self.kept = [i for i in (*self.given, *self.made) if buffers[i].reads_backward]
         # Gradients: of the outputs, of the given tensors, and those of them that are written.
         self.dy = [at.get("dy", -1), *[at.get("d" + names[i]) for i in of.get("extra_out", [])]]
+        # What chain_backward reads, without the scales and the tie.
+        self.reads = [*[i for i in self.dy if i is not None], *self.kept, *self.saved]
+        self.known_sizes: dict[tuple[int, int, int], list[tuple[int, torch.dtype, int]]] = {}
         self.results: list[int | None] = []
         for i in self.given:
             found = at.get("dx") if i == inputs[0] else at.get("d" + names[i])
@@ -169,36 +173,47 @@ class _Chain:
             torch.empty(self.shape(i, rows), dtype=self.dtype(i), device=device) for i in indices
         ]
 
-    def check(self, told: str, of: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Kernels trust addresses and sizes."""
+    def sizes(self, of: Sequence[int], rows: int) -> list[tuple[int, torch.dtype, int]]:
+        """Buffer, dtype and number of elements of tensors in a call with `rows` rows."""
+        known = self.known_sizes.get((len(of), of[0], rows))
+        if known is None:
+            if len(self.known_sizes) >= _MOST:
+                self.known_sizes.clear()
+            shapes = [self.shape(i, rows) for i in of]
+            known = [(i, self.dtype(i), r * c) for i, (r, c) in zip(of, shapes, strict=True)]
+            self.known_sizes[len(of), of[0], rows] = known
+        return known
+
+    def read(
+        self, told: str, of: Sequence[int], tensors: Sequence[torch.Tensor]
+    ) -> tuple[int, Tensors]:
+        """The rows of a call, and its tensors as kernels read them: they trust addresses."""
         first = tensors[0]
         if first.dim() != 2:
             raise ValueError(f"{told}: tensor 0 is {tuple(first.shape)}; it must be a matrix")
-        rows = self.rows(of[0], first)
-        for k, (i, t) in enumerate(zip(of, tensors, strict=False)):
-            b = self.buffers[i]
-            r, c = self.shape(i, rows)
-            if t.dtype != self.dtype(i) or t.numel() != r * c or t.device != first.device:
+        rows, device = self.rows(of[0], first), first.device
+        read: Tensors = []
+        for (i, dtype, count), t in zip(self.sizes(of, rows), tensors, strict=False):
+            if t.dtype != dtype or t.numel() != count or t.device != device:
                 raise ValueError(
-                    f"{told}: tensor {k}, {b.name}, is {t.dtype} {tuple(t.shape)} on {t.device}; "
-                    f"it must be {self.dtype(i)} {(r, c)} on {first.device}"
+                    f"{told}: tensor {len(read)}, {self.buffers[i].name}, is {t.dtype} "
+                    f"{tuple(t.shape)} on {t.device}; it must be {dtype} {self.shape(i, rows)} on "
+                    f"{device}"
                 )
+            read.append(_call.contiguous(t))
+        return rows, read
 
     def check_count(self, told: str, wanted: int, tensors: Sequence[torch.Tensor]) -> None:
         if len(tensors) != wanted:
             raise ValueError(f"{told}: {len(tensors)} tensors; this plan takes {wanted}")
 
-    def reads(self) -> list[int]:
-        """The buffers of the tensors of chain_backward, without the scales."""
-        return [*[i for i in self.dy if i is not None], *self.kept, *self.saved]
-
     def place_state(
         self, memory: list[int], scales: torch.Tensor | None, like: torch.Tensor
     ) -> tuple[torch.Tensor, Tensors]:
         """Gives the state its memory. Returns the amax, and what must live during the call."""
-        amax = torch.zeros(len(self.amax), dtype=torch.float32, device=like.device)
         if scales is None:
-            return amax, []
+            return like, []
+        amax = torch.zeros(len(self.amax), dtype=torch.float32, device=like.device)
         scales = _call.contiguous(scales)
         first, second = scales.data_ptr(), amax.data_ptr()
         for k, i in enumerate(self.scales):
@@ -218,14 +233,12 @@ class _Chain:
     def run_forward(self, tensors: Tensors) -> Tensors:
         told = "tenon::chain"
         self.check_count(told, self.count, tensors)
-        self.check(told, self.given, tensors)
-        x = tensors[0]
-        rows, device, own = self.rows(self.given[0], x), x.device, len(self.given)
-        read = [_call.contiguous(t) for t in tensors[:own]]
+        rows, read = self.read(told, self.given, tensors)
+        x, own = tensors[0], len(self.given)
+        device = x.device
         made = self.empty([*self.made, *self.saved], rows, device)
-        for i, t in zip((*self.made, *self.saved), made, strict=True):
-            if rows % self.buffers[i].rows[2]:
-                t.zero_()  # padding, which kernels do not write
+        for k in self.padded:
+            made[k].zero_()  # padding, which kernels do not write
         memory = [0] * len(self.buffers)
         for i, t in zip(self.given, read, strict=True):
             memory[i] = t.data_ptr()
@@ -250,12 +263,10 @@ class _Chain:
         return self.results_of(made, x, self.amax_of(amax, False))
 
     def run_backward(self, tensors: Tensors) -> Tensors:
-        told, reads = "tenon::chain_backward", self.reads()
+        told, reads = "tenon::chain_backward", self.reads
         self.check_count(told, len(reads) + bool(self.scales) + 1, tensors)
-        self.check(told, reads, tensors)
+        rows, read = self.read(told, reads, tensors)
         like = tensors[0]
-        rows = self.rows(reads[0], like)
-        read = [_call.contiguous(t) for t in tensors[: len(reads)]]
         made = self.empty(self.written, rows, like.device)
         memory = [0] * len(self.buffers)
         for i, t in zip((*reads, *self.written), (*read, *made), strict=True):
@@ -281,7 +292,7 @@ class _Chain:
 
     def fake_backward(self, tensors: Tensors) -> Tensors:
         like = tensors[0]
-        made = self.empty(self.written, self.rows(self.reads()[0], like), like.device)
+        made = self.empty(self.written, self.rows(self.reads[0], like), like.device)
         count = len(self.amax_backward)
         return made + ([like.new_empty(count, dtype=torch.float32)] if count else [])
 
@@ -419,7 +430,7 @@ def _flops(tensors: Any, text: str, backward: bool) -> int:
     """The count for torch.utils.flop_counter, which gives shapes in place of tensors."""
     of = _known(text, None)
     shape = tensors[0]
-    rows = shape[0] if not backward else of.rows(of.reads()[0], torch.empty(shape, device="meta"))
+    rows = shape[0] if not backward else of.rows(of.reads[0], torch.empty(shape, device="meta"))
     return sum(
         int(step["flops"]) for step in of.plan.json(rows)["backward" if backward else "forward"]
     )
