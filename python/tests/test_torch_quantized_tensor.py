@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch")
 import tenon.torch as tt  # noqa: E402
 import tenon.torch.functional as F  # noqa: E402
 import tenon.torch.ops as ops  # noqa: E402
+from tenon.torch._quantized_ops import NumbersView  # noqa: E402
 from tenon.torch.quantizer import (  # noqa: E402
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
@@ -142,7 +144,7 @@ def test_operations_read_the_numbers(mode, name):
     q = MODES[mode]()(x)
     before = q.clone()
     found, wanted = OPERATIONS[name](q), OPERATIONS[name](q.dequantize())
-    assert type(found) is torch.Tensor and found.dtype == wanted.dtype
+    assert type(found) in (torch.Tensor, NumbersView) and found.dtype == wanted.dtype
     assert found.shape == wanted.shape and equal(found.double(), wanted.double())
     same(q, before)
 
@@ -285,6 +287,19 @@ WRITES = {
     "a mask": lambda t: t.__setitem__(t > 0, 0.0),
     "data": lambda t: setattr(t, "data", torch.ones(6, 32)),
     "itself": lambda t: t.add_(t),
+    "fill_diagonal_": lambda t: t.fill_diagonal_(2.0),
+    # Views have copies of the numbers or of the codes.
+    "view: a row": lambda t: t[1].add_(1.0),
+    "view: columns": lambda t: t[:, 3:9].fill_(0.5),
+    "view: of a view": lambda t: t.t()[4][2:].mul_(-1.5),
+    "view: itself in it": lambda t: t[1].copy_(t[0]),
+    "view: out": lambda t: torch.add(torch.ones(32), 2.0, out=t[2]),
+    "view: rows": lambda t: t[:3].mul_(0.75),
+    "view: rows of rows": lambda t: t[:4].view(2, 64).detach()[:1].zero_(),
+    "view: chunks": lambda t: torch._foreach_add_(list(t.chunk(3)), 1.0),
+    "view: together": lambda t: torch._foreach_mul_([t[0], t.t()[1], t[5]], 2.0),
+    "view: detached": lambda t: t.t().detach().data[3].fill_(1.0),
+    "view: flat": lambda t: t.view(-1)[35].fill_(1.0),
 }
 
 
@@ -300,8 +315,59 @@ def test_what_is_written_is_encoded(mode, usage, name):
     WRITES[name](plain)
     same(q, MODES[mode](**USAGES[usage])(plain))
     assert [t.data_ptr() for t in q.parts().values()] == memory
-    if isinstance(result, torch.Tensor):
+    if isinstance(result, torch.Tensor) and not name.startswith("view"):
         assert result is q
+
+
+def test_views_are_tensors(mode):
+    """They go where plain tensors go, and what leaves the process or is computed is plain."""
+    q = MODES[mode]()(torch.randn(6, 32))
+    numbers = q.dequantize()
+    for name in ("index", "columns", "t"):
+        view, wanted = OPERATIONS[name](q), OPERATIONS[name](numbers)
+        assert type(view) is NumbersView and type(view + 0) is torch.Tensor
+        assert (view.numpy() == wanted.numpy()).all() and view.tolist() == wanted.tolist()
+        assert (numpy.from_dlpack(view) == wanted.numpy()).all() and repr(view) == repr(wanted)
+        for made in (copy.deepcopy(view), pickle.loads(pickle.dumps(view)), view.clone()):
+            assert type(made) is torch.Tensor and torch.equal(made, wanted)
+            made.zero_()
+        file = io.BytesIO()
+        torch.save(view, file)
+        file.seek(0)
+        assert torch.equal(torch.load(file, weights_only=True), wanted)
+        assert torch.equal(F.gelu(view), F.gelu(wanted))
+    linear = ops.Linear(6, 4)
+    assert torch.equal(linear(q.t()), linear(numbers.t()))
+    assert torch.equal(q.dequantize(), numbers)
+    grown = torch.nn.Parameter(q)
+    (grown[0].sum() + (2 * grown.t()[5]).sum()).backward()
+    wanted = torch.zeros(6, 32)
+    wanted[0] += 1
+    wanted[:, 5] += 2
+    assert torch.equal(grown.grad, wanted)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        grown[0].numpy()
+    with pytest.raises(RuntimeError, match="leaf"):
+        grown[0].zero_()
+    with pytest.raises(NotImplementedError, match="in place"):
+        q[:, 1:].t_()
+    with pytest.raises(NotImplementedError, match="int32"):
+        q.view(torch.int32)[0].zero_()
+    assert torch.equal(q.dequantize(), numbers)
+
+
+def test_writes_to_views_have_gradients():
+    x, v = torch.randn(6, 32, requires_grad=True), torch.randn(32, requires_grad=True)
+    q = Float8CurrentScalingQuantizer("e4m3")(x)
+    q[0].mul_(2)
+    q[1:2] = v
+    q.t()[5].zero_()
+    (q * 1).sum().backward()
+    wanted = torch.ones(6, 32)
+    wanted[0], wanted[1] = 2, 0
+    wanted[:, 5] = 0
+    assert torch.equal(x.grad, wanted)
+    assert torch.equal(v.grad, (torch.arange(32) != 5).float())
 
 
 def test_copies_of_codes_are_exact(mode):

@@ -67,8 +67,8 @@ class QuantizedTensor(torch.Tensor):
     `shape` and `dtype` are those of the numbers. Any operation of torch works: it reads the
     numbers, and what it writes in place is encoded again. `detach`, `clone`, `view`, `to`,
     `copy_` from equal formats, and parts along the first dimension keep the codes. Other views,
-    such as t() or q[0], are decoded copies, so writing to them does not change the tensor.
-    Gradients are plain.
+    such as t() or q[0], are decoded when they are made. What is written to a part or a view is
+    encoded in this tensor. Gradients are plain.
     """
 
     rowwise_data: torch.Tensor | None
@@ -81,6 +81,8 @@ class QuantizedTensor(torch.Tensor):
     quantizer: Quantizer | None
     # Rows and columns of the encoded matrix. A view has another shape.
     matrix: tuple[int, int]
+    # The tensor of which this has some rows in copied codes, and the first row.
+    part_of: tuple[QuantizedTensor, int] | None
 
     @staticmethod
     def __new__(
@@ -343,12 +345,6 @@ class QuantizedTensor(torch.Tensor):
         else:
             self.detach().copy_(value)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        # Parts such as q[0] are copies, so torch's own assignment would be lost.
-        numbers = self.dequantize()
-        numbers[index] = value
-        self.copy_(numbers)
-
     def tolist(self) -> Any:
         return self.decode().tolist()
 
@@ -452,6 +448,7 @@ def wrap(
         swizzled=swizzled,
         quantizer=quantizer,
         matrix=matrix or folded(shape),
+        part_of=None,
     )
     result: QuantizedTensor = made
     return result

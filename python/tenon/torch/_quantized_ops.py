@@ -48,19 +48,111 @@ def _on_numbers(func: Any, args: Any, kwargs: Any, written: Any = None) -> Any:
         targets = written(result)
     elif func._schema.is_mutable:
         targets = _written(func, args, kwargs)
+    elif func.is_view:
+        (q,) = [of for of, _ in seen.values()]
+        return tree_map_only(torch.Tensor, lambda t: NumbersView(t, q), result)
     else:
         return result
     given = {}
     for q in targets:
         if isinstance(q, QuantizedTensor):
             values = seen[id(q)][1]
-            if values.shape != q.shape or values.dtype != q.dtype:
-                raise NotImplementedError(
-                    f"tenon: {func}: it changes the shape or the dtype of a QuantizedTensor in "
-                    "place; call it on the numbers, q.dequantize()"
-                )
+            _check_same(func, values, q)
             _encode(values, q)
             given[id(values)] = q
+    return tree_map_only(torch.Tensor, lambda t: given.get(id(t), t), result)
+
+
+def _check_same(func: Any, values: torch.Tensor, target: torch.Tensor) -> None:
+    if values.shape != target.shape or values.dtype != target.dtype:
+        raise NotImplementedError(
+            f"tenon: {func}: it changes the shape or the dtype of a QuantizedTensor in "
+            "place; call it on the numbers, q.dequantize()"
+        )
+
+
+class NumbersView(torch.Tensor):
+    """A view of the decoded numbers of `source`, e.g. q[0] or q.t().
+
+    It has the numbers of the time when it was made, in memory of its own. What is written to it is
+    written to `source` too.
+    """
+
+    numbers: torch.Tensor
+    source: QuantizedTensor
+
+    @staticmethod
+    def __new__(cls, numbers: torch.Tensor, source: QuantizedTensor) -> NumbersView:
+        made: NumbersView = torch.Tensor._make_subclass(cls, numbers)
+        made.numbers, made.source = numbers, source
+        return made
+
+    def __init__(self, *unused: Any) -> None:
+        pass
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _on_views(func, args, kwargs or {})
+
+    # Outside of this process, or as an array, it is a plain tensor.
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.numbers.detach().requires_grad_(self.requires_grad).numpy(force=force)
+
+    def tolist(self) -> Any:
+        return self.numbers.tolist()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.numbers.__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        return self.numbers.clone().requires_grad_(self.requires_grad)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return repr(self.numbers)
+
+
+def _on_views(func: Any, args: Any, kwargs: Any) -> Any:
+    """`func` where some arguments are views of decoded numbers."""
+    targets = _written(func, args, kwargs) if func._schema.is_mutable else []
+    targets = [t for t in targets if isinstance(t, NumbersView)]
+    # Views of one tensor that are written together are views of the same new numbers.
+    whole: dict[int, torch.Tensor] = {}
+    seen: dict[int, torch.Tensor] = {}
+    for view in targets:
+        now, source = view.numbers, view.source
+        if now.dtype != source.dtype:
+            raise NotImplementedError(
+                f"tenon: {func}: it writes a {now.dtype} view of a QuantizedTensor of "
+                f"{source.dtype}; write to q.dequantize(), then q.copy_() that"
+            )
+        if id(source) not in whole:
+            whole[id(source)] = source.decode()
+        seen[id(view)] = whole[id(source)].as_strided(
+            now.size(), now.stride(), now.storage_offset()
+        )
+
+    def numbers(view: NumbersView) -> torch.Tensor:
+        return seen.get(id(view), view.numbers)
+
+    plain_args, plain_kwargs = tree_map_only(NumbersView, numbers, (args, kwargs))
+    result = func(*plain_args, **plain_kwargs)
+    if func.is_view and not targets:
+        source = args[0].source
+        return tree_map_only(torch.Tensor, lambda t: NumbersView(t, source), result)
+    given = {}
+    for view in targets:
+        _check_same(func, seen[id(view)], view)
+        given[id(seen[id(view)])] = view
+    for source in {id(view.source): view.source for view in targets}.values():
+        source.copy_(whole[id(source)])
+    for view in targets:
+        now = view.numbers
+        rounded = view.source.decode()
+        now.copy_(rounded.as_strided(now.size(), now.stride(), now.storage_offset()))
     return tree_map_only(torch.Tensor, lambda t: given.get(id(t), t), result)
 
 
@@ -78,8 +170,24 @@ def _encode(values: torch.Tensor, q: QuantizedTensor) -> None:
     """Encodes `values` in the memory of `q`, which may be a view of the encoded matrix."""
     if not q.is_meta:
         if not q.is_matrix:
-            values, q = values.reshape(q.matrix), like(q, q.tensors(), q.matrix)
-        q.encoder().update_quantized(values, q)
+            values = values.reshape(q.matrix)
+            q.encoder().update_quantized(values, like(q, q.tensors(), q.matrix))
+        else:
+            q.encoder().update_quantized(values, q)
+        if q.part_of is not None:
+            _write_whole(q, values)
+
+
+def _write_whole(part: QuantizedTensor, values: torch.Tensor) -> None:
+    """Writes rows of a tensor there too, and takes their codes from there."""
+    assert part.part_of is not None
+    (whole, begin), rows = part.part_of, part.matrix[0]
+    numbers = whole.decode()
+    numbers.view(whole.matrix)[begin : begin + rows] = values.reshape(part.matrix)
+    _encode(numbers, whole)
+    for own, now in zip(part.tensors(), rows_of(whole, begin, begin + rows) or (), strict=False):
+        if own is not None and now is not None:
+            own.copy_(now.view(own.shape))
 
 
 def _handles(*overloads: Any) -> Callable[[_Handler], _Handler]:
@@ -99,7 +207,9 @@ def _mapped(q: QuantizedTensor, change: Callable[[torch.Tensor], torch.Tensor]) 
 
 @_handles(_aten.detach.default, _aten.alias.default)
 def _alias(func: Any, args: Any, kwargs: Any) -> Any:
-    return like(args[0], args[0].tensors())
+    made = like(args[0], args[0].tensors())
+    made.part_of = args[0].part_of
+    return made
 
 
 @_handles(_aten.clone.default)
@@ -114,7 +224,9 @@ def _viewed(q: QuantizedTensor, shape: Any) -> QuantizedTensor:
         data = data if data is None else data.view(shape)
         if not scaling_of(q.scaling).transposes and columns is not None:
             columns = columns.view(shape)
-    return like(q, (data, scale, columns, their_scale), shape)
+    made = like(q, (data, scale, columns, their_scale), shape)
+    made.part_of = q.part_of
+    return made
 
 
 @_handles(_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default)
@@ -180,9 +292,12 @@ def _split(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _part(q: QuantizedTensor, begin: int, end: int) -> Any:
-    """q[begin:end] along the first dimension: an alias if it is all, else a copy of the codes."""
+    """q[begin:end] along the first dimension: an alias if it is all, else a copy of the codes.
+
+    A write to the copy is a write to `q` too.
+    """
     if begin == 0 and end == q.shape[0]:
-        return like(q, q.tensors())
+        return _alias(None, (q,), None)
     if q.dim() < 2 or not q.is_matrix:
         return NotImplemented
     rows = q.matrix[0] // q.shape[0]  # the range is not all, so the dimension is not 0
@@ -190,7 +305,9 @@ def _part(q: QuantizedTensor, begin: int, end: int) -> Any:
     if parts is None:
         return NotImplemented
     shape, matrix = (end - begin, *q.shape[1:]), ((end - begin) * rows, q.matrix[1])
-    return _viewed(like(q, parts, matrix, matrix=matrix), shape)
+    made = like(q, parts, matrix, matrix=matrix)
+    made.part_of = q, begin * rows
+    return _viewed(made, shape)
 
 
 @_handles(_aten._pin_memory.default)
@@ -231,6 +348,8 @@ def _copy(func: Any, args: Any, kwargs: Any) -> Any:
         theirs = source.parts()
         for name, t in q.parts().items():
             t.copy_(theirs[name], *args[2:], **kwargs)
+        if q.part_of is not None:
+            _write_whole(q, q.decode())
         return q
     values = source.decode() if isinstance(source, QuantizedTensor) else source.detach()
     values = values.to(device=q.device, dtype=q.dtype).expand(q.shape)

@@ -17,6 +17,7 @@ from .._dropout import random_state
 from .._dynamo import one_break
 from .._once import once
 from .._quantized import FP8, QuantizedTensor, allocate
+from .._quantized_ops import NumbersView
 from . import _kernels
 from ._plan_memory import TYPES, PlanMemory
 from ._recipes import KEYS, Bound, Moment, may_be_recomputed
@@ -49,7 +50,7 @@ __all__ = ["Segment"]
 
 _NAMES = {dtype: DTYPES[_call.DTYPES[dtype]] for dtype in _call.PLAIN}
 _MOST = 64  # cached plans per segment
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_TENSORS = (torch.Tensor, torch.nn.Parameter, QuantizedTensor, NumbersView)
 
 # By op: whether each parameter may have several rows. Other parameters are 1-D in torch.
 _MATRICES = {op.name: [p.rows is not None for p in op.parameters] for op in registry()}
@@ -1150,7 +1151,7 @@ def _readable(told: str, t: torch.Tensor) -> None:
     if not _call.dense(t):
         raise _call.refusal(t, told)
     own = type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    if own and type(t) not in _TENSORS and not isinstance(t, QuantizedTensor):
+    if own and type(t) not in _TENSORS:
         raise TypeError(
             f"{told} is a {type(t).__name__}; it must be a plain tensor, e.g. the local tensor of "
             "a DTensor by .to_local()"
