@@ -509,6 +509,15 @@ def test_one_break_with_a_reason(name, count):
     assert len(count.graphs) == 1, count.graphs  # x + 1
 
 
+def test_transforms_in_a_graph(count):
+    model, data = block(), torch.randn(3, 4, 16)
+    transformed = torch.func.vmap(model)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="torch.func transforms it"):
+        torch.compile(transformed, backend=count, fullgraph=True)(data)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(transformed, backend=count)(data), model(data))
+
+
 # Functions: one graph break for each call.
 
 bias = torch.linspace(-1, 1, 16)

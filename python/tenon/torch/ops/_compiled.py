@@ -555,8 +555,10 @@ def traced(
     """`run`, or the plain call `call` where that is not possible."""
     if not torch.compiler.is_dynamo_compiling():
         _watch.check_forward_mode(type(owner).__name__, x, *extra_inputs)
-    if keywords:
-        found: Any = owner._not_compiled(None, "keywords of ops are given")
+    if torch.compiler.is_dynamo_compiling() and owner._transformed():
+        found: Any = owner._not_compiled(None, "torch.func transforms it inside of a graph")
+    elif keywords:
+        found = owner._not_compiled(None, "keywords of ops are given")
     else:
         found = run(owner, x, extra_inputs)
     if not isinstance(found, str):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .. import _watch
+
 __all__ = ["Traced", "call_traced"]
 
 
@@ -43,6 +45,11 @@ class Traced:
         from ._compiled import lower
 
         return lower(self, settings, *given)
+
+    @_constant
+    def _transformed(self) -> bool:
+        """Whether a transform of torch.func is active. Graphs guard that themselves."""
+        return bool(_watch.transforming())
 
     @_constant
     def _not_compiled(self, settings: Any, why: str) -> str:
