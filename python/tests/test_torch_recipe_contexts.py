@@ -574,3 +574,12 @@ def test_states_of_a_deleted_model_are_not_kept():
     with tt.autocast(recipe=DELAYED):
         pass
     assert not local.used
+
+
+def test_flags_of_contexts_are_bools():
+    """A recipe as the first argument would be `enabled`, and another recipe would run."""
+    for make in (tt.autocast, tt.fp8_autocast, tt.quantized_model_init, tt.fp8_model_init):
+        with pytest.raises(TypeError, match="enabled=.*True or False"):
+            make(tt.recipe.MXFP8BlockScaling())
+    with pytest.raises(TypeError, match="calibrating='x'"):
+        tt.autocast(calibrating="x")

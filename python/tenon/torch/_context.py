@@ -92,6 +92,15 @@ class _Local(threading.local):
 local = _Local()
 
 
+def check_flags(told: str, **flags: Any) -> None:
+    """Raises an error for a flag that is no bool, e.g. a recipe in the place of `enabled`."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(
+                f"{told}: {name}={value!r}; it must be True or False (a recipe is given by name)"
+            )
+
+
 def check_recipe(recipe: Any, told: str) -> None:
     if not isinstance(recipe, Recipe):
         raise TypeError(
@@ -122,6 +131,7 @@ class autocast:
         *,
         update: str = "auto",
     ) -> None:
+        check_flags("autocast", enabled=enabled, calibrating=calibrating)
         if update not in ("auto", "manual"):
             raise ValueError(f"autocast: update={update!r}; it must be 'auto' or 'manual'")
         if recipe is not None:
@@ -195,6 +205,8 @@ class quantized_model_init:
         recipe: Recipe | None = None,
         preserve_high_precision_init_val: bool = False,
     ) -> None:
+        keep = preserve_high_precision_init_val
+        check_flags("quantized_model_init", enabled=enabled, preserve_high_precision_init_val=keep)
         if recipe is not None:
             check_recipe(recipe, "quantized_model_init")
         elif enabled:
