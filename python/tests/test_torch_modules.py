@@ -609,3 +609,9 @@ def test_convert_with_a_recipe(name):
     assert [part.basic_ops[0].recipe for part in (m[1], m[3])] == [RECIPES[name]()] * 2
     with pytest.raises(TypeError, match="recipe"):
         tt.convert(model(), "fp8", log=None)
+
+
+def test_modules_are_explained():
+    x = torch.randn(8, 64)
+    block = tt.LayerNormMLP(64, 128)
+    assert tt.explain(block, x) == tt.explain(block.chain, x) and "gemm" in tt.explain(block, x)

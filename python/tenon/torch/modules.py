@@ -169,6 +169,9 @@ class _Module(torch.nn.Module):
                 with self._tracker().fork(*self._tracker_name):
                     initialise(parameter, value)
 
+    def _explained_as(self) -> ops.Sequential:
+        return self.chain
+
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
         """Refuses every group but None: tensor parallelism comes with distribution."""
         _refuse(type(self).__name__, {"tp_group": tp_group})

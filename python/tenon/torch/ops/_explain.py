@@ -38,6 +38,9 @@ def explain(
     needed. Without `input` it is not needed. With `recipe` it is as under that recipe. The numbers
     of a step are indices of basic ops in its sequence of operations.
     """
+    whole = getattr(module, "_explained_as", None)  # modules of tenon.torch
+    if whole is not None:
+        module = whole()
     if recipe is not None:
         with autocast(recipe=recipe, update="manual"):
             return explain(module, input)
