@@ -143,7 +143,15 @@ Grid make_grid(const Step& step, int64_t rows) {
   // Tall panels are narrow, to fit the second-level cache.
   const bool turned = std::ranges::any_of(step.loads, &Load::transposed);
   const bool wide = !step.gemm() && !turned && (step.encoders.empty() || g.band_rows <= kFlatRows);
-  const int64_t chunk = wide ? kChunkCols : kTileCols;
+  // Reading whole rows takes less time than reading strips of them. Few rows are split for the sake
+  // of the threads. Sums and panels stay narrow for the sake of the cache.
+  const bool tall = rows >= kItemElements / kChunkCols;
+  const bool narrow =
+      stores_any(step, Store::To::column_sum) ||
+      std::ranges::any_of(step.encoders, [](const Encoder& e) {
+        return e.counts || e.columnwise || !e.format.blocks(Orientation::rowwise).single();
+      });
+  const int64_t chunk = !wide ? kTileCols : tall && !narrow ? kItemElements : kChunkCols;
   g.chunk_cols = whole_rows ? cols : std::min(cols, chunk);
   g.block_rows = g.band_rows;
   if (step.gemm()) {

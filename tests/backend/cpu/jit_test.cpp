@@ -467,6 +467,9 @@ TEST(Jit, StrictBodiesHaveTheBitsOfTheInterpreter) {
   for (const int64_t cols : {127, 128, 257, 300, 511, 512, 513, 1031, 4160})
     for (int round = 0; round < 12 && !HasFailure(); ++round) compare(cols);
   for (int round = 0; round < 10 && !HasFailure(); ++round) compare(Random::kStreamed);
+  // Items of whole rows, and what is left of a wider row.
+  for (const int64_t cols : {9001, 33000})
+    for (int round = 0; round < 6 && !HasFailure(); ++round) compare(cols);
 }
 
 TEST(Jit, NativeBodiesAreWithinTheBound) {
