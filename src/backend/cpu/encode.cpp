@@ -33,20 +33,25 @@ Scale single_scale(const Encoder& e, const RunArgs& args) {
   return scale_of(__builtin_bit_cast(uint32_t, value) & kMagnitude, e.format);
 }
 
-// Scratch of one panel: its codes, then maxima, multipliers and inverses of blocks.
+// Scratch of one panel: its codes and rounded values, then maxima, multipliers and inverses of
+// blocks.
 struct Room {
   char* codes;
+  uint16_t* rounded;
   uint32_t* most;
   float* multipliers;
   uint32_t* inverses;
+  uint16_t* offsets;
 
   Room(float* scratch, const Panel& p) {
     const int64_t line = rup(p.cols, 16);
     codes = reinterpret_cast<char*>(scratch);
+    rounded = reinterpret_cast<uint16_t*>(codes + rup(p.rows * p.cols, 2));
     scratch += rup(p.rows * p.cols, 16);
     most = reinterpret_cast<uint32_t*>(scratch);
     multipliers = scratch + line;
     inverses = reinterpret_cast<uint32_t*>(scratch + 2 * line);
+    offsets = reinterpret_cast<uint16_t*>(scratch + 3 * line);
   }
 };
 
@@ -76,7 +81,12 @@ class PanelEncoder {
         room_(scratch, p),
         upcoming_(upcoming),
         stream_(stream),
-        bytes_(info(e.format.dtype).bytes) {}
+        bytes_(info(e.format.dtype).bytes) {
+    // Two encodings with powers of two share the rounding.
+    const bool powers = info(e.format.scaling).scale == DType::e8m0;
+    if (powers && e.rowwise && e.columnwise && !same_blocks(Orientation::columnwise))
+      rounded_ = loops.rounded[type()];
+  }
 
   // The codes of a panel of codes.
   [[nodiscard]] Lines given() const {
@@ -120,8 +130,14 @@ class PanelEncoder {
       for (const Orientation o : kOrientations)
         if (e_.has(o) && same_blocks(o))
           write_scales(o, (p_.row + r) / blocks.rows, p_.col / blocks.cols, in_row);
+      const bool quick = find_offsets(in_row, width);
       for (int64_t k = r; k < end; ++k) {
-        loops_.store_blocks[type()](codes(k), at(k), n, width, room_.multipliers, codes.stream);
+        if (rounded_.round) rounded_.round(rounded(k), at(k), n);
+        if (quick)
+          rounded_.store(codes(k), rounded(k), room_.offsets, at(k), room_.multipliers, n, width,
+                         codes.stream);
+        else
+          loops_.store_blocks[type()](codes(k), at(k), n, width, room_.multipliers, codes.stream);
         upcoming_.prefetch(k);
         if (health)
           count(*health, at(k), n, [&](size_t i) { return room_.multipliers[i / width]; });
@@ -129,7 +145,8 @@ class PanelEncoder {
     }
   }
 
-  // Blocks of one column: one multiplier per column.
+  // Blocks of one column: one multiplier per column. After rows(), which rounds the values if both
+  // encodings use them.
   void columns(const Lines& codes, Health* health) const {
     const int64_t height = e_.format.blocks(Orientation::columnwise).rows;
     const auto n = static_cast<size_t>(p_.cols);
@@ -138,8 +155,13 @@ class PanelEncoder {
       column_maxima(r, end);
       find_scales(p_.cols);
       write_scales(Orientation::columnwise, (p_.row + r) / height, p_.col, p_.cols);
+      const bool quick = find_offsets(p_.cols, 1);
       for (int64_t k = r; k < end; ++k) {
-        loops_.store_scales[type()](codes(k), at(k), n, room_.multipliers, codes.stream);
+        if (quick)
+          rounded_.store(codes(k), rounded(k), room_.offsets, at(k), room_.multipliers, n, 1,
+                         codes.stream);
+        else
+          loops_.store_scales[type()](codes(k), at(k), n, room_.multipliers, codes.stream);
         if (!e_.rowwise) upcoming_.prefetch(k);
         if (health) count(*health, at(k), n, [&](size_t i) { return room_.multipliers[i]; });
       }
@@ -164,6 +186,13 @@ class PanelEncoder {
   [[nodiscard]] size_t type() const { return index(e_.format.dtype); }
   [[nodiscard]] const float* at(int64_t r) const {
     return static_cast<const float*>(p_.data) + r * p_.cols;
+  }
+
+  [[nodiscard]] uint16_t* rounded(int64_t r) const { return room_.rounded + r * p_.cols; }
+  // Whether the loops of rounded values encode these blocks.
+  [[nodiscard]] bool find_offsets(int64_t n, size_t width) const {
+    return rounded_.offsets && rounded_.offsets(room_.offsets, room_.inverses, room_.most,
+                                                static_cast<size_t>(n), width);
   }
 
   void put_columns(const View& data, const Lines& codes) const {
@@ -236,6 +265,7 @@ class PanelEncoder {
   const Upcoming& upcoming_;
   bool stream_;
   int64_t bytes_;
+  RoundedLoops rounded_ = {};
 };
 
 }  // namespace
@@ -252,7 +282,7 @@ float single_multiplier(const Encoder& e, const RunArgs& args) {
 }
 
 size_t encode_floats(int64_t rows, int64_t cols) {
-  return static_cast<size_t>(rup(rows * cols, 16) + 3 * rup(cols, 16));
+  return static_cast<size_t>(rup(rows * cols, 16) + 4 * rup(cols, 16));
 }
 
 void encode(const Loops& loops, const Encoder& e, const RunArgs& args, const Panel& panel,

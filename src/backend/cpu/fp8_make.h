@@ -39,8 +39,29 @@ struct Vectors {
     const I sign = _mm512_maskz_srli_epi32(number, bits(v), 24);
     return _mm512_ternarylogic_epi32(all(0x7fU), code, sign, 0xca);  // mask ? code : sign
   }
+  // 16-bit lanes, in an order that store() of two vectors undoes.
+  static I pack(I a, I b) { return _mm512_packus_epi32(a, b); }
+  static I all16(uint16_t v) { return _mm512_set1_epi16(static_cast<int16_t>(v)); }
+  static I load16(const uint16_t* from) { return _mm512_loadu_si512(from); }
+  static void store16(uint16_t* to, I v) { _mm512_storeu_si512(to, v); }
+  static I minus16(I a, I b) { return _mm512_subs_epu16(a, b); }  // at least 0
+  template <int n>
+  static I right16(I v) {
+    return _mm512_srli_epi16(v, n);
+  }
+  // Bits of a where mask is set, else of b.
+  static I merged(I mask, I a, I b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }
+  // Whether any lane of a is below `least` where b is not 0.
+  using Any = __mmask32;
+  static Any below16(I a, uint16_t least, I b) {
+    return _mm512_mask_cmplt_epu16_mask(_mm512_test_epi16_mask(b, b), a, all16(least));
+  }
+  static bool none(Any a, Any b) { return _kortestz_mask32_u8(a, b) != 0; }
   static void store(void* to, I a, I b, I c, I d, bool stream) {
-    const I lanes = _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
+    store(to, pack(a, b), pack(c, d), stream);
+  }
+  static void store(void* to, I a, I b, bool stream) {
+    const I lanes = _mm512_packus_epi16(a, b);
     const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const I line = _mm512_permutexvar_epi32(order, lanes);
     stream ? _mm512_stream_si512(static_cast<I*>(to), line) : _mm512_storeu_si512(to, line);
@@ -73,8 +94,34 @@ struct Vectors {
     const I sign = both(right<24>(both(bits(v), bits(number))), all(0x80U));
     return _mm256_or_si256(both(code, all(0x7fU)), sign);
   }
+  static I pack(I a, I b) { return _mm256_packus_epi32(a, b); }
+  static I all16(uint16_t v) { return _mm256_set1_epi16(static_cast<int16_t>(v)); }
+  static I load16(const uint16_t* from) {
+    return _mm256_loadu_si256(reinterpret_cast<const I*>(from));
+  }
+  static void store16(uint16_t* to, I v) { _mm256_storeu_si256(reinterpret_cast<I*>(to), v); }
+  static I minus16(I a, I b) { return _mm256_subs_epu16(a, b); }
+  template <int n>
+  static I right16(I v) {
+    return _mm256_srli_epi16(v, n);
+  }
+  static I merged(I mask, I a, I b) {
+    return _mm256_or_si256(both(mask, a), _mm256_andnot_si256(mask, b));
+  }
+  using Any = I;
+  static Any below16(I a, uint16_t least, I b) {
+    const I below = _mm256_cmpeq_epi16(_mm256_min_epu16(a, all16(least - 1)), a);
+    return _mm256_andnot_si256(_mm256_cmpeq_epi16(b, _mm256_setzero_si256()), below);
+  }
+  static bool none(Any a, Any b) {
+    const I either = _mm256_or_si256(a, b);
+    return _mm256_testz_si256(either, either) != 0;
+  }
   static void store(void* to, I a, I b, I c, I d, bool stream) {
-    const I lanes = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
+    store(to, pack(a, b), pack(c, d), stream);
+  }
+  static void store(void* to, I a, I b, bool stream) {
+    const I lanes = _mm256_packus_epi16(a, b);
     const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const I half = _mm256_permutevar8x32_epi32(lanes, order);
     auto* const line = static_cast<I*>(to);
@@ -116,6 +163,54 @@ struct Fp8 {
       return code(W::multiply(W::load(from + k * kLanes), scale(k * kLanes)));
     };
     W::store(to, at(0), at(1), at(2), at(3), stream);
+  }
+
+  // Values that are multiplied by several powers of two are rounded once: to sign, exponent and the
+  // mantissa of the format, in 16 bits. A power of two is then an integer to subtract. This is
+  // exact unless the code is subnormal. Both orders of elements are that of pack().
+  static constexpr size_t kHalf = kStep / 2;
+  static constexpr int kMantissa = info(d).mantissa_bits;
+
+  // kStep values. Infinities and NaNs give any number.
+  static void round(uint16_t* to, const float* from) {
+    constexpr int kShift = 23 - kMantissa;
+    const auto at = [&](size_t k) __attribute__((always_inline)) {
+      const I v = W::bits(W::load(from + k * kLanes));
+      const I odd = W::both(W::template right<kShift>(v), W::all(1U));
+      const I sum = W::add(v, W::all((1U << (kShift - 1)) - 1));
+      return W::template right<kShift>(W::add(sum, odd));
+    };
+    W::store16(to, W::pack(at(0), at(1)));
+    W::store16(to + kHalf, W::pack(at(2), at(3)));
+  }
+
+  // What is subtracted for the multiplier with this inverse.
+  static constexpr uint32_t kBias = info(d).bias;
+  static constexpr uint16_t offset(uint32_t inverse) {
+    return static_cast<uint16_t>(inverse < kBias ? 0 : (inverse - kBias) << kMantissa);
+  }
+  // Whether this holds for a block. Tiny values lose bits, but their codes may not: below kBias a
+  // block must be zero.
+  static constexpr bool has_offset(uint32_t inverse, uint32_t most) {
+    return (inverse >= kBias || most == 0) && inverse < info(DType::e8m0).largest;
+  }
+
+  // kStep codes. `offset` gives those of kHalf elements from an index on. False, and nothing is
+  // written, if a code is subnormal.
+  template <class Offset>
+  static bool store_rounded(void* to, const uint16_t* rounded, Offset offset, bool stream) {
+    typename W::Any small[2];
+    I codes[2];
+    for (size_t k = 0; k < 2; ++k) {
+      const I v = W::load16(rounded + k * kHalf);
+      const I magnitude = W::both(v, W::all16((1U << (8 + kMantissa)) - 1));
+      const I code = W::minus16(magnitude, offset(k * kHalf));
+      small[k] = W::below16(code, 1U << kMantissa, magnitude);
+      codes[k] = W::merged(W::all16(0x7f), code, W::template right16<1 + kMantissa>(v));
+    }
+    if (!W::none(small[0], small[1])) return false;
+    W::store(to, codes[0], codes[1], stream);
+    return true;
   }
 };
 

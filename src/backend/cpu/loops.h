@@ -25,6 +25,20 @@ using ScalesLoop = void (*)(void* to, const float* from, size_t n, const float* 
 using BlocksLoop = void (*)(void* to, const float* from, size_t n, size_t width,
                             const float* scales, bool stream);
 
+// Values to be encoded with several powers of two as scales. Null pointers: the instruction set has
+// no such loops, and the others are to be used.
+struct RoundedLoops {
+  // Rounds to the precision of the format, in 16 bits per value.
+  void (*round)(uint16_t* to, const float* from, size_t n);
+  // What store() subtracts for blocks of `width` elements, 1 or 32, from their scales (e8m0) and
+  // maxima. False if it does not encode one of them: there are infinities, NaNs or tiny values.
+  bool (*offsets)(uint16_t* to, const uint32_t* inverses, const uint32_t* most, size_t n,
+                  size_t width);
+  // The same codes as store_scales or store_blocks with the values and scales.
+  void (*store)(void* to, const uint16_t* rounded, const uint16_t* offsets, const float* from,
+                const float* scales, size_t n, size_t width, bool stream);
+};
+
 struct Loops {
   std::array<WordLoop, kWords.size()> strict, native;
   std::array<WordLoop, kRels.size()> select;
@@ -35,6 +49,7 @@ struct Loops {
   std::array<ScaleLoop, kDTypes.size()> store_scaled;
   std::array<ScalesLoop, kDTypes.size()> store_scales;
   std::array<BlocksLoop, kDTypes.size()> store_blocks;
+  std::array<RoundedLoops, kDTypes.size()> rounded;
   void (*add)(float* sum, const float* a, const float* b, size_t n);  // sum may be a or b
   void (*add_pairs)(float* out, const float* in, size_t pairs);       // out[i] = in[2i] + in[2i+1]
   uint32_t (*max_bits)(const float* in, size_t n);  // maximum of the bits of |v| as integers

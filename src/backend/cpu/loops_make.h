@@ -236,6 +236,77 @@ struct LoopMaker {
         p, from, n, [&](size_t i) { return scales + i / 128; }, stream);
   }
 
+#if defined(__AVX2__)
+  template <DType d>
+  [[gnu::noinline]] static void round_run(uint16_t* __restrict to, const float* __restrict from,
+                                          size_t n) {
+    using Codes = Fp8<tag, d>;
+    for (size_t i = 0; i + Codes::kStep <= n; i += Codes::kStep) Codes::round(to + i, from + i);
+  }
+
+  template <DType d>
+  [[gnu::noinline]] static bool offsets(uint16_t* __restrict to,
+                                        const uint32_t* __restrict inverses,
+                                        const uint32_t* __restrict most, size_t n, size_t width) {
+    using Codes = Fp8<tag, d>;
+    constexpr size_t kHalf = Codes::kHalf, kLane = 4;
+    uint32_t missing = 0;
+    for (size_t i = 0; i < n; ++i) missing |= Codes::has_offset(inverses[i], most[i]) ? 0U : 1U;
+    if (missing != 0) return false;
+    if (width == 32) {
+      for (size_t i = 0; i < n; ++i) to[i] = Codes::offset(inverses[i]);
+      return true;
+    }
+    // In the order of pack().
+    for (size_t i = 0; i + kHalf <= n; i += kHalf)
+      for (size_t k = 0; k < kHalf; k += 2 * kLane)
+        for (size_t j = 0; j < kLane; ++j) {
+          to[i + k + j] = Codes::offset(inverses[i + k / 2 + j]);
+          to[i + k + kLane + j] = Codes::offset(inverses[i + kHalf / 2 + k / 2 + j]);
+        }
+    return true;
+  }
+
+  template <DType d>
+  [[gnu::noinline]] static void store_rounded(void* to, const uint16_t* rounded,
+                                              const uint16_t* __restrict offsets,
+                                              const float* __restrict from,
+                                              const float* __restrict scales, size_t n,
+                                              size_t width, bool stream) {
+    const auto run = [&](auto each) __attribute__((always_inline)) {
+      using Codes = Fp8<tag, d>;
+      using W = typename Codes::W;
+      auto* const p = static_cast<Element<d>*>(to);
+      const bool lines = stream && reinterpret_cast<uintptr_t>(to) % Codes::kStep == 0;
+      const auto subtracted = [&](size_t i) __attribute__((always_inline)) {
+        return each() ? W::load16(offsets + i) : W::all16(offsets[i / 32]);
+      };
+      const auto scale = [&](size_t i) __attribute__((always_inline)) {
+        return each() ? W::load(scales + i) : W::all(scales[i / 32]);
+      };
+      size_t i = 0;
+      for (; i + Codes::kStep <= n; i += Codes::kStep)
+        if (!Codes::store_rounded(
+                p + i, rounded + i, [&](size_t k) { return subtracted(i + k); }, lines))
+          Codes::store(
+              p + i, from + i, [&](size_t k) { return scale(i + k); }, lines);
+      for (; i < n; ++i)
+        p[i].code =
+            static_cast<Storage<d>>(encode<d>((V(from[i]) * V(scales[each() ? i : i / 32])).v));
+    };
+    width == 32 ? run(std::false_type()) : run(std::true_type());
+  }
+#endif
+
+  template <DType d>
+  static constexpr RoundedLoops rounded_loops() {
+#if defined(__AVX2__)
+    if constexpr (d == DType::e4m3 || d == DType::e5m2)
+      return {round_run<d>, offsets<d>, store_rounded<d>};
+#endif
+    return {};
+  }
+
   [[gnu::noinline]] static void scales(const Format& f, const uint32_t* __restrict most, size_t n,
                                        float* __restrict multiplier, uint32_t* __restrict inverse) {
     const auto each = [&](auto rule) __attribute__((always_inline)) {
@@ -368,6 +439,7 @@ struct LoopMaker {
             .store_scaled = {store_scaled_loop<static_cast<DType>(d)>...},
             .store_scales = {store_scales_loop<static_cast<DType>(d)>...},
             .store_blocks = {store_blocks_loop<static_cast<DType>(d)>...},
+            .rounded = {rounded_loops<static_cast<DType>(d)>()...},
             .add = add,
             .add_pairs = add_pairs,
             .max_bits = max_bits,

@@ -1,6 +1,8 @@
 // Tests of the tile executor against plain loops: every load, store and split, with exact bits.
 #include <bit>
 #include <functional>
+#include <limits>
+#include <random>
 
 #include "backend/cpu/isa.h"
 #include "backend/cpu/program.h"
@@ -444,6 +446,62 @@ TEST(Executor, EveryInstructionSetRunsEveryActivationToTheSameBits) {
       EXPECT_EQ(wrong, 0U) << name << " " << isa.name;
     }
   }
+}
+
+// With multipliers of every power of two, for values over all exponents with ties, zeros and
+// subnormals, next to blocks that the rounded loops must refuse.
+TEST(Executor, RoundedValuesGiveTheCodesOfTheirScales) {
+  constexpr size_t kCols = 256 + 40;
+  for (const cpu::Isa& isa : cpu::isas_here())
+    for (const DType d : {DType::e4m3, DType::e5m2}) {
+      const cpu::RoundedLoops& rounded = isa.loops->rounded[index(d)];
+      if (!rounded.round) continue;
+      const Format format{.dtype = d, .scaling = Scaling::mxfp8};
+      std::mt19937 random(1);
+      size_t quick = 0;
+      for (int turn = 0; turn < 4000; ++turn) {
+        const size_t width = turn % 2 == 0 ? 1 : 32, blocks = cdiv(kCols, width);
+        // Exponents from `low` on, less than 40 apart: some codes are subnormal or 0.
+        const auto low = static_cast<uint32_t>(random() % 218);
+        std::vector<float> values(kCols);
+        for (float& v : values) {
+          const uint32_t r = random(), mantissa = random() & (r % 3 == 0 ? 0x7fffffU : 0x780000U);
+          const uint32_t bits = (low + r / 3 % 38) << 23 | mantissa;
+          v = std::bit_cast<float>(r % 11 == 0 ? 0 : bits) * (r % 2 == 0 ? 1.0F : -1.0F);
+        }
+        if (turn % 50 == 7) values[turn % kCols] = std::numeric_limits<float>::infinity();
+        if (turn % 50 == 8) values[turn % kCols] = std::numeric_limits<float>::quiet_NaN();
+        if (turn % 100 > 90)
+          for (float& v : values) v *= 0x1p-60F;
+        // A column has the maximum of several rows.
+        std::vector<uint32_t> most(blocks), inverses(blocks);
+        std::vector<float> scales(blocks);
+        for (size_t i = 0; i < kCols; ++i) {
+          const auto bits = std::bit_cast<uint32_t>(values[i]) & 0x7fffffffU;
+          most[i / width] = std::max(most[i / width], bits);
+        }
+        for (size_t b = 0; width == 1 && b < blocks; ++b)
+          most[b] = std::max(most[b], std::bit_cast<uint32_t>(values[b / 8 * 8]) & 0x7fffffffU);
+        isa.loops->scales(format, most.data(), blocks, scales.data(), inverses.data());
+        std::vector<uint16_t> bits(kCols), offsets(kCols);
+        if (!rounded.offsets(offsets.data(), inverses.data(), most.data(), blocks, width)) continue;
+        ++quick;
+        rounded.round(bits.data(), values.data(), kCols);
+        std::vector<uint8_t> expected(kCols), got(kCols + 1, 0xa5);
+        if (width == 1)
+          isa.loops->store_scales[index(d)](expected.data(), values.data(), kCols, scales.data(),
+                                            false);
+        else
+          isa.loops->store_blocks[index(d)](expected.data(), values.data(), kCols, width,
+                                            scales.data(), false);
+        rounded.store(got.data(), bits.data(), offsets.data(), values.data(), scales.data(), kCols,
+                      width, false);
+        EXPECT_EQ(got.back(), 0xa5);
+        got.pop_back();
+        ASSERT_EQ(got, expected) << isa.name << " " << info(d).name << " turn " << turn;
+      }
+      EXPECT_GT(quick, 2000) << isa.name;
+    }
 }
 
 TEST(Executor, ForeignRoundingModesChangeNothing) {
