@@ -8,6 +8,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 # TENON_TEST_DEVICE=cuda runs the tests of torch and JAX on the GPU. Otherwise they run on the CPU,
 # also on machines where JAX would choose a GPU.
 _ON_CUDA = os.environ.get("TENON_TEST_DEVICE") == "cuda"
@@ -37,6 +39,13 @@ _origin = getattr(importlib.util.find_spec("tenon"), "origin", None)
 _bundled = _origin is not None and (Path(_origin).parent / "lib" / "libtenon.so").exists()
 if not _bundled and _BUILT.exists():
     os.environ.setdefault("TENON_LIBRARY", str(_BUILT))
+
+
+@pytest.fixture(autouse=True)
+def same_numbers():
+    """Every run of a test draws the same numbers, so that a failure is seen again."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_configure(config):

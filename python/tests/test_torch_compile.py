@@ -149,8 +149,13 @@ def results(call, model, data, extras=(), seed=3):
     return [*y, *torch.autograd.grad(total, wanted)]
 
 
+def drawn(seed, *shape):
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
+    return torch.randn(*shape, generator=generator)
+
+
 def data_for(name):
-    data = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(1))
+    data = drawn(1, 3, 4, 16)
     extras = CASES[name][2]
     made = [torch.rand(3, 4, 1)] if extras == "scales" else [data.flip(0)] * extras
     return data.to(torch.bfloat16) if name == "bf16" else data, made
@@ -229,7 +234,7 @@ def train(model, call, steps=4):
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     losses = []
     for i in range(steps):
-        data = torch.randn(8, 64, generator=torch.Generator().manual_seed(i)) * (i + 1)
+        data = drawn(i, 8, 64) * (i + 1)
         loss = call(data).square().mean()
         loss.backward()
         optimizer.step()

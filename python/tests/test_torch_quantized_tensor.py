@@ -326,8 +326,10 @@ def test_views_are_tensors(mode):
     for name in ("index", "columns", "t"):
         view, wanted = OPERATIONS[name](q), OPERATIONS[name](numbers)
         assert type(view) is NumbersView and type(view + 0) is torch.Tensor
-        assert (view.numpy() == wanted.numpy()).all() and view.tolist() == wanted.tolist()
-        assert (numpy.from_dlpack(view) == wanted.numpy()).all() and repr(view) == repr(wanted)
+        assert view.tolist() == wanted.tolist() and repr(view) == repr(wanted)
+        if view.is_cpu:
+            assert (view.numpy() == wanted.numpy()).all()
+            assert (numpy.from_dlpack(view) == wanted.numpy()).all()
         for made in (copy.deepcopy(view), pickle.loads(pickle.dumps(view)), view.clone()):
             assert type(made) is torch.Tensor and torch.equal(made, wanted)
             made.zero_()
