@@ -3,6 +3,7 @@
 import copy
 import inspect
 import io
+import re
 
 import pytest
 
@@ -615,3 +616,23 @@ def test_modules_are_explained():
     x = torch.randn(8, 64)
     block = tt.LayerNormMLP(64, 128)
     assert tt.explain(block, x) == tt.explain(block.chain, x) and "gemm" in tt.explain(block, x)
+
+
+@pytest.mark.parametrize(
+    "wrong, error, told",
+    [
+        (lambda: tt.Linear(4, 4, params_dtype="bf16"), TypeError, "params_dtype='bf16'"),
+        (lambda: tt.LayerNormMLP(4, 8, init_method=3), TypeError, "init_method=3"),
+        (lambda: tt.Linear(4, 4, parameters_split="ab"), TypeError, "parameters_split='ab'"),
+        (lambda: tt.Linear(4, 4, parameters_split=2), TypeError, "parameters_split=2"),
+        (lambda: tt.Linear(4, 4, parameters_split=[]), ValueError, "parameters_split="),
+        (lambda: tt.Linear(4, 4, parameters_split={"a": -1, "b": 5}), ValueError, "-1"),
+        (lambda: tt.update_scales(3), TypeError, "update_scales: module is a int"),
+        (lambda: tt.create_state(3), TypeError, "create_state: module is a int"),
+        (lambda: tt.check_state(3, {}), TypeError, "check_state: module is a int"),
+        (lambda: tt.check_state(tt.Linear(4, 4), 3), TypeError, "state_dict is a int"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong, error, told):
+    with pytest.raises(error, match=re.escape(told)):
+        wrong()

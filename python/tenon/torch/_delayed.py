@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -205,12 +205,25 @@ def own_buffers(op: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {n: t for n in _NAMES if (t := op._buffers.get(n)) is not None}
 
 
+def _check_module(told: str, module: Any) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(
+            f"{told}: module is a {type(module).__name__}; it must be a torch.nn.Module"
+        )
+
+
 def check_state(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str = "") -> None:
     """Raises an error if `state_dict` has a wrong state of delayed scaling for a part of `module`.
 
     Nothing is changed. `load_state_dict` of ops and of Sequential calls it before anything is
     copied. Call it first for a model whose outermost module is another one.
     """
+    _check_module("check_state", module)
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            f"check_state: state_dict is a {type(state_dict).__name__}; it must be a dict of names "
+            "and tensors"
+        )
     for name, op in module.named_modules(remove_duplicate=False):
         find = getattr(op, "delayed_state", None)
         if find is not None:
@@ -279,6 +292,8 @@ def update_scales(module: torch.nn.Module | None = None) -> None:
     if torch.compiler.is_dynamo_compiling():
         _update_in_graph(module)
         return
+    if module is not None:
+        _check_module("update_scales", module)
     used, chosen = local.used, {}
     if module is None:
         local.used = {}
@@ -382,6 +397,7 @@ def create_state(module: torch.nn.Module, recipe: DelayedScaling | None = None) 
     So that a checkpoint is loaded in place, e.g. by torch.distributed.checkpoint, and that one
     graph of torch.compile serves all equal layers of a model.
     """
+    _check_module("create_state", module)
     recipe = DelayedScaling() if recipe is None else recipe
     if not isinstance(recipe, DelayedScaling):
         raise TypeError(

@@ -209,11 +209,16 @@ def _norm(name: str, normalization: str, *args: Any, **kwargs: Any) -> Norm:
 
 def _rows(module: str, given: Any, rows: int) -> dict[str, int]:
     """The names and rows of the parts of a weight."""
-    if isinstance(given, Mapping):
-        parts = {name.rstrip("_"): int(count) for name, count in given.items()}
-    else:
-        parts = {name.rstrip("_"): rows // len(given) for name in given}
-    if not parts or len(parts) != len(given) or sum(parts.values()) != rows:
+    if isinstance(given, str) or not isinstance(given, (Mapping, Sequence)):
+        raise TypeError(
+            f"{module}: parameters_split={given!r}; it must be a list of names, or a dict of names "
+            "and rows"
+        )
+    equal = rows // max(len(given), 1)
+    counts = given if isinstance(given, Mapping) else dict.fromkeys(given, equal)
+    parts = {str(name).rstrip("_"): int(count) for name, count in counts.items()}
+    wrong = len(parts) != len(given) or any(count < 1 for count in parts.values())
+    if not parts or wrong or sum(parts.values()) != rows:
         raise ValueError(
             f"{module}: parameters_split={given!r} does not divide {rows} rows; give names for "
             "equal parts, or a dict of names and rows"
@@ -307,6 +312,13 @@ def _linear(
     device: Any,
 ) -> list[PartOperation]:
     """The ops of a linear, with parameters of `whole`. A bias may be a parameter only."""
+    name = type(whole).__name__
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name}: params_dtype={dtype!r}; it must be a torch.dtype or None")
+    if init_method is not None and not callable(init_method):
+        raise TypeError(
+            f"{name}: init_method={init_method!r}; it must be a function of the weight, or None"
+        )
     linear = ops.BasicLinear(
         in_features, out_features, device=device, dtype=dtype, accumulate_into_main_grad=main_grad
     )
