@@ -193,8 +193,8 @@ struct Step {
   // the requested precision.
   [[nodiscard]] Precision effective_precision() const;
   // Whether the results have the bits of strict precision. Native results in fp32 may have others
-  // with the same bounds, but not beside codes: an amax of the values that are encoded may come
-  // from another step.
+  // with the same bounds, but not together with codes: an amax of the values that are encoded may
+  // come from another step.
   [[nodiscard]] bool strict_bits() const;
   // The relative error that every result allows for a transcendental operation. 0 in strict
   // precision.

@@ -61,7 +61,7 @@ std::vector<ColumnMap> products_of(const Step& step) {
 }
 
 // Shared memory: space for the alignment, stages with their scales and barriers, the column sums
-// and the turned codes of all groups.
+// and the transposed codes of all groups.
 struct Shared {
   int64_t stages, bytes;
 };

@@ -367,7 +367,7 @@ class _Alone:
                 device=device.type,
                 allocate=None if device.type == "cpu" else _cuda.allocate_here,
             )
-        # Names without that of the op, which is the first one or behind a make_extra_output.
+        # Names without that of the op, which is the first one, or after a make_extra_output.
         ops = text.split(" ")
         at = int(ops[0] == "make_extra_output")
         op = f"{ops[at].partition('(')[0]}{at}."

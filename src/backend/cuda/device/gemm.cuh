@@ -742,7 +742,7 @@ __device__ inline void tenon_gemm_tiles(const Arguments& a, TenonU32 base, Tenon
 // - kStages: stages of the ring. kStep: elements of a step. kSums and kStrip: as for tiles. sum:
 //   calls its argument for each sum.
 // - kTurned: stores with a columnwise encoding. store gives their codes to its last argument.
-//   turned: the destination of a column.
+//   turned: where the transposed codes of a column are stored.
 // - kPromoted: three groups that promote sums. kScaled: operands have one scale each. kBlocks: a
 //   has scales of 1x128, and b those of 1x128 or 128x128: kBlocksB is 1 or 128.
 // - kLanesA, kLanesB: rows of a, or columns of b, are contiguous.

@@ -281,7 +281,7 @@ class ScaledActivation(_KernelOperation):
     """y = f(x)*s for any f as in `Activation`. The extra input s has one value per row.
 
     dx = g*s*f'(x), ds = row sums of g*f(x). The scales keep their dtype. x and s are saved. With
-    `activation_recompute_in_mlp`, y is not saved for a linear behind it: the backward pass of the
+    `activation_recompute_in_mlp`, y is not saved for a linear after it: the backward pass of the
     plan computes y again. A call of this op alone never saves y.
     """
 

@@ -243,7 +243,7 @@ class BasicLinear(PartOperation):
     ) -> tuple[torch.Tensor | None, Sequence[torch.Tensor | None]]:
         """The gradients of the op. `added` is added to that of the input.
 
-        `scale` is the multiplication behind the product as in a chain.
+        `scale` is the multiplication after the product as in a chain.
         """
         x, w = ctx.saved_tensors
         dtype: torch.dtype = w.dtype

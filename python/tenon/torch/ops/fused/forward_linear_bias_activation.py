@@ -70,19 +70,19 @@ class ForwardLinearBiasActivation(Window):
             b = with_numbers("Bias", "bias", self.bias.parameter(basic_op_ctxs[1], "bias"))
             b = _kernels.plain(b.detach(), x.dtype)
         activation, ctx = self.activation, basic_op_ctxs[-1]
-        behind = next_op_input_quantizer
+        following = next_op_input_quantizer
         if self._fuses and not basic_op_kwargs[-1]:
             assert isinstance(activation, Activation)
             y, z = _kernels.product_bias_activation(x, w, b, activation.plan_text())
             activation.record(ctx, z)
-            y = _kernels.encode(y, behind)
+            y = _kernels.encode(y, following)
         else:
             y = _kernels.product_bias_activation(x, w, b, None)[0]
             if activation is None:
-                y = _kernels.encode(y, behind)
+                y = _kernels.encode(y, following)
             else:
-                before = ctx.prev_op_grad_output_quantizer
-                y = activation.call_forward(ctx, y, before, behind, basic_op_kwargs[-1])
+                preceding = ctx.prev_op_grad_output_quantizer
+                y = activation.call_forward(ctx, y, preceding, following, basic_op_kwargs[-1])
         return y, [()] * len(basic_op_ctxs)
 
     @classmethod
@@ -94,5 +94,5 @@ class ForwardLinearBiasActivation(Window):
 
     @staticmethod
     def fuse_forward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
-        """Replaces each BasicLinear with a Bias, an activation or both behind it."""
+        """Replaces each BasicLinear with a Bias, an activation or both after it."""
         return replace(ops, ForwardLinearBiasActivation)
