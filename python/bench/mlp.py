@@ -1,6 +1,7 @@
 """Training steps and inference of MLPs on the CPU: Tenon, PyTorch eager and torch.compile.
 
     python python/bench/mlp.py [--threads 2] [--dtype f32 bf16] [--models swiglu256 ...] [--fresh]
+                               [--products]
 
 All sides run in one process, in random order in every round. Each line has the median of the
 rounds' ratios with the interval that holds 95 % of the medians of resampled rounds: the time of
@@ -8,13 +9,14 @@ each peer over that of Tenon (above 1 Tenon is faster), and the time of Tenon ov
 1.03 x products + 1.2 x element-wise bytes at the speed of a copy (below 1 Tenon meets it). Each
 product alone is timed with Tenon, torch.mm and oneDNN, and the best of the three counts. Bytes are
 those of one pass for each element-wise op and norm. By default freed memory is kept; --fresh leaves
-the allocator as it comes. It asserts nothing.
+the allocator as it comes. --products also prints the speed of each product. It asserts nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import random
 import statistics
 from collections.abc import Callable
@@ -244,6 +246,10 @@ def measure(name: str, model: Model, dtype: str, backward: bool, given: Any, cop
         )
         line += f"  products {products_ms:.2f} ms ({' '.join(best)})  bytes {copy_ms:.2f} ms"
     print(line, flush=True)
+    for i, (part, *sizes) in enumerate(products(model, rows, backward) if given.products else ()):
+        flops = 2e-9 * math.prod(sizes)
+        speeds = "  ".join(f"{k} {flops / statistics.median(times[i, k]):.0f}" for k in alone[i])
+        print(f"  {part:8}{'x'.join(map(str, sizes)):16}GFLOP/s  {speeds}", flush=True)
 
 
 def main() -> None:
@@ -255,9 +261,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--modes", nargs="+", default=["step", "no_grad"])
     parser.add_argument("--peers", nargs="*", default=["eager", "compile"])
+    parser.add_argument("--products", action="store_true", help="the speed of each product")
     parser.add_argument("--no-bound", action="store_true", help="without products and copies")
     parser.add_argument("--fresh", action="store_true", help="torch's allocator as it comes")
     given = parser.parse_args()
+    if given.products and given.no_bound:
+        parser.error("--products prints what --no-bound leaves out; give one of them")
     if not given.fresh:
         keep_memory()
     torch.set_num_threads(given.threads)
