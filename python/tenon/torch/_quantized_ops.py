@@ -191,6 +191,8 @@ def _write_whole(part: QuantizedTensor, values: torch.Tensor) -> None:
 
 
 def _handles(*overloads: Any) -> Callable[[_Handler], _Handler]:
+    """Registers a handler. It returns NotImplemented for arguments that need the numbers."""
+
     def take(handler: _Handler) -> _Handler:
         for overload in overloads:
             _HANDLERS[overload] = handler
